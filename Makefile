@@ -1,0 +1,47 @@
+# make demo   two servers, a subscription, and what it does
+# make test   ruff, mypy and every test but the soak ones
+# make lock   renew the locks (the only target that needs uv, from a throw-away venv)
+#
+# .venv is made by whichever needs it, and again when a lock, pyproject.toml or this file changed.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.stamp
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+
+.PHONY: demo test lint venv lock clean
+
+demo: $(STAMP)
+	@$(BIN)/subscriber demo
+
+test: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q
+
+venv: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml Makefile
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
+	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
+	@echo "Installing into $(VENV) …"
+	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
+	@mkdir -p migrations
+	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
+	@touch $@
+
+UV := $(VENV)-lock/bin/uv
+COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-config \
+	--default-index https://pypi.org/simple --no-emit-index-url --custom-compile-command 'make lock' pyproject.toml
+
+lock:
+	$(PYTHON) -m venv --clear $(VENV)-lock
+	$(VENV)-lock/bin/python -m pip --disable-pip-version-check install -q uv
+	$(COMPILE) --extra status --extra demo --extra fast --extra dev -o requirements.lock
+	$(COMPILE) --extra spark -c requirements.lock -o requirements-spark.lock
+	rm -rf $(VENV)-lock
+
+clean:
+	rm -rf $(VENV) $(VENV)-lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

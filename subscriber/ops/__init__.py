@@ -1,0 +1,1 @@
+"""What a person touches: commands, configuration, status, logs, demo."""
