@@ -1,0 +1,411 @@
+"""From bytes to pgoutput messages.
+
+Nothing in a message says whether it stands inside a stream block, where R Y I U D T M have an xid after
+their first byte, or whether parallel streaming was negotiated, which makes A longer. The Decoder knows
+both, and only these two: whether a message may come now is for its reader to judge.
+
+INSERT, UPDATE and DELETE come by the million. They are read here with precompiled layouts and without a
+Reader: an index or a layout that leaves the bytes raises by itself and becomes a ProtocolError in one
+place, so the good case pays nothing for it. Everything else goes through Reader.
+
+Source: the logicalrep_read_* functions of proto.c; like them, flags nobody has defined are an error.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+from subscriber.errors import ProtocolError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import (
+    Begin,
+    BeginPrepare,
+    Commit,
+    CommitPrepared,
+    Delete,
+    Insert,
+    LogicalMessage,
+    Message,
+    OldPart,
+    Origin,
+    Prepare,
+    Relation,
+    RelationColumn,
+    ReplicaIdentity,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
+    Truncate,
+    Type,
+    Update,
+)
+from subscriber.protocol.reader import Reader, left_over, non_zero_lsn
+from subscriber.protocol.tuples import TupleData, skip_columns
+
+_NEW = 0x4E  # N
+_KEY = 0x4B  # K
+_ROW = 0x4F  # O
+_OLD_PARTS = {_KEY: OldPart.KEY, _ROW: OldPart.ROW}
+
+# [xid,] relid, the marker of the first row, its number of columns
+_change = struct.Struct(">IBH").unpack_from
+_streamed_change = struct.Struct(">IIBH").unpack_from
+_next_row = struct.Struct(">BH").unpack_from
+
+_BEGIN = struct.Struct(">QqI")
+_COMMIT = struct.Struct(">BQQq")
+_STREAM_START = struct.Struct(">IB")
+_STREAM_COMMIT = struct.Struct(">IBQQq")
+_STREAM_ABORT = struct.Struct(">II")
+_STREAM_ABORT_PARALLEL = struct.Struct(">IIQq")
+_BEGIN_PREPARE = struct.Struct(">QQqI")
+_PREPARE = struct.Struct(">BQQqI")
+_ROLLBACK_PREPARED = struct.Struct(">BQQqqI")
+_TYPE_OF_COLUMN = struct.Struct(">Ii")
+_TRUNCATE = struct.Struct(">IB")
+_MESSAGE = struct.Struct(">BQ")
+
+_TRUNCATE_CASCADE = 1
+_TRUNCATE_RESTART_IDENTITY = 2
+
+
+class Decoder:
+    """Decodes one connection's messages, in the order they came.
+
+    `parallel` says that `streaming 'parallel'` was asked for. `in_block` is true between STREAM START
+    and STREAM STOP; it follows the messages by itself, and may be set to read changes again that were
+    kept from inside a block.
+    """
+
+    __slots__ = ("_rare", "in_block")
+
+    def __init__(self, *, parallel: bool = False, in_block: bool = False) -> None:
+        self.in_block = in_block
+        self._rare = _RARE | {0x41: _stream_abort_parallel} if parallel else _RARE
+
+    def decode(self, data: bytes | bytearray | memoryview, pos: int = 0) -> Message:
+        """Decode the one message that `data` holds from `pos` to its end, first byte included.
+
+        Raises ProtocolError for anything else than exactly one well-formed message, and then `in_block`
+        is as it was.
+        """
+        if type(data) is not bytes:
+            data = bytes(data)
+        try:
+            change = _CHANGES.get(data[pos])
+            if change is not None:
+                return change(data, pos + 1, self.in_block)
+        except (IndexError, struct.error):
+            raise _cut_off(data, pos) from None
+        return self._decode_rare(data, pos)
+
+    def _decode_rare(self, data: bytes, pos: int) -> Message:
+        letter = data[pos]
+        name = _NAMES.get(letter)
+        if name is None:
+            raise ProtocolError(f'invalid logical replication message type "??? ({letter})"')
+        read = Reader(data, name, pos + 1)
+        in_block_only = _PREFIXED.get(letter)
+        message: Message
+        if in_block_only is not None:
+            xid = _valid_xid(read.uint(4)) if self.in_block else None
+            message = in_block_only(read, xid)
+        else:
+            message = self._rare[letter](read)
+        read.finish()
+        if letter == 0x53:  # S
+            self.in_block = True
+        elif letter == 0x45:  # E
+            self.in_block = False
+        return message
+
+
+def _cut_off(data: bytes, pos: int) -> ProtocolError:
+    if pos >= len(data):
+        return ProtocolError("message is empty")
+    return ProtocolError(
+        f"{_NAMES[data[pos]]} message is too short",
+        detail=f"It ends after {len(data) - pos} bytes.",
+    )
+
+
+def _valid_xid(xid: int) -> int:
+    if not xid:
+        raise ProtocolError("invalid transaction ID in streamed replication transaction")
+    return xid
+
+
+# --- changes of rows: `pos` is after the first byte; IndexError and struct.error mean "too short" ---
+
+
+def _insert(data: bytes, pos: int, in_block: bool) -> Insert:
+    xid: int | None
+    if in_block:
+        xid, relid, marker, ncols = _streamed_change(data, pos)
+        pos += 11
+        if not xid:
+            _valid_xid(xid)
+    else:
+        xid = None
+        relid, marker, ncols = _change(data, pos)
+        pos += 7
+    if marker != _NEW:
+        raise _unexpected_row("INSERT", "N", marker)
+    end = skip_columns(data, pos, ncols)
+    if end != len(data):
+        raise _wrong_end("INSERT", data, end)
+    return Insert(xid, relid, TupleData(data[pos:], ncols))
+
+
+def _update(data: bytes, pos: int, in_block: bool) -> Update:
+    xid: int | None
+    if in_block:
+        xid, relid, marker, ncols = _streamed_change(data, pos)
+        pos += 11
+        if not xid:
+            _valid_xid(xid)
+    else:
+        xid = None
+        relid, marker, ncols = _change(data, pos)
+        pos += 7
+    old_part = old = None
+    if marker != _NEW:
+        old_part = _OLD_PARTS.get(marker)
+        if old_part is None:
+            raise _unexpected_row("UPDATE", "N, O or K", marker)
+        end = skip_columns(data, pos, ncols)
+        old = TupleData(data[pos:end], ncols)
+        marker, ncols = _next_row(data, end)
+        pos = end + 3
+        if marker != _NEW:
+            raise _unexpected_row("UPDATE", "N", marker)
+    end = skip_columns(data, pos, ncols)
+    if end != len(data):
+        raise _wrong_end("UPDATE", data, end)
+    return Update(xid, relid, old_part, old, TupleData(data[pos:], ncols))
+
+
+def _delete(data: bytes, pos: int, in_block: bool) -> Delete:
+    xid: int | None
+    if in_block:
+        xid, relid, marker, ncols = _streamed_change(data, pos)
+        pos += 11
+        if not xid:
+            _valid_xid(xid)
+    else:
+        xid = None
+        relid, marker, ncols = _change(data, pos)
+        pos += 7
+    old_part = _OLD_PARTS.get(marker)
+    if old_part is None:
+        raise _unexpected_row("DELETE", "O or K", marker)
+    end = skip_columns(data, pos, ncols)
+    if end != len(data):
+        raise _wrong_end("DELETE", data, end)
+    return Delete(xid, relid, old_part, TupleData(data[pos:], ncols))
+
+
+def _unexpected_row(name: str, expected: str, marker: int) -> ProtocolError:
+    return ProtocolError(f"expected the row marker {expected} in {name} message, got {chr(marker)!r}")
+
+
+def _wrong_end(name: str, data: bytes, end: int) -> ProtocolError:
+    if end < len(data):
+        return left_over(name, len(data) - end)
+    return ProtocolError(
+        f"{name} message is too short",
+        detail=f"The last column needs {end - len(data)} bytes more.",
+    )
+
+
+# --- everything else ---
+
+
+def _zero_flags(flags: int, read: Reader) -> None:
+    if flags:
+        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
+
+
+def _begin(read: Reader) -> Begin:
+    final_lsn, commit_time, xid = read.fields(_BEGIN)
+    return Begin(non_zero_lsn(final_lsn, "final_lsn", read.name), commit_time, xid)
+
+
+def _commit(read: Reader) -> Commit:
+    flags, commit_lsn, end_lsn, commit_time = read.fields(_COMMIT)
+    _zero_flags(flags, read)
+    return Commit(Lsn(commit_lsn), Lsn(end_lsn), commit_time)
+
+
+def _origin(read: Reader) -> Origin:
+    return Origin(Lsn(read.uint(8)), read.string())
+
+
+def _stream_start(read: Reader) -> StreamStart:
+    xid, first_segment = read.fields(_STREAM_START)
+    if first_segment > 1:
+        raise ProtocolError(f"unrecognized first segment {first_segment} in {read.name} message")
+    return StreamStart(_valid_xid(xid), first_segment == 1)
+
+
+def _stream_stop(read: Reader) -> StreamStop:
+    return StreamStop()
+
+
+def _stream_commit(read: Reader) -> StreamCommit:
+    xid, flags, commit_lsn, end_lsn, commit_time = read.fields(_STREAM_COMMIT)
+    _zero_flags(flags, read)
+    return StreamCommit(xid, Lsn(commit_lsn), Lsn(end_lsn), commit_time)
+
+
+def _stream_abort(read: Reader) -> StreamAbort:
+    xid, subxid = read.fields(_STREAM_ABORT)
+    return StreamAbort(xid, subxid, None, None)
+
+
+def _stream_abort_parallel(read: Reader) -> StreamAbort:
+    xid, subxid, abort_lsn, abort_time = read.fields(_STREAM_ABORT_PARALLEL)
+    return StreamAbort(xid, subxid, Lsn(abort_lsn), abort_time)
+
+
+def _begin_prepare(read: Reader) -> BeginPrepare:
+    prepare_lsn, end_lsn, prepare_time, xid = read.fields(_BEGIN_PREPARE)
+    return BeginPrepare(
+        non_zero_lsn(prepare_lsn, "prepare_lsn", read.name),
+        non_zero_lsn(end_lsn, "end_lsn", read.name),
+        prepare_time,
+        xid,
+        read.string(),
+    )
+
+
+def _prepare_fields(read: Reader) -> tuple[Lsn, Lsn, int, int, str]:
+    flags, prepare_lsn, end_lsn, prepare_time, xid = read.fields(_PREPARE)
+    _zero_flags(flags, read)
+    if not xid:
+        raise ProtocolError(f"invalid two-phase transaction ID in {read.name} message")
+    return (
+        non_zero_lsn(prepare_lsn, "prepare_lsn", read.name),
+        non_zero_lsn(end_lsn, "end_lsn", read.name),
+        prepare_time,
+        xid,
+        read.string(),
+    )
+
+
+def _prepare(read: Reader) -> Prepare:
+    return Prepare(*_prepare_fields(read))
+
+
+def _stream_prepare(read: Reader) -> StreamPrepare:
+    return StreamPrepare(*_prepare_fields(read))
+
+
+def _commit_prepared(read: Reader) -> CommitPrepared:
+    flags, commit_lsn, end_lsn, commit_time, xid = read.fields(_PREPARE)
+    _zero_flags(flags, read)
+    return CommitPrepared(
+        non_zero_lsn(commit_lsn, "commit_lsn", read.name),
+        non_zero_lsn(end_lsn, "end_lsn", read.name),
+        commit_time,
+        xid,
+        read.string(),
+    )
+
+
+def _rollback_prepared(read: Reader) -> RollbackPrepared:
+    flags, prepare_end_lsn, rollback_end_lsn, prepare_time, rollback_time, xid = read.fields(_ROLLBACK_PREPARED)
+    _zero_flags(flags, read)
+    return RollbackPrepared(
+        non_zero_lsn(prepare_end_lsn, "prepare_end_lsn", read.name),
+        non_zero_lsn(rollback_end_lsn, "rollback_end_lsn", read.name),
+        prepare_time,
+        rollback_time,
+        xid,
+        read.string(),
+    )
+
+
+def _relation(read: Reader, xid: int | None) -> Relation:
+    relid = read.uint(4)
+    namespace = read.string()
+    name = read.string()
+    identity = chr(read.uint(1))
+    try:
+        replica_identity = ReplicaIdentity(identity)
+    except ValueError:
+        raise ProtocolError(f"unrecognized replica identity {identity!r} in {read.name} message") from None
+    natts = read.uint(2)
+    columns = tuple([_relation_column(read) for _ in range(natts)])
+    return Relation(xid, relid, namespace, name, replica_identity, columns)
+
+
+def _relation_column(read: Reader) -> RelationColumn:
+    flags = read.uint(1)
+    if flags > 1:
+        raise ProtocolError(f"unrecognized column flags {flags} in {read.name} message")
+    name = read.string()
+    type_oid, type_modifier = read.fields(_TYPE_OF_COLUMN)
+    return RelationColumn(flags == 1, name, type_oid, type_modifier)
+
+
+def _type(read: Reader, xid: int | None) -> Type:
+    type_oid = read.uint(4)
+    return Type(xid, type_oid, read.string(), read.string())
+
+
+def _truncate(read: Reader, xid: int | None) -> Truncate:
+    nrelids, flags = read.fields(_TRUNCATE)
+    if flags & ~(_TRUNCATE_CASCADE | _TRUNCATE_RESTART_IDENTITY):
+        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
+    relids = read.take(4 * nrelids)  # before anything is built: the count may be nonsense
+    return Truncate(
+        xid,
+        bool(flags & _TRUNCATE_CASCADE),
+        bool(flags & _TRUNCATE_RESTART_IDENTITY),
+        struct.unpack(f">{nrelids}I", relids),
+    )
+
+
+def _message(read: Reader, xid: int | None) -> LogicalMessage:
+    flags, lsn = read.fields(_MESSAGE)
+    if flags > 1:
+        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
+    prefix = read.string()
+    length = read.uint(4)
+    return LogicalMessage(xid, flags == 1, Lsn(lsn), prefix, read.take(length))
+
+
+_CHANGES: dict[int, Callable[[bytes, int, bool], Insert | Update | Delete]] = {
+    0x49: _insert,  # I
+    0x55: _update,  # U
+    0x44: _delete,  # D
+}
+
+_PREFIXED: dict[int, Callable[[Reader, int | None], Message]] = {
+    0x52: _relation,  # R
+    0x59: _type,  # Y
+    0x54: _truncate,  # T
+    0x4D: _message,  # M
+}
+
+_RARE: dict[int, Callable[[Reader], Message]] = {
+    0x42: _begin,  # B
+    0x43: _commit,  # C
+    0x4F: _origin,  # O
+    0x53: _stream_start,  # S
+    0x45: _stream_stop,  # E
+    0x63: _stream_commit,  # c
+    0x41: _stream_abort,  # A
+    0x62: _begin_prepare,  # b
+    0x50: _prepare,  # P
+    0x4B: _commit_prepared,  # K
+    0x72: _rollback_prepared,  # r
+    0x70: _stream_prepare,  # p
+}
+
+_NAMES: dict[int, str] = {kind.letter[0]: kind.message_type for kind in Message.__args__}

@@ -1,0 +1,89 @@
+"""Checked big-endian reads over one message, for everything that does not come by the million."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+from subscriber.errors import ProtocolError
+from subscriber.lsn import Lsn
+
+
+class Reader:
+    """Reads forward through one complete message and never past its end.
+
+    `name` is the message's name in errors, as PostgreSQL prints it ("STREAM COMMIT"). Every method
+    raises ProtocolError when the bytes do not hold what is asked for.
+    """
+
+    __slots__ = ("data", "name", "pos")
+
+    def __init__(self, data: bytes, name: str, pos: int = 0) -> None:
+        self.data = data
+        self.pos = pos
+        self.name = name
+
+    def fields(self, layout: struct.Struct) -> tuple[Any, ...]:
+        """Read fixed fields: one int for each format character of `layout`."""
+        start = self._advance(layout.size)
+        return layout.unpack_from(self.data, start)
+
+    def uint(self, size: int) -> int:
+        """Read an unsigned number of `size` bytes."""
+        return int.from_bytes(self.take(size), "big")
+
+    def take(self, length: int) -> bytes:
+        """Read `length` bytes; the caller has read the length as an unsigned number."""
+        start = self._advance(length)
+        return self.data[start : self.pos]
+
+    def string(self) -> str:
+        """Read a NUL-terminated string.
+
+        UTF-8 is what we ask servers for; bytes that are none (a publisher in SQL_ASCII sends what it
+        has) come as surrogate escapes and are encoded back to the same bytes.
+        """
+        end = self.data.find(b"\0", self.pos)
+        if end < 0:
+            raise ProtocolError(
+                f"{self.name} message has a string without an end",
+                detail=f"No NUL byte after offset {self.pos} of {len(self.data)}.",
+            )
+        text = self.data[self.pos : end].decode("utf-8", "surrogateescape")
+        self.pos = end + 1
+        return text
+
+    def finish(self) -> None:
+        """Check that nothing is left over."""
+        if self.pos != len(self.data):
+            raise left_over(self.name, len(self.data) - self.pos)
+
+    def _advance(self, length: int) -> int:
+        start = self.pos
+        if start + length > len(self.data):
+            raise too_short(self.name, start, length, len(self.data))
+        self.pos = start + length
+        return start
+
+
+def too_short(name: str, pos: int, length: int, size: int) -> ProtocolError:
+    """The error for a message of `size` bytes that should have `length` more bytes at `pos`."""
+    return ProtocolError(
+        f"{name} message is too short",
+        detail=f"{length} bytes are needed at offset {pos}, and the message has {size}.",
+    )
+
+
+def left_over(name: str, count: int) -> ProtocolError:
+    """The error for a message that goes on for `count` bytes after its end."""
+    return ProtocolError(
+        f"{name} message has {count} bytes left over",
+        hint="The publisher may speak another protocol version than was negotiated.",
+    )
+
+
+def non_zero_lsn(value: int, field: str, name: str) -> Lsn:
+    """Check a position that has to be there; 0 is PostgreSQL's "none"."""
+    if not value:
+        raise ProtocolError(f"{field} is not set in {name} message")
+    return Lsn(value)
