@@ -1,0 +1,51 @@
+"""Alembic's environment for schema "subscriber".
+
+catalog/schema.py hands in the connection to migrate on, as attribute "connection". Started by the alembic command
+itself (a developer's `alembic upgrade head` or `alembic check`), it connects to SUBSCRIBER_TARGET_DSN, a URI.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from subscriber.catalog.tables import SCHEMA, metadata
+
+
+def only_ours(name: str | None, kind: str, parents: object) -> bool:
+    """Leave every schema but ours out of comparisons: the target database belongs to somebody else."""
+    return kind != "schema" or name == SCHEMA
+
+
+def migrate(connection: Connection) -> None:
+    """Run the scripts in one transaction, which creates the schema first if need be."""
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        version_table_schema=SCHEMA,
+        include_schemas=True,
+        include_name=only_ours,
+        compare_server_default=True,
+    )
+    with context.begin_transaction():
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        context.run_migrations()
+
+
+async def connect_and_migrate(dsn: str) -> None:
+    """For the alembic command."""
+    engine = create_async_engine(f"postgresql+asyncpg://{dsn.split('://', 1)[1]}")
+    async with engine.connect() as connection:
+        await connection.run_sync(migrate)
+        await connection.commit()
+    await engine.dispose()
+
+
+if (given := context.config.attributes.get("connection")) is not None:
+    migrate(given)
+else:
+    asyncio.run(connect_and_migrate(os.environ["SUBSCRIBER_TARGET_DSN"]))

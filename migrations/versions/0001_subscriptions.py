@@ -1,0 +1,328 @@
+"""Subscriptions, their tables, progress, workers and statistics; the views shaped like PostgreSQL's."""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0001"
+down_revision = None
+
+TABLES = [
+    # Not from the server's own OID counter, which would hand the same numbers to other objects. Origins are named by
+    # them and belong to the whole cluster, so each database begins somewhere else, and skips what is taken.
+    "CREATE SEQUENCE subscriber.subscription_oid MINVALUE 3500000000 MAXVALUE 4294967294 CYCLE",
+    """
+    SELECT pg_catalog.setval('subscriber.subscription_oid', 3500000000 + (d.oid::bigint * 1000) % 790000000, false)
+      FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database()
+    """,
+    """
+    CREATE FUNCTION subscriber.new_subscription_oid() RETURNS oid
+    LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    DECLARE
+        candidate bigint;
+    BEGIN
+        LOOP
+            candidate := nextval('subscriber.subscription_oid');
+            EXIT WHEN NOT EXISTS (SELECT FROM pg_replication_origin o WHERE o.roname = 'pg_' || candidate);
+        END LOOP;
+        RETURN candidate;
+    END $$
+    """,
+    """
+    CREATE TABLE subscriber.subscription (
+        subid oid PRIMARY KEY DEFAULT subscriber.new_subscription_oid(),
+        subname name NOT NULL UNIQUE,
+        subowner oid NOT NULL,
+        subenabled boolean NOT NULL,
+        subconninfo text NOT NULL,
+        subslotname name,
+        subsynccommit text NOT NULL,
+        subpublications text[] NOT NULL,
+        subbinary boolean NOT NULL,
+        substream "char" NOT NULL,
+        subtwophasestate "char" NOT NULL,
+        subdisableonerr boolean NOT NULL,
+        subpasswordrequired boolean NOT NULL,
+        subrunasowner boolean NOT NULL,
+        suborigin text NOT NULL,
+        subfailover boolean NOT NULL,
+        subskiplsn pg_lsn NOT NULL DEFAULT '0/0'
+    )
+    """,
+    """
+    CREATE TABLE subscriber.subscription_rel (
+        srsubid oid REFERENCES subscriber.subscription ON DELETE CASCADE,
+        srrelid oid,
+        srsubstate "char" NOT NULL,
+        srsublsn pg_lsn,
+        PRIMARY KEY (srsubid, srrelid)
+    )
+    """,
+    # One row updated at every commit: with room on its page the update stays in it and touches no index.
+    """
+    CREATE TABLE subscriber.progress (
+        subid oid REFERENCES subscriber.subscription ON DELETE CASCADE,
+        relid oid DEFAULT 0,
+        remote_lsn pg_lsn NOT NULL,
+        system_id text,
+        PRIMARY KEY (subid, relid)
+    ) WITH (fillfactor = 10)
+    """,
+    """
+    CREATE UNLOGGED TABLE subscriber.worker (
+        subid oid,
+        relid oid DEFAULT 0,
+        worker_type text NOT NULL,
+        pid integer,
+        state text NOT NULL,
+        received_lsn pg_lsn,
+        last_msg_send_time timestamptz,
+        last_msg_receipt_time timestamptz,
+        latest_end_lsn pg_lsn,
+        latest_end_time timestamptz,
+        error text,
+        error_time timestamptz,
+        error_hint text,
+        next_retry timestamptz,
+        started timestamptz NOT NULL,
+        transactions bigint NOT NULL DEFAULT 0,
+        changes bigint NOT NULL DEFAULT 0,
+        bytes bigint NOT NULL DEFAULT 0,
+        copy_rows bigint NOT NULL DEFAULT 0,
+        copy_bytes bigint NOT NULL DEFAULT 0,
+        copy_total_bytes bigint NOT NULL DEFAULT 0,
+        updated_at timestamptz NOT NULL,
+        PRIMARY KEY (subid, relid),
+        FOREIGN KEY (subid) REFERENCES subscriber.subscription ON DELETE CASCADE
+    ) WITH (fillfactor = 50)
+    """,
+    """
+    CREATE TABLE subscriber.subscription_stats (
+        subid oid PRIMARY KEY REFERENCES subscriber.subscription ON DELETE CASCADE,
+        apply_error_count bigint NOT NULL DEFAULT 0,
+        sync_error_count bigint NOT NULL DEFAULT 0,
+        confl_insert_exists bigint NOT NULL DEFAULT 0,
+        confl_update_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_update_exists bigint NOT NULL DEFAULT 0,
+        confl_update_missing bigint NOT NULL DEFAULT 0,
+        confl_delete_origin_differs bigint NOT NULL DEFAULT 0,
+        confl_delete_missing bigint NOT NULL DEFAULT 0,
+        confl_multiple_unique_conflicts bigint NOT NULL DEFAULT 0,
+        stats_reset timestamptz
+    )
+    """,
+]
+
+FUNCTIONS = [
+    # Called inside CASE by statements of the apply worker: an expression that fails when it is reached.
+    """
+    CREATE FUNCTION subscriber.raise_error(sqlstate text, message text) RETURNS boolean
+    LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    BEGIN
+        RAISE EXCEPTION USING ERRCODE = sqlstate, MESSAGE = message;
+    END $$
+    """,
+    # Wakes the launcher. Not in replica role, so that workers do not wake it with their own progress.
+    """
+    CREATE FUNCTION subscriber.notify_launcher() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    BEGIN
+        PERFORM pg_notify('subscriber', TG_TABLE_NAME);
+        RETURN NULL;
+    END $$
+    """,
+    """
+    CREATE FUNCTION subscriber.check_origin_owner(name text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    BEGIN
+        IF name !~ '^pg_[0-9]{10}(_[0-9]{1,10})?$' THEN
+            RAISE EXCEPTION USING ERRCODE = 'reserved_name',
+                MESSAGE = format('"%s" is not the name of a subscription''s replication origin', name);
+        END IF;
+        -- session_user and not current_user: this is called from functions that run as their owner
+        IF NOT coalesce((SELECT pg_has_role(session_user, s.subowner, 'USAGE') FROM subscriber.subscription s
+                          WHERE s.subid = substring(name FROM '^pg_([0-9]{10})')::bigint),
+                        (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = session_user)) THEN
+            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+                MESSAGE = format('permission denied for replication origin "%s"', name);
+        END IF;
+    END $$
+    """,
+    # The lock makes it one at a time: whoever waited for it sees in its next statement what the other did.
+    """
+    CREATE FUNCTION subscriber.create_origin(name text) RETURNS oid
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+    DECLARE
+        origin oid;
+    BEGIN
+        PERFORM subscriber.check_origin_owner(name);
+        PERFORM pg_advisory_xact_lock(hashtextextended(name, 1937072755));
+        SELECT o.roident INTO origin FROM pg_replication_origin o WHERE o.roname = name;
+        IF origin IS NULL THEN
+            origin := pg_replication_origin_create('subscriber_' || name);
+            UPDATE pg_replication_origin o SET roname = name WHERE o.roident = origin;
+        END IF;
+        RETURN origin;
+    END $$
+    """,
+    # A worker's session gives its locks back before its origin, so the origin can be in use a moment longer.
+    """
+    CREATE FUNCTION subscriber.drop_origin(name text) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+    DECLARE
+        attempts int := 0;
+    BEGIN
+        PERFORM subscriber.check_origin_owner(name);
+        PERFORM pg_advisory_xact_lock(hashtextextended(name, 1937072755));
+        LOOP
+            IF NOT EXISTS (SELECT FROM pg_replication_origin o WHERE o.roname = name) THEN
+                RETURN false;
+            END IF;
+            BEGIN
+                PERFORM pg_replication_origin_drop(name);
+                RETURN true;
+            EXCEPTION WHEN object_in_use THEN
+                attempts := attempts + 1;
+                IF attempts = 100 THEN
+                    RAISE;
+                END IF;
+            END;
+            PERFORM pg_sleep(0.05);
+        END LOOP;
+    END $$
+    """,
+    # The progress of an origin, for owners who may not call pg_replication_origin_progress().
+    """
+    CREATE FUNCTION subscriber.origin_progress(name text) RETURNS pg_lsn
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+    BEGIN
+        PERFORM subscriber.check_origin_owner(name);
+        IF EXISTS (SELECT FROM pg_replication_origin o WHERE o.roname = name) THEN
+            RETURN pg_replication_origin_progress(name, false);
+        END IF;
+        RETURN NULL;
+    END $$
+    """,
+    # Found before pg_catalog's, as the views are; with NULL, or an OID that is not ours, the server's own runs too.
+    """
+    CREATE FUNCTION subscriber.pg_stat_reset_subscription_stats(subid oid) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog AS $$
+    #variable_conflict use_column
+    BEGIN
+        UPDATE subscriber.subscription_stats SET (
+            apply_error_count, sync_error_count, confl_insert_exists, confl_update_origin_differs, confl_update_exists,
+            confl_update_missing, confl_delete_origin_differs, confl_delete_missing, confl_multiple_unique_conflicts,
+            stats_reset) = (SELECT 0, 0, 0, 0, 0, 0, 0, 0, 0, now())
+         WHERE $1 IS NULL OR subid = $1;
+        IF $1 IS NULL OR NOT FOUND THEN
+            PERFORM pg_catalog.pg_stat_reset_subscription_stats($1);
+        END IF;
+    END $$
+    """,
+    "REVOKE ALL ON FUNCTION subscriber.pg_stat_reset_subscription_stats(oid) FROM PUBLIC",
+]
+
+TRIGGERS = [
+    f"""
+    CREATE TRIGGER notify_launcher AFTER INSERT OR UPDATE OR DELETE ON subscriber.{table}
+    FOR EACH STATEMENT EXECUTE FUNCTION subscriber.notify_launcher()
+    """
+    for table in ("subscription", "subscription_rel")
+]
+
+VIEWS = [
+    """
+    CREATE VIEW subscriber.pg_subscription AS
+    SELECT s.subid AS oid, d.oid AS subdbid, s.subskiplsn, s.subname, s.subowner, s.subenabled, s.subbinary,
+           s.substream, s.subtwophasestate, s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.subfailover,
+           CASE WHEN pg_catalog.pg_has_role(s.subowner, 'USAGE') THEN s.subconninfo END AS subconninfo,
+           s.subslotname, s.subsynccommit, s.subpublications, s.suborigin
+      FROM subscriber.subscription s
+      JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+    """,
+    # PostgreSQL removes a table's row with the table; here the row only stops being shown.
+    """
+    CREATE VIEW subscriber.pg_subscription_rel AS
+    SELECT r.srsubid, r.srrelid, r.srsubstate, r.srsublsn
+      FROM subscriber.subscription_rel r
+     WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
+    """,
+    # A worker counts while the backend that wrote its row lives: same pid, and not begun after the worker.
+    """
+    CREATE VIEW subscriber.pg_stat_subscription AS
+    SELECT s.subid, s.subname, w.worker_type, w.pid, NULL::integer AS leader_pid, nullif(w.relid, 0) AS relid,
+           w.received_lsn, w.last_msg_send_time, w.last_msg_receipt_time, w.latest_end_lsn, w.latest_end_time
+      FROM subscriber.subscription s
+      LEFT JOIN (subscriber.worker w
+                 JOIN pg_catalog.pg_stat_activity a
+                   ON a.pid = w.pid AND a.datname = pg_catalog.current_database()
+                  AND (a.backend_start IS NULL OR a.backend_start <= w.started)) ON w.subid = s.subid
+    """,
+    """
+    CREATE VIEW subscriber.pg_stat_subscription_stats AS
+    SELECT s.subid, s.subname, t.apply_error_count, t.sync_error_count, t.confl_insert_exists,
+           t.confl_update_origin_differs, t.confl_update_exists, t.confl_update_missing, t.confl_delete_origin_differs,
+           t.confl_delete_missing, t.confl_multiple_unique_conflicts, t.stats_reset
+      FROM subscriber.subscription s JOIN subscriber.subscription_stats t USING (subid)
+    """,
+]
+
+# Connection strings hold passwords, so nobody but a subscription's owner may see or change its row. Who may create one
+# is what PostgreSQL 16 says: the privileges of pg_create_subscription and CREATE on the database. The tables
+# that hang on a subscription follow it: their policies see only the subscriptions that the caller may see.
+PRIVILEGES = [
+    "GRANT USAGE ON SCHEMA subscriber TO PUBLIC",
+    "GRANT USAGE ON SEQUENCE subscriber.subscription_oid TO PUBLIC",
+    "GRANT SELECT ON subscriber.alembic_version TO PUBLIC",
+    *[
+        f"GRANT SELECT ON subscriber.{view} TO PUBLIC"
+        for view in ("pg_subscription", "pg_subscription_rel", "pg_stat_subscription", "pg_stat_subscription_stats")
+    ],
+    *[
+        statement
+        for table in ("subscription", "subscription_rel", "progress", "worker", "subscription_stats")
+        for statement in (
+            f"GRANT SELECT, INSERT, UPDATE, DELETE ON subscriber.{table} TO PUBLIC",
+            f"ALTER TABLE subscriber.{table} ENABLE ROW LEVEL SECURITY",
+        )
+    ],
+    """
+    CREATE POLICY see ON subscriber.subscription FOR SELECT
+    USING (pg_catalog.pg_has_role(subowner, 'USAGE'))
+    """,
+    """
+    CREATE POLICY add ON subscriber.subscription FOR INSERT
+    WITH CHECK (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired
+        AND pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE')
+        AND EXISTS (SELECT FROM pg_catalog.pg_roles r
+                     WHERE r.rolname = 'pg_create_subscription' AND pg_catalog.pg_has_role(r.oid, 'USAGE')))
+    """,
+    # The new owner may be somebody else, whose role the old one can take on.
+    """
+    CREATE POLICY change ON subscriber.subscription FOR UPDATE
+    USING (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired)
+    WITH CHECK (pg_catalog.pg_has_role(subowner, 'MEMBER') AND subpasswordrequired)
+    """,
+    """
+    CREATE POLICY remove ON subscriber.subscription FOR DELETE
+    USING (pg_catalog.pg_has_role(subowner, 'USAGE'))
+    """,
+    *[
+        f"""
+        CREATE POLICY follow ON subscriber.{table}
+        USING (EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = {table}.{column}))
+        """
+        for table, column in (
+            ("subscription_rel", "srsubid"),
+            ("progress", "subid"),
+            ("worker", "subid"),
+            ("subscription_stats", "subid"),
+        )
+    ],
+]
+
+
+def upgrade() -> None:
+    """Upgrade only: nobody goes back."""
+    for statement in [*TABLES, *FUNCTIONS, *TRIGGERS, *VIEWS, *PRIVILEGES]:
+        op.execute(statement)

@@ -1,0 +1,1 @@
+"""The subscriptions of one target database: their tables, and the statements that change them."""

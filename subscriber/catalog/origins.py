@@ -1,0 +1,46 @@
+"""Replication origins on the target, named as PostgreSQL names its own: `pg_<subid>` and `pg_<subid>_<relid>`.
+
+pg_replication_origin_create() refuses names that begin with "pg_". So an origin is created under a name of
+its own and renamed by an UPDATE of the system catalog, which superusers may do. Function
+subscriber.create_origin(), made by the migrations with their owner's rights, does both in one transaction,
+one caller at a time, for callers who own the subscription; drop_origin() likewise.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+CREATE = "SELECT subscriber.create_origin($1::text)"
+DROP = "SELECT subscriber.drop_origin($1::text)"
+
+
+def apply_origin(subid: int) -> str:
+    """The origin of a subscription's apply worker."""
+    return f"pg_{subid}"
+
+
+def table_sync_origin(subid: int, relid: int) -> str:
+    """The origin of the worker that synchronizes target table `relid`."""
+    return f"pg_{subid}_{relid}"
+
+
+async def create_origin(connection: asyncpg.Connection, name: str) -> int:
+    """Create the origin if it isn't there, and return its id (1..65534) either way.
+
+    Part of the connection's transaction, if there is one. Raises asyncpg's error for 42501 (not the owner of the
+    subscription), 42939 (not a name of a subscription's origin) and 54000 (no id is free).
+    """
+    origin: int = await connection.fetchval(CREATE, name)
+    return origin
+
+
+async def drop_origin(connection: asyncpg.Connection, name: str, missing_ok: bool = False) -> bool:
+    """Drop the origin; false if it was not there and `missing_ok`.
+
+    A worker that has just ended may hold its origin a moment longer than its locks, so this waits up to five
+    seconds. Raises asyncpg.UndefinedObjectError if it is missing, asyncpg.ObjectInUseError if it stays in use.
+    """
+    dropped: bool = await connection.fetchval(DROP, name)
+    if not dropped and not missing_ok:
+        raise asyncpg.UndefinedObjectError(f'replication origin "{name}" does not exist')
+    return dropped

@@ -1,0 +1,96 @@
+"""Schema "subscriber" in the target: is it there and up to date, and if not, make it so.
+
+Every command asks this first, so the answer when nothing is to do costs two round trips and no import. Only when the
+migrations really have to run are alembic and SQLAlchemy loaded (most of a second), under an advisory lock: two
+commands on a new database at once are ordinary, and the second finds the work done.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import asyncpg
+
+from subscriber.catalog import locks
+from subscriber.errors import StatementError
+
+HEAD = "0001"  # the newest script in migrations/versions; a test holds it there
+
+EXISTS = "SELECT pg_catalog.to_regclass('subscriber.alembic_version') IS NOT NULL"
+CURRENT = "SELECT version_num FROM subscriber.alembic_version"
+
+
+async def current_revision(connection: asyncpg.Connection) -> str | None:
+    """The revision the schema is at; None if there is no schema."""
+    if not await connection.fetchval(EXISTS):
+        return None
+    revision: str | None = await connection.fetchval(CURRENT)
+    return revision
+
+
+def scripts() -> Path:
+    """Folder of the migrations: inside the package once installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate="58P01")
+
+
+async def ensure_schema(connection: asyncpg.Connection) -> None:
+    """Bring schema "subscriber" to HEAD if it is not there already.
+
+    `connection` must not be in a transaction. Creating and upgrading takes a superuser: the functions for replication
+    origins run with their owner's rights. Raises StatementError if the role is no superuser (42501), or if the
+    schema is newer than this program (55000).
+    """
+    if await current_revision(connection) == HEAD:
+        return
+    await _refuse_what_cannot_work(connection)
+    await locks.lock(connection, locks.SCHEMA_UPGRADE)
+    try:
+        if await current_revision(connection) != HEAD:
+            await _upgrade(connection)
+    finally:
+        await locks.unlock(connection, locks.SCHEMA_UPGRADE)
+
+
+async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:
+    revision = await current_revision(connection)
+    if revision is not None and revision > HEAD:
+        raise StatementError(
+            f'schema "subscriber" is at revision {revision}, but this program knows only {HEAD}',
+            hint="Upgrade the subscriber program: a newer one has been used on this database.",
+            sqlstate="55000",
+        )
+    if not await connection.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool"):
+        raise StatementError(
+            'permission denied to create or upgrade schema "subscriber"',
+            detail="Only roles with the SUPERUSER attribute may do so.",
+            hint="Run any subscriber command once on this database as a superuser.",
+            sqlstate="42501",
+        )
+
+
+async def _upgrade(connection: asyncpg.Connection) -> None:
+    """Run alembic on this very connection: it has the DSN, TLS and passwords behind it already."""
+    from alembic import command
+    from alembic.config import Config
+    from sqlalchemy import Connection, StaticPool
+    from sqlalchemy.ext.asyncio import create_async_engine
+
+    async def given() -> asyncpg.Connection:
+        return connection
+
+    config = Config()
+    config.set_main_option("script_location", str(scripts()).replace("%", "%%"))
+
+    def upgrade(sync_connection: Connection) -> None:
+        config.attributes["connection"] = sync_connection
+        command.upgrade(config, "head")
+
+    # A static pool never closes what it was given, and the engine is not disposed of for the same reason.
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=given, poolclass=StaticPool)
+    async with engine.connect() as borrowed:
+        await borrowed.run_sync(upgrade)
+        await borrowed.commit()

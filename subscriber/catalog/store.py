@@ -1,0 +1,347 @@
+"""What workers and commands read and write in schema "subscriber": every statement, and nothing but the statement.
+
+All take an asyncpg connection and are part of its transaction, if there is one. Positions go as text, so that any
+connection will do, whatever codecs it has. The SQL is in constants because the apply worker sends some of it on its own
+session, and because a test prepares each of them on a migrated database.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+import asyncpg
+
+from subscriber.lsn import Lsn
+from subscriber.subscription import Streaming, Subscription, TwoPhaseState
+
+APPLY_WORKER = 0  # the relid of a row that belongs to the apply worker and not to a table
+
+_SUBSCRIPTION = """
+SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
+       s.subenabled, s.subslotname, s.subsynccommit, s.subbinary, s.substream::text, s.subtwophasestate::text,
+       s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.suborigin, s.subfailover,
+       s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser
+  FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
+"""
+SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
+SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
+SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
+DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
+# Only the position that was skipped: the user may have asked for another one since.
+CLEAR_SKIP_LSN = """
+UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
+"""
+SET_TWO_PHASE_STATE = 'UPDATE subscriber.subscription SET subtwophasestate = $2::text::"char" WHERE subid = $1'
+
+RELATION_STATES = """
+SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
+       n.nspname::text AS nspname, c.relname::text AS relname
+  FROM subscriber.subscription_rel r
+  JOIN pg_catalog.pg_class c ON c.oid = r.srrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
+ ORDER BY r.srrelid
+"""
+RELATION_STATE = """
+SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
+       n.nspname::text AS nspname, c.relname::text AS relname
+  FROM subscriber.subscription_rel r
+  JOIN pg_catalog.pg_class c ON c.oid = r.srrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.srsubid = $1 AND r.srrelid = $2
+"""
+ADD_RELATION = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srsublsn)
+VALUES ($1, $2, $3::text::"char", $4::text::pg_lsn) ON CONFLICT DO NOTHING
+"""
+SET_RELATION_STATE = """
+UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
+ WHERE srsubid = $1 AND srrelid = $2
+"""
+REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
+# Rows of tables that were dropped on the target, which PostgreSQL would remove with the table.
+FORGET_DROPPED_RELATIONS = """
+DELETE FROM subscriber.subscription_rel r
+ WHERE r.srsubid = $1 AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
+RETURNING r.srrelid
+"""
+
+PROGRESS = """
+SELECT remote_lsn::text AS remote_lsn, system_id FROM subscriber.progress WHERE subid = $1 AND relid = $2
+"""
+SAVE_PROGRESS = """
+INSERT INTO subscriber.progress AS p (subid, relid, remote_lsn, system_id)
+VALUES ($1, $2, $3::text::pg_lsn, $4::text)
+ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn,
+       system_id = coalesce(excluded.system_id, p.system_id)
+"""
+REMOVE_PROGRESS = "DELETE FROM subscriber.progress WHERE subid = $1 AND relid = $2"
+
+REPORT_WORKER = """
+INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
+       last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
+       changes, bytes, copy_rows, copy_bytes, copy_total_bytes, started, updated_at)
+SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
+       $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
+       $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, now(), now()
+ WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
+ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
+       state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
+       last_msg_receipt_time = excluded.last_msg_receipt_time, latest_end_lsn = excluded.latest_end_lsn,
+       latest_end_time = excluded.latest_end_time, error = excluded.error, error_time = excluded.error_time,
+       error_hint = excluded.error_hint, next_retry = excluded.next_retry, transactions = excluded.transactions,
+       changes = excluded.changes, bytes = excluded.bytes, copy_rows = excluded.copy_rows,
+       copy_bytes = excluded.copy_bytes, copy_total_bytes = excluded.copy_total_bytes,
+       started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
+       updated_at = excluded.updated_at
+"""
+REMOVE_WORKER = "DELETE FROM subscriber.worker WHERE subid = $1 AND relid = $2"
+WORKERS = """
+SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS received_lsn, w.last_msg_send_time,
+       w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
+       w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
+       w.started, w.updated_at
+  FROM subscriber.worker w ORDER BY w.subid, w.relid
+"""
+
+CONFLICTS = (
+    "insert_exists",
+    "update_origin_differs",
+    "update_exists",
+    "update_missing",
+    "delete_origin_differs",
+    "delete_missing",
+    "multiple_unique_conflicts",
+)
+COUNTERS = ("apply_error_count", "sync_error_count", *(f"confl_{conflict}" for conflict in CONFLICTS))
+ADD_STATS = f"""
+INSERT INTO subscriber.subscription_stats AS t (subid, {", ".join(COUNTERS)})
+SELECT $1::oid, {", ".join(f"${number}::bigint" for number in range(2, 2 + len(COUNTERS)))}
+ WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
+ON CONFLICT (subid) DO UPDATE SET {", ".join(f"{name} = t.{name} + excluded.{name}" for name in COUNTERS)}
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class RelationState:
+    """One table of a subscription. `lsn` is None until a position is known."""
+
+    relid: int  # OID on the target
+    namespace: str
+    name: str
+    state: str  # i, d, f, s or r
+    lsn: Lsn | None
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a worker's commits on the target go. `system_id` is None until the publisher was asked for it."""
+
+    remote_lsn: Lsn
+    system_id: str | None
+
+
+@dataclass(slots=True)
+class WorkerStatus:
+    """What a worker tells about itself; None where nothing is known yet. Counters run since the worker started.
+
+    `started` and `updated_at` are the server's, and only read back; a report starts `started` anew when `pid` changes.
+    """
+
+    subid: int
+    relid: int  # APPLY_WORKER, or the table being synchronized
+    worker_type: str  # "apply" or "table synchronization", as in pg_stat_subscription
+    state: str
+    pid: int | None = None  # the worker's backend on the target
+    received_lsn: Lsn | None = None
+    last_msg_send_time: datetime | None = None
+    last_msg_receipt_time: datetime | None = None
+    latest_end_lsn: Lsn | None = None
+    latest_end_time: datetime | None = None
+    error: str | None = None
+    error_time: datetime | None = None
+    error_hint: str | None = None
+    next_retry: datetime | None = None
+    transactions: int = 0
+    changes: int = 0
+    bytes: int = 0
+    copy_rows: int = 0
+    copy_bytes: int = 0
+    copy_total_bytes: int = 0
+    started: datetime | None = None
+    updated_at: datetime | None = None
+
+
+def _lsn(text: str | None) -> Lsn | None:
+    return None if text is None else Lsn.parse(text)
+
+
+def _text(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(Lsn(lsn))
+
+
+def _subscription(row: asyncpg.Record) -> Subscription:
+    return Subscription(
+        oid=row["subid"],
+        name=row["subname"],
+        owner=row["owner"],
+        conninfo=row["subconninfo"],
+        publications=tuple(row["subpublications"]),
+        enabled=row["subenabled"],
+        slot_name=row["subslotname"],
+        synchronous_commit=row["subsynccommit"],
+        binary=row["subbinary"],
+        streaming=Streaming(row["substream"]),
+        two_phase=TwoPhaseState(row["subtwophasestate"]),
+        disable_on_error=row["subdisableonerr"],
+        password_required=row["subpasswordrequired"],
+        run_as_owner=row["subrunasowner"],
+        origin=row["suborigin"],
+        failover=row["subfailover"],
+        skip_lsn=Lsn.parse(row["subskiplsn"]),
+        owner_is_superuser=row["owner_is_superuser"],
+    )
+
+
+async def load_subscriptions(connection: asyncpg.Connection) -> list[Subscription]:
+    """All subscriptions of this database, enabled or not, oldest first."""
+    return [_subscription(row) for row in await connection.fetch(SUBSCRIPTIONS)]
+
+
+async def load_subscription(connection: asyncpg.Connection, subid: int) -> Subscription | None:
+    """None if it is gone."""
+    row = await connection.fetchrow(SUBSCRIPTION_BY_OID, subid)
+    return None if row is None else _subscription(row)
+
+
+async def find_subscription(connection: asyncpg.Connection, name: str) -> Subscription | None:
+    """By its name; None if there is none."""
+    row = await connection.fetchrow(SUBSCRIPTION_BY_NAME, name)
+    return None if row is None else _subscription(row)
+
+
+async def disable(connection: asyncpg.Connection, subid: int) -> None:
+    """What disable_on_error does."""
+    await connection.execute(DISABLE, subid)
+
+
+async def clear_skip_lsn(connection: asyncpg.Connection, subid: int, skipped: Lsn) -> None:
+    """Forget the position to skip, unless the user has given another one since."""
+    await connection.execute(CLEAR_SKIP_LSN, subid, str(skipped))
+
+
+async def set_two_phase_state(connection: asyncpg.Connection, subid: int, state: TwoPhaseState) -> None:
+    """Pending becomes enabled once all tables are ready."""
+    await connection.execute(SET_TWO_PHASE_STATE, subid, state.value)
+
+
+def _relation_state(row: asyncpg.Record) -> RelationState:
+    return RelationState(row["srrelid"], row["nspname"], row["relname"], row["srsubstate"], _lsn(row["srsublsn"]))
+
+
+async def load_relation_states(
+    connection: asyncpg.Connection, subid: int, *, not_ready: bool = False
+) -> list[RelationState]:
+    """The subscription's tables by OID, without those that were dropped on the target."""
+    return [_relation_state(row) for row in await connection.fetch(RELATION_STATES, subid, not_ready)]
+
+
+async def load_relation_state(connection: asyncpg.Connection, subid: int, relid: int) -> RelationState | None:
+    """One table; None if it is not part of the subscription, or does not exist."""
+    row = await connection.fetchrow(RELATION_STATE, subid, relid)
+    return None if row is None else _relation_state(row)
+
+
+async def add_relation(
+    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None = None
+) -> bool:
+    """Make a table part of the subscription; false if it is already."""
+    return await connection.execute(ADD_RELATION, subid, relid, state, _text(lsn)) == "INSERT 0 1"
+
+
+async def set_relation_state(
+    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None
+) -> bool:
+    """False if the table is no longer part of the subscription: a refresh removed it."""
+    return await connection.execute(SET_RELATION_STATE, subid, relid, state, _text(lsn)) == "UPDATE 1"
+
+
+async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
+    """False if it was not part of the subscription."""
+    return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
+
+
+async def forget_dropped_relations(connection: asyncpg.Connection, subid: int) -> list[int]:
+    """Remove the rows of tables that no longer exist on the target, and return their OIDs."""
+    return [row["srrelid"] for row in await connection.fetch(FORGET_DROPPED_RELATIONS, subid)]
+
+
+async def load_progress(connection: asyncpg.Connection, subid: int, relid: int = APPLY_WORKER) -> Progress | None:
+    """None before the first position was saved."""
+    row = await connection.fetchrow(PROGRESS, subid, relid)
+    return None if row is None else Progress(Lsn.parse(row["remote_lsn"]), row["system_id"])
+
+
+async def save_progress(
+    connection: asyncpg.Connection, subid: int, relid: int, remote_lsn: Lsn, system_id: str | None = None
+) -> None:
+    """Set the position; a `system_id` of None keeps the one that is stored."""
+    await connection.execute(SAVE_PROGRESS, subid, relid, str(remote_lsn), system_id)
+
+
+async def remove_progress(connection: asyncpg.Connection, subid: int, relid: int) -> None:
+    """For a table that has been synchronized."""
+    await connection.execute(REMOVE_PROGRESS, subid, relid)
+
+
+async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:
+    """Write the worker's row, new or again; nothing happens if the subscription is gone."""
+    await connection.execute(
+        REPORT_WORKER,
+        status.subid,
+        status.relid,
+        status.worker_type,
+        status.pid,
+        status.state,
+        _text(status.received_lsn),
+        status.last_msg_send_time,
+        status.last_msg_receipt_time,
+        _text(status.latest_end_lsn),
+        status.latest_end_time,
+        status.error,
+        status.error_time,
+        status.error_hint,
+        status.next_retry,
+        status.transactions,
+        status.changes,
+        status.bytes,
+        status.copy_rows,
+        status.copy_bytes,
+        status.copy_total_bytes,
+    )
+
+
+async def remove_worker(connection: asyncpg.Connection, subid: int, relid: int) -> None:
+    """For a worker that has ended for good."""
+    await connection.execute(REMOVE_WORKER, subid, relid)
+
+
+async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
+    """All rows as the workers left them; whether a worker still lives, pg_stat_subscription says."""
+    statuses = []
+    for row in await connection.fetch(WORKERS):
+        values = dict(row)
+        values["received_lsn"] = _lsn(values["received_lsn"])
+        values["latest_end_lsn"] = _lsn(values["latest_end_lsn"])
+        statuses.append(WorkerStatus(**values))
+    return statuses
+
+
+async def add_stats(connection: asyncpg.Connection, subid: int, counts: Mapping[str, int]) -> None:
+    """Add to the subscription's counters, by their names in COUNTERS; nothing happens if it is gone.
+
+    Raises KeyError for a name that is no counter.
+    """
+    if unknown := counts.keys() - set(COUNTERS):
+        raise KeyError(f"no such counter: {', '.join(sorted(unknown))}")
+    await connection.execute(ADD_STATS, subid, *(counts.get(name, 0) for name in COUNTERS))

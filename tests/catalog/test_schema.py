@@ -1,0 +1,126 @@
+"""The migrations against real servers: what they end in, and who may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, StaticPool
+from sqlalchemy.ext.asyncio import create_async_engine
+
+from subscriber.catalog import locks, schema, store
+from subscriber.catalog.tables import SCHEMA, metadata
+from subscriber.errors import StatementError
+
+# pg_subscription and its like as of PostgreSQL 18; compared with the server's own where it is one.
+VIEWS = ["pg_subscription", "pg_subscription_rel", "pg_stat_subscription", "pg_stat_subscription_stats"]
+
+COLUMNS = """
+SELECT a.attname::text, a.atttypid::regtype::text
+  FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = $1 AND c.relname = $2 AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def test_head_is_the_newest_script() -> None:
+    assert ScriptDirectory(str(schema.scripts())).get_current_head() == schema.HEAD
+
+
+def test_the_scripts_are_found_in_a_wheel_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "subscriber" / "catalog" / "schema.py"
+    migrations = tmp_path / "subscriber" / "_migrations"
+    migrations.mkdir(parents=True)
+    (migrations / "env.py").touch()
+    monkeypatch.setattr(schema, "__file__", str(module))
+    assert schema.scripts() == migrations
+
+
+async def test_two_starters_at_once_make_one_schema(dsn: str) -> None:
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    await asyncio.gather(schema.ensure_schema(first), schema.ensure_schema(second))
+    assert await schema.current_revision(first) == schema.HEAD
+    assert await locks.holder(first, locks.SCHEMA_UPGRADE) is None
+    await first.close()
+    await second.close()
+
+
+async def test_alembic_sees_no_difference_to_the_tables(database: asyncpg.Connection) -> None:
+    def compare(connection: Connection) -> list[Any]:
+        context = MigrationContext.configure(
+            connection,
+            opts={
+                "version_table_schema": SCHEMA,
+                "include_schemas": True,
+                "include_name": lambda name, kind, _: kind != "schema" or name == SCHEMA,
+                "compare_server_default": True,
+            },
+        )
+        differences: list[Any] = compare_metadata(context, metadata)
+        return differences
+
+    async def given() -> asyncpg.Connection:
+        return database
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=given, poolclass=StaticPool)
+    async with engine.connect() as connection:
+        assert await connection.run_sync(compare) == []
+
+
+@pytest.mark.parametrize("view", VIEWS)
+async def test_views_have_the_columns_of_postgresql_18(database: asyncpg.Connection, view: str) -> None:
+    if database.get_server_version().major != 18:
+        pytest.skip("the server has another major's columns")
+    ours = [tuple(row) for row in await database.fetch(COLUMNS, SCHEMA, view)]
+    theirs = [tuple(row) for row in await database.fetch(COLUMNS, "pg_catalog", view)]
+    assert ours == theirs
+    assert ours
+
+
+async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Connection) -> None:
+    statements = [
+        value
+        for name, value in inspect.getmembers(store) + inspect.getmembers(locks)
+        if name.isupper() and not name.startswith("_") and isinstance(value, str)
+    ]
+    assert len(statements) > 20
+    for statement in statements:
+        await database.prepare(statement)
+
+
+async def test_without_a_superuser_there_is_a_clear_error(dsn: str, role: str) -> None:
+    connection = await asyncpg.connect(dsn, server_settings={"role": role})
+    with pytest.raises(StatementError, match="permission denied to create or upgrade schema") as caught:
+        await schema.ensure_schema(connection)
+    assert caught.value.sqlstate == "42501"
+    await connection.close()
+
+
+async def test_a_newer_schema_is_left_alone(database: asyncpg.Connection) -> None:
+    await database.execute("UPDATE subscriber.alembic_version SET version_num = '9999'")
+    with pytest.raises(StatementError, match="is at revision 9999"):
+        await schema.ensure_schema(database)
+
+
+async def test_a_change_of_the_catalog_notifies_the_launcher(database: asyncpg.Connection, dsn: str) -> None:
+    heard: asyncio.Queue[object] = asyncio.Queue()
+    listener = await asyncpg.connect(dsn)
+    await listener.add_listener("subscriber", lambda *arguments: heard.put_nowait(arguments[-1]))
+    await database.execute("UPDATE subscriber.subscription SET subenabled = true")
+    assert await asyncio.wait_for(heard.get(), 5) == "subscription"
+    await database.execute("SET session_replication_role = replica")
+    await database.execute("UPDATE subscriber.subscription_rel SET srsubstate = 'r'")
+    await database.execute("SELECT pg_notify('subscriber', 'after')")
+    assert await asyncio.wait_for(heard.get(), 5) == "after"
+    await listener.close()
+
+
+async def test_raise_error_raises_what_it_is_told(database: asyncpg.Connection) -> None:
+    with pytest.raises(asyncpg.CheckViolationError, match="no such row"):
+        await database.execute("SELECT subscriber.raise_error('23514', 'no such row')")

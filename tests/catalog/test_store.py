@@ -1,0 +1,153 @@
+"""Every function of the store, on a migrated database."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import asyncpg
+import pytest
+
+from subscriber.catalog import locks, origins, store
+from subscriber.lsn import Lsn
+from subscriber.subscription import Streaming, TwoPhaseState
+
+NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+
+
+async def relid_of(database: asyncpg.Connection, table: str) -> int:
+    relid: int = await database.fetchval("SELECT $1::text::regclass::oid", table)
+    return relid
+
+
+async def test_a_subscription_is_loaded_as_it_was_stored(database: asyncpg.Connection, subid: int) -> None:
+    assert subid >= 3_500_000_000
+    loaded = await store.load_subscription(database, subid)
+    assert loaded is not None
+    assert loaded.name == "s"
+    assert loaded.owner == "postgres"
+    assert loaded.owner_is_superuser
+    assert loaded.publications == ("p", "Q")
+    assert loaded.streaming is Streaming.PARALLEL
+    assert loaded.two_phase is TwoPhaseState.DISABLED
+    assert loaded.skip_lsn == 0
+    assert await store.find_subscription(database, "s") == loaded
+    assert await store.load_subscriptions(database) == [loaded]
+    assert await store.find_subscription(database, "other") is None
+    assert await store.load_subscription(database, 1) is None
+
+
+async def test_what_workers_change_of_a_subscription(database: asyncpg.Connection, subid: int) -> None:
+    await database.execute("UPDATE subscriber.subscription SET subskiplsn = '0/20'")
+    await store.clear_skip_lsn(database, subid, Lsn(0x10))
+    await store.set_two_phase_state(database, subid, TwoPhaseState.ENABLED)
+    await store.disable(database, subid)
+    loaded = await store.load_subscription(database, subid)
+    assert loaded is not None
+    assert (loaded.skip_lsn, loaded.two_phase, loaded.enabled) == (Lsn(0x20), TwoPhaseState.ENABLED, False)
+    await store.clear_skip_lsn(database, subid, Lsn(0x20))
+    loaded = await store.load_subscription(database, subid)
+    assert loaded is not None
+    assert loaded.skip_lsn == 0
+
+
+async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
+    await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
+    a, b = await relid_of(database, "a"), await relid_of(database, "b")
+    assert await store.add_relation(database, subid, a, "i")
+    assert not await store.add_relation(database, subid, a, "r")
+    assert await store.add_relation(database, subid, b, "r", Lsn(1))
+    assert await store.set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
+    assert not await store.set_relation_state(database, subid, 1, "s", None)
+    assert await store.load_relation_states(database, subid, not_ready=True) == [
+        store.RelationState(a, "public", "a", "s", Lsn.parse("A/B"))
+    ]
+    assert await store.load_relation_state(database, subid, b) == store.RelationState(b, "public", "b", "r", Lsn(1))
+    await database.execute("DROP TABLE b")
+    assert [state.name for state in await store.load_relation_states(database, subid)] == ["a"]
+    assert await database.fetchval("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
+    assert await store.forget_dropped_relations(database, subid) == [b]
+    assert await store.remove_relation(database, subid, a)
+    assert not await store.remove_relation(database, subid, a)
+    assert await store.load_relation_state(database, subid, a) is None
+
+
+async def test_progress(database: asyncpg.Connection, subid: int) -> None:
+    assert await store.load_progress(database, subid) is None
+    await store.save_progress(database, subid, 0, Lsn(7))
+    assert await store.load_progress(database, subid) == store.Progress(Lsn(7), None)
+    await store.save_progress(database, subid, 0, Lsn(8), "77")
+    await store.save_progress(database, subid, 0, Lsn(9))
+    assert await store.load_progress(database, subid) == store.Progress(Lsn(9), "77")
+    await store.save_progress(database, subid, 5, Lsn(1))
+    await store.remove_progress(database, subid, 5)
+    assert await store.load_progress(database, subid, 5) is None
+
+
+async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Connection, subid: int) -> None:
+    view = "SELECT worker_type, pid, relid, received_lsn FROM subscriber.pg_stat_subscription"
+    assert [tuple(row) for row in await database.fetch(view)] == [(None, None, None, None)]
+    status = store.WorkerStatus(subid, 0, "apply", "streaming", pid=database.get_server_pid(), received_lsn=Lsn(5))
+    await store.report_worker(database, status)
+    status.error, status.error_time, status.transactions, status.received_lsn = "broken", NOW, 3, Lsn(6)
+    await store.report_worker(database, status)
+    (row,) = await database.fetch(view)
+    assert (row["worker_type"], row["pid"], row["relid"]) == ("apply", database.get_server_pid(), None)
+    (loaded,) = await store.load_workers(database)
+    assert loaded.started is not None
+    assert loaded.updated_at is not None
+    loaded.started = loaded.updated_at = None
+    assert loaded == status
+    status.pid = 1
+    await store.report_worker(database, status)
+    assert [row["pid"] for row in await database.fetch(view)] == [None]
+    await store.remove_worker(database, subid, 0)
+    assert await store.load_workers(database) == []
+    await store.report_worker(database, store.WorkerStatus(1, 0, "apply", "starting"))
+    assert await store.load_workers(database) == []
+
+
+async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, subid: int) -> None:
+    await store.add_stats(database, subid, {"apply_error_count": 1, "confl_insert_exists": 2})
+    await store.add_stats(database, subid, {"apply_error_count": 1})
+    await store.add_stats(database, 1, {"apply_error_count": 1})
+    row = await database.fetchrow("SELECT * FROM subscriber.pg_stat_subscription_stats")
+    assert row is not None
+    assert (row["apply_error_count"], row["confl_insert_exists"], row["stats_reset"]) == (2, 2, None)
+    await database.execute("SELECT subscriber.pg_stat_reset_subscription_stats($1)", subid)
+    row = await database.fetchrow("SELECT * FROM subscriber.pg_stat_subscription_stats")
+    assert row is not None
+    assert (row["apply_error_count"], row["confl_insert_exists"]) == (0, 0)
+    assert row["stats_reset"] is not None
+    with pytest.raises(KeyError, match="no such counter: confl_nothing"):
+        await store.add_stats(database, subid, {"confl_nothing": 1})
+
+
+async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subid: int) -> None:
+    name = origins.apply_origin(subid)
+    created = await origins.create_origin(database, name)
+    assert await origins.create_origin(database, name) == created
+    assert await database.fetchval("SELECT pg_replication_origin_oid($1)", name) == created
+    await database.execute("SELECT pg_replication_origin_session_setup($1)", name)
+    await database.execute("SELECT pg_replication_origin_session_reset()")
+    assert await origins.drop_origin(database, name)
+    assert not await origins.drop_origin(database, name, missing_ok=True)
+    with pytest.raises(asyncpg.UndefinedObjectError):
+        await origins.drop_origin(database, name)
+    with pytest.raises(asyncpg.PostgresError, match="is not the name of a subscription's replication origin"):
+        await origins.create_origin(database, "pg_1")
+
+
+async def test_locks_are_seen_without_taking_them(database: asyncpg.Connection, dsn: str, subid: int) -> None:
+    worker = await asyncpg.connect(dsn)
+    pid = worker.get_server_pid()
+    await locks.lock(worker, locks.apply_worker_key(subid))
+    await locks.lock(worker, locks.table_sync_key(subid, 4_000_000_000))
+    await locks.lock(worker, locks.launcher_key())
+    assert await locks.workers(database, subid) == {0: pid, 4_000_000_000: pid}
+    assert await locks.holder(database, locks.launcher_key()) == pid
+    assert not await locks.try_lock(database, locks.apply_worker_key(subid))
+    await locks.unlock(worker, locks.apply_worker_key(subid))
+    assert await locks.try_lock(database, locks.apply_worker_key(subid))
+    await worker.close()
+    await locks.lock(database, locks.launcher_key())
+    assert await locks.workers(database, subid + 1) == {}
