@@ -1,0 +1,272 @@
+"""Connecting to a server the way libpq does, with asyncpg doing the talking.
+
+Hosts are tried in order, one attempt each with its own timeout and its own password from the password
+file, until one answers and is what `target_session_attrs` asks for. A host that cannot be reached, or is
+starting up, is passed over; one that answers anything else (wrong password, no such database) ends the
+search, as in libpq.
+
+Every asyncpg and operating system error of connecting is turned into one of ours here and nowhere else:
+
+    ConninfoError    a parameter's value is impossible, or asks for something we cannot do
+    ConnectionLost   nobody answered; the message is libpq's
+    ConnectError   a server answered with an error: its SQLSTATE decides whether to try again
+
+Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and PQconnectPoll().
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections.abc import Mapping
+from types import MappingProxyType
+from urllib.parse import urlencode
+
+import asyncpg
+
+from subscriber.connection import defaults, tls
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.failures import ConnectError, libpq_message, translate
+from subscriber.connection.hosts import Target, integer, targets
+from subscriber.connection.session import Session
+from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
+
+TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
+
+SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
+
+# What we cannot do: keyword -> the values that do not need it. Better refused than quietly left out.
+_UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
+    "channel_binding": ("disable", "prefer"),
+    "require_auth": (),
+    "requirepeer": (),
+    "gssencmode": ("disable", "prefer"),
+    "gssdelegation": ("0",),
+    "sslcertmode": ("allow", "disable"),
+    "sslsni": ("1",),
+    "sslkeylogfile": (),
+    "scram_client_key": (),
+    "scram_server_key": (),
+    "min_protocol_version": ("3.0",),
+}
+_CANNOT_CONNECT_NOW = "57P03"
+
+
+def check(parameters: Mapping[str, str]) -> None:
+    """Refuse values libpq would refuse, and what we cannot do. Raises ConninfoError."""
+    mode = parameters["sslmode"]
+    for keyword, value, values in (
+        ("sslmode", mode, SSL_MODES),
+        ("target_session_attrs", parameters["target_session_attrs"], SESSION_ATTRIBUTES),
+        ("load_balance_hosts", parameters["load_balance_hosts"], ("disable", "random")),
+        ("sslnegotiation", parameters.get("sslnegotiation", "postgres"), ("postgres", "direct")),
+    ):
+        if value not in values:
+            raise ConninfoError(f'invalid {keyword} value: "{value}"', sqlstate="08001")
+    if parameters.get("sslrootcert") == tls.SYSTEM and mode not in ("verify-full", "disable"):
+        raise ConninfoError(
+            f'weak sslmode "{mode}" may not be used with sslrootcert=system (use "verify-full")', sqlstate="08001"
+        )
+    if parameters.get("sslnegotiation") == "direct" and SSL_MODES.index(mode) < SSL_MODES.index("require"):
+        raise ConninfoError(
+            f'weak sslmode "{mode}" may not be used with sslnegotiation=direct '
+            '(use "require", "verify-ca", or "verify-full")',
+            sqlstate="08001",
+        )
+    for keyword, harmless in _UNSUPPORTED.items():
+        if parameters.get(keyword, "") not in ("", *harmless):
+            raise ConninfoError(
+                f'connection option "{keyword}" cannot be honoured by this client',
+                detail=f"Values that need nothing of it are: {', '.join(harmless) or 'none'}.",
+                hint="Leave the option out.",
+                sqlstate="0A000",
+            )
+
+
+def asyncpg_arguments(
+    parameters: Mapping[str, str], target: Target, server_settings: Mapping[str, str]
+) -> dict[str, object]:
+    """The keyword arguments of asyncpg.connect() for one host; `timeout` is not among them."""
+    arguments: dict[str, object] = {
+        "host": target.address or target.host,
+        "port": target.port,
+        "user": parameters["user"],
+        "database": parameters["dbname"],
+        "password": defaults.password(parameters, target.host or target.address, target.port),
+        "server_settings": dict(server_settings),
+        # Never asyncpg's own choice among hosts: the checks it makes do not work on a walsender.
+        "target_session_attrs": "any",
+    }
+    for keyword in ("passfile", "krbsrvname", "gsslib"):
+        if keyword in parameters:
+            arguments[keyword] = parameters[keyword]
+    mode = parameters["sslmode"]
+    if target.is_socket or mode == "disable":
+        arguments["ssl"] = "disable"
+    elif mode in ("allow", "prefer"):
+        # asyncpg takes the files by URI only.
+        files = ("sslcert", "sslkey", "sslpassword", "ssl_min_protocol_version", "ssl_max_protocol_version")
+        given = {keyword: parameters[keyword] for keyword in files if keyword in parameters}
+        arguments["dsn"] = "postgresql:///?" + urlencode({"sslmode": mode, **given})
+    else:
+        arguments["ssl"] = tls.context(parameters, target.host if target.address and target.host else None)
+        arguments["direct_tls"] = parameters.get("sslnegotiation") == "direct"
+    return arguments
+
+
+def _server_settings(
+    parameters: Mapping[str, str], application_name: str | None, settings: Mapping[str, str], replication: bool
+) -> dict[str, str]:
+    """The startup packet's parameters. They override what `options` says of the same setting."""
+    startup = dict(settings)
+    if name := parameters.get("application_name") or application_name or parameters.get("fallback_application_name"):
+        startup["application_name"] = name
+    if "options" in parameters:
+        startup["options"] = parameters["options"]
+    if replication:
+        startup["replication"] = "database"
+    return startup
+
+
+async def connect(
+    conninfo: Conninfo | str,
+    *,
+    application_name: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    replication: bool = False,
+    timeout: float | None = None,
+) -> asyncpg.Connection:
+    """Open a connection.
+
+    `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
+    server settings for the session and win over `options` of the connection string. `replication` makes it
+    a walsender of the named database, on which only simple queries work: execute() without arguments.
+    `timeout` limits each attempt, in seconds; None leaves it to connect_timeout and then TIMEOUT. The
+    connection string's client_encoding and replication are not used: both are ours to say.
+
+    Raises ConninfoError, ConnectionLost, or ConnectError (a ServerError).
+    """
+    if isinstance(conninfo, str):
+        conninfo = Conninfo.parse(conninfo)
+    parameters = defaults.complete(conninfo)
+    check(parameters)
+    candidates = targets(parameters)
+    if parameters["load_balance_hosts"] == "random":
+        random.shuffle(candidates)
+    limit = _time_limit(parameters, timeout)
+    startup = _server_settings(parameters, application_name, settings, replication)
+    wanted = parameters["target_session_attrs"]
+    failures: list[SubscriberError] = []
+    for attribute in ("standby", "any") if wanted == "prefer-standby" else (wanted,):
+        failures.clear()
+        for target in candidates:
+            try:
+                connection = await _attempt(target, asyncpg_arguments(parameters, target, startup), limit)
+                await _check_session(connection, attribute, target)
+            except ConnectionLost as error:
+                failures.append(error)
+            except ConnectError as error:
+                if error.sqlstate != _CANNOT_CONNECT_NOW:
+                    raise
+                failures.append(error)
+            else:
+                _set_socket_options(connection, parameters)
+                return connection
+    if len(failures) == 1:
+        raise failures[0]
+    raise ConnectionLost("; ".join(libpq_message(failure) for failure in failures), hint=failures[-1].hint)
+
+
+async def open_session(
+    conninfo: Conninfo | str,
+    *,
+    application_name: str | None = None,
+    settings: Mapping[str, str] = MappingProxyType({}),
+    replication: bool = False,
+    timeout: float | None = None,
+) -> Session:
+    """connect(), and continue as a raw session. The same arguments and errors."""
+    connection = await connect(
+        conninfo, application_name=application_name, settings=settings, replication=replication, timeout=timeout
+    )
+    return Session.take_over(connection)
+
+
+def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float | None:
+    """Seconds for one attempt; None is no limit, which connect_timeout=0 asks for."""
+    if "connect_timeout" not in parameters:
+        return TIMEOUT if timeout is None else timeout
+    given = integer("connect_timeout", parameters["connect_timeout"])
+    if given <= 0:
+        return timeout
+    return float(given) if timeout is None else min(given, timeout)
+
+
+async def _attempt(target: Target, arguments: dict[str, object], limit: float | None) -> asyncpg.Connection:
+    try:
+        return await asyncpg.connect(**arguments, timeout=limit)  # type: ignore[call-overload, no-any-return]
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError) as error:
+        raise translate(error, target) from error
+
+
+# --- what kind of session it is -------------------------------------------------------------------
+
+
+async def _check_session(connection: asyncpg.Connection, attribute: str, target: Target) -> None:
+    """Raise ConnectionLost, and close, if the session is not what target_session_attrs asks for."""
+    if attribute == "any":
+        return
+    try:
+        standby = await _setting(connection, "in_hot_standby", "pg_catalog.pg_is_in_recovery()")
+        read_only = standby or await _setting(
+            connection, "default_transaction_read_only", "current_setting('transaction_read_only')::bool"
+        )
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        connection.terminate()
+        raise translate(error, target) from error
+    complaint = {
+        "read-write": "session is read-only" if read_only else "",
+        "read-only": "" if read_only else "session is not read-only",
+        "primary": "server is in hot standby mode" if standby else "",
+        "standby": "" if standby else "server is not in hot standby mode",
+    }[attribute]
+    if complaint:
+        connection.terminate()
+        raise ConnectionLost(target.failed() + complaint)
+
+
+async def _setting(connection: asyncpg.Connection, reported: str, expression: str) -> bool:
+    """A boolean that servers report since PostgreSQL 14; older ones are asked for `expression`.
+
+    A walsender answers simple queries only, and asyncpg does not show the rows of those; whether the
+    query fails is enough to know.
+    """
+    value = getattr(connection.get_settings(), reported, None)
+    if value is not None:
+        return bool(value == "on")
+    try:
+        await connection.execute(f"SELECT 1 / (NOT {expression})::int")
+    except asyncpg.DivisionByZeroError:
+        return True
+    return False
+
+
+def _set_socket_options(connection: asyncpg.Connection, parameters: Mapping[str, str]) -> None:
+    """TCP keepalives, on unless `keepalives=0`, and tcp_user_timeout. Nothing on a Unix socket."""
+    sock = connection._transport.get_extra_info("socket")  # type: ignore[attr-defined]
+    if sock is None or sock.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    options = {"tcp_user_timeout": "TCP_USER_TIMEOUT"}
+    if integer("keepalives", parameters.get("keepalives", "1")) != 0:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        options |= {
+            "keepalives_idle": "TCP_KEEPIDLE",
+            "keepalives_interval": "TCP_KEEPINTVL",
+            "keepalives_count": "TCP_KEEPCNT",
+        }
+    for keyword, name in options.items():
+        value = integer(keyword, parameters.get(keyword, "0"))
+        number = getattr(socket, name, None)  # not every system has each of them
+        if value > 0 and number is not None:
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)

