@@ -26,7 +26,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -309,7 +309,12 @@ class Servers:
         self._servers: dict[str, Server] = {}
 
     async def create(
-        self, name: str, *, bin: Path | None = None, initdb: tuple[str, ...] = (), **settings: str
+        self,
+        name: str,
+        settings: Mapping[str, str] | None = None,
+        *,
+        bin: Path | None = None,
+        initdb: Sequence[str] = (),
     ) -> Server:
         """A new server with a data directory of its own, not started yet.
 
@@ -322,7 +327,7 @@ class Servers:
         if self._account.keywords:
             os.chown(directory, self._account.uid, self._account.gid)
         programs = self._reach(bin or self._default_bin or embedded_bin())
-        server = Server(name, programs, directory, self._account, settings)
+        server = Server(name, programs, directory, self._account, dict(settings or {}))
         await server.initdb(*initdb)
         self._servers[name] = server
         return server

@@ -1,0 +1,146 @@
+"""How log records look: coloured for people, JSON for machines, PostgreSQL's lines for a DBA's tools.
+
+rich      the time, the message, DETAIL, HINT and CONTEXT below it
+json      one object a line: time, level, message, detail, hint, context and the keys of telemetry.Keys
+postgres  what a server writes to stderr with log_line_prefix = '%m [%p] '; the only format with row
+          values, in the places where PostgreSQL's own log has them
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TextIO
+
+from subscriber import telemetry
+from subscriber.lsn import Lsn
+from subscriber.telemetry import Parts
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+LEVELS = {
+    telemetry.DEBUG: "DEBUG1",
+    telemetry.LOG: "LOG",
+    telemetry.WARNING: "WARNING",
+    telemetry.ERROR: "ERROR",
+    telemetry.FATAL: "FATAL",
+}
+STYLES = {"DEBUG1": "dim", "LOG": "green", "WARNING": "yellow", "ERROR": "bold red", "FATAL": "bold white on red"}
+
+
+class LogFormat(StrEnum):
+    """The values of `--log-format`."""
+
+    RICH = "rich"
+    JSON = "json"
+    POSTGRES = "postgres"
+
+
+def configure(log_format: LogFormat, *, level: int = telemetry.LOG, stream: TextIO | None = None) -> None:
+    """Send all records of this process to `stream` (None: stderr); other libraries' from WARNING on."""
+    stream = stream or sys.stderr
+    handler: logging.Handler
+    match log_format:
+        case LogFormat.RICH:
+            handler = RichHandler(stream)
+        case LogFormat.JSON:
+            handler = logging.StreamHandler(stream)
+            handler.setFormatter(JsonFormatter())
+        case LogFormat.POSTGRES:
+            handler = logging.StreamHandler(stream)
+            handler.setFormatter(PostgresFormatter())
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(telemetry.WARNING)
+    telemetry.logger.setLevel(level)
+
+
+def _level(record: logging.LogRecord) -> str:
+    return LEVELS.get(record.levelno, record.levelname)
+
+
+def _time(record: logging.LogRecord) -> datetime:
+    return datetime.fromtimestamp(record.created, UTC)
+
+
+def _parts(record: logging.LogRecord, kind: str) -> Parts:
+    """`kind` is parts or exact; a record of another library has a message only."""
+    parts = getattr(record, kind, None)
+    return parts if isinstance(parts, Parts) else Parts(record.getMessage())
+
+
+def _lines(parts: Parts) -> Iterator[tuple[str, str]]:
+    """The lines below the message, in PostgreSQL's order: (label, text)."""
+    if parts.detail:
+        yield "DETAIL", parts.detail
+    if parts.hint:
+        yield "HINT", parts.hint
+    if parts.context:
+        yield "CONTEXT", "\n".join(parts.context)
+
+
+def _traceback(record: logging.LogRecord) -> str:
+    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+
+
+class PostgresFormatter(logging.Formatter):
+    """The lines of PostgreSQL's stderr log, written by elog.c:send_message_to_server_log()."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = _time(record)
+        prefix = f"{moment:%Y-%m-%d %H:%M:%S}.{moment.microsecond // 1000:03d} UTC [{record.process}] "
+        parts = _parts(record, "exact")
+        lines = [(_level(record), parts.message), *_lines(parts)]
+        if trace := _traceback(record):
+            lines.append(("BACKTRACE", trace))
+        # a tab in front marks a line that goes on, so that no text can look like a record
+        return "\n".join(f"{prefix}{label}:  " + text.replace("\n", "\n\t") for label, text in lines)
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line, keys in a fixed order, nothing that is None."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        parts = _parts(record, "parts")
+        moment = _time(record).isoformat(timespec="milliseconds")
+        values: dict[str, Any] = {"time": moment, "level": _level(record), "pid": record.process}
+        values |= {"message": parts.message, "detail": parts.detail, "hint": parts.hint}
+        values["context"] = list(parts.context) or None
+        values |= getattr(record, "keys", {"logger": record.name})
+        values["traceback"] = _traceback(record) or None
+        kept = {k: str(v) if isinstance(v, Lsn) else v for k, v in values.items() if v is not None}
+        return json.dumps(kept, default=str, ensure_ascii=False)
+
+
+class RichHandler(logging.Handler):
+    """For people: colours on a terminal, plain text elsewhere. rich is imported at the first record."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._console: Console | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from rich.console import Console
+        from rich.text import Text
+
+        try:
+            if self._console is None:
+                self._console = Console(file=self._stream, highlight=False, soft_wrap=True)
+            level, parts = _level(record), _parts(record, "parts")
+            line = Text.assemble((f"{_time(record).astimezone():%H:%M:%S} ", "dim"))
+            line.append(f"{level:<8}", STYLES.get(level, ""))
+            if subscription := getattr(record, "keys", {}).get("subscription"):
+                line.append(f"{subscription}: ", "cyan")
+            line.append(parts.message)
+            for label, text in [*_lines(parts), ("", _traceback(record))]:
+                if text:
+                    line.append(f"\n         {label:<8}", "dim").append(text.replace("\n", "\n" + " " * 17))
+            self._console.print(line)
+        except Exception:
+            self.handleError(record)

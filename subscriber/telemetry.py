@@ -1,0 +1,138 @@
+"""What every room says about itself: log records with the parts of PostgreSQL's own and fixed keys.
+
+    telemetry.log(telemetry.LOG, "logical replication apply worker has started", event="worker.started")
+
+The keys are a TypedDict, so that a misspelt one does not type-check. Where a whole task speaks for one
+subscription or worker, `with telemetry.bound(subscription=…, worker=…):` says so once; tasks started
+inside inherit it. How records look and where they go is decided in ops/logs.py.
+
+Row values stay out of a record's `parts`. Where PostgreSQL's own log has them (a conflict's DETAIL, the
+server's DETAIL of a duplicate key), they are in `exact`, which only the `postgres` format prints.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import TypedDict, Unpack
+
+from subscriber.errors import ServerError, SubscriberError
+from subscriber.lsn import Lsn
+
+# PostgreSQL's levels, on the standard library's scale.
+DEBUG, LOG, WARNING, ERROR, FATAL = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL
+
+logger = logging.getLogger("subscriber")
+
+
+class Keys(TypedDict, total=False):
+    """What a record can be searched by; a key that does not apply is left out."""
+
+    event: str  # a name that stays when the message changes: worker.started, apply.conflict, …
+    subscription: str  # its name
+    worker: str  # launcher, apply, tablesync
+    relation: str  # schema.table on the target
+    slot: str
+    publisher: str  # host:port/dbname, never a whole connection string
+    xid: int  # of the remote transaction
+    finish_lsn: Lsn  # of its commit or prepare record: what SKIP takes
+    end_lsn: Lsn  # after that record: what is confirmed
+    conflict_type: str  # the names of PostgreSQL's conflict.h
+    error_class: str  # our class of error, see errors.py
+    sqlstate: str
+    state: str  # of a table: init, datasync, finishedcopy, …
+    seconds: float
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The words of one record, as PostgreSQL divides them. None and empty: no such line."""
+
+    message: str
+    detail: str | None = None
+    hint: str | None = None
+    context: tuple[str, ...] = ()
+
+
+_bound: ContextVar[Keys | None] = ContextVar("subscriber_telemetry", default=None)
+
+
+@contextmanager
+def bound(**keys: Unpack[Keys]) -> Iterator[None]:
+    """Add `keys` to every record of this task, and of tasks it starts, until the block ends."""
+    outer = _bound.get() or Keys()
+    token = _bound.set({**outer, **keys})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def log(
+    level: int,
+    message: str,
+    *,
+    detail: str | None = None,
+    hint: str | None = None,
+    context: Iterable[str] = (),
+    exact_detail: str | None = None,
+    **keys: Unpack[Keys],
+) -> None:
+    """Write one record.
+
+    `exact_detail` is `detail` as PostgreSQL words it, row values and all; None when it has none.
+    `context` are lines from the inside out. Keys given here win over bound ones.
+    """
+    if logger.isEnabledFor(level):
+        parts = Parts(message, detail, hint, tuple(context))
+        exact = parts if exact_detail is None else Parts(message, exact_detail, hint, parts.context)
+        _write(level, parts, exact, keys)
+
+
+def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) -> None:
+    """Write an error with all its parts, a group's members one by one; a traceback only for bugs."""
+    if isinstance(error, BaseExceptionGroup):
+        for member in error.exceptions:
+            log_error(member, level, **keys)
+        return
+    found = Keys(error_class=type(error).__name__)
+    if isinstance(error, SubscriberError):
+        found["sqlstate"] = error.sqlstate
+        exact = Parts(error.message, error.detail, error.hint, tuple(error.context))
+        _write(level, _without_values(error, exact), exact, {**found, **keys})
+    else:
+        parts = Parts(f"unexpected error: {error!r}", hint="This is a bug in subscriber; please report it.")
+        _write(level, parts, parts, {**found, **keys}, error)
+
+
+def _write(level: int, parts: Parts, exact: Parts, keys: Keys, bug: BaseException | None = None) -> None:
+    everything = {**(_bound.get() or {}), **keys}
+    logger.log(level, "%s", parts.message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
+
+
+def _without_values(error: SubscriberError, exact: Parts) -> Parts:
+    """What a server's error says without the rows it is about; errors of ours have no values.
+
+    Values stand in DETAIL (`Key (id)=(1) already exists.`), in the CONTEXT of COPY and of parameters,
+    and, between double quotes, in the messages of data exceptions (SQLSTATE class 22).
+    """
+    if not isinstance(error, ServerError):
+        return exact
+    message = exact.message
+    if error.sqlstate.startswith("22"):
+        message = re.sub(r'".*"', '"…"', message, flags=re.DOTALL)
+    where = error.fields.get("W")
+    context = tuple(_server_context(line) if line == where else line for line in exact.context)
+    return Parts(message, None, exact.hint, context)
+
+
+def _server_context(where: str) -> str:
+    """The CONTEXT a server sent, without the line COPY stood at and without parameters."""
+    where = re.sub(r'(COPY [^\n]*?, line \d+(?:, column [^\n]*?)?): ".*"', r"\1", where, flags=re.DOTALL)
+    return re.sub(r"((?:parameter \$\d+|parameters:)[^\n=]*=?).*", r"\1 …", where, flags=re.DOTALL)

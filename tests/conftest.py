@@ -1,0 +1,5 @@
+"""Nothing global but the plugins; a fixture lives with what it is about."""
+
+from __future__ import annotations
+
+pytest_plugins = ["tests.plugins.fix_cluster"]

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.ops.servers import Servers, ServersError, temporary_servers
+from tests.plugins.fix_cluster import Database
+
+
+async def test_a_server_keeps_port_settings_and_rows_over_a_crash(servers: Servers) -> None:
+    server = await servers.create("one")
+    await server.start(work_mem="8MB")
+    port = server.port
+    await server.program("psql", "-c", "CREATE TABLE t AS SELECT generate_series(1, 10) AS a")
+    await server.kill9()
+    assert server.pid is None
+    await server.start()
+    shown = await server.program("psql", "-Atc", "SELECT count(*), current_setting('work_mem') FROM t")
+    assert (server.port, shown) == (port, "10|8MB\n")
+
+
+async def test_nothing_is_left_behind() -> None:
+    async with temporary_servers() as servers:
+        server = await servers.create("one")
+        await server.start()
+        pid = server.pid
+        assert pid is not None
+    assert not servers.directory.exists()
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+async def test_nothing_is_left_behind_by_a_killed_process() -> None:
+    script = (
+        "import anyio\n"
+        "from subscriber.ops.servers import temporary_servers\n"
+        "async def main():\n"
+        "    async with temporary_servers() as servers:\n"
+        "        await (await servers.create('one')).start()\n"
+        "        print(servers.directory, flush=True)\n"
+        "        await anyio.sleep_forever()\n"
+        "anyio.run(main)\n"
+    )
+    async with await anyio.open_process([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as process:
+        assert process.stdout is not None
+        directory = Path((await process.stdout.receive()).decode().strip())
+        assert (directory / "one" / "data").exists()
+        process.send_signal(signal.SIGKILL)
+        await process.wait()
+    with anyio.fail_after(20):
+        while directory.exists():
+            await anyio.sleep(0.05)
+
+
+async def test_an_unusable_setting_says_what_the_server_said(servers: Servers) -> None:
+    server = await servers.create("one")
+    with pytest.raises(ServersError, match=r'unrecognized configuration parameter "no_such_thing"'):
+        await server.start(no_such_thing="1")
+
+
+async def test_databases_are_fresh_and_logical(source_db: Database, target_db: Database) -> None:
+    assert await source_db.value("SHOW wal_level") == "logical"
+    assert await source_db.rows("SELECT relname FROM pg_class WHERE relnamespace = 'public'::regnamespace") == []
+    await source_db.execute("CREATE TABLE t (a int)", "INSERT INTO t VALUES (1), (2)")
+    await source_db.value("SELECT slot_name FROM pg_create_logical_replication_slot($1, 'pgoutput')", source_db.name)
+    await source_db.wait_for("SELECT count(*) FROM t", 2)
+    assert source_db.server.port != target_db.server.port

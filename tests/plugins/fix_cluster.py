@@ -1,0 +1,204 @@
+"""Two real PostgreSQL 18 servers for a whole run, and databases of its own for each test.
+
+    publisher, target           the servers (subscriber.ops.servers.Server); started on first use
+    source_db, target_db        a fresh empty database on each, as a Database
+    servers                     to create more servers, of other versions or to be killed
+
+Servers live as long as the session while pytest-asyncio gives each test a loop of its own: they are
+started and stopped in loops of their own, which Server does not mind.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import anyio
+import asyncpg
+import pytest
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from subscriber.ops.servers import Server, Servers, embedded_bin, temporary_servers
+
+# Waiting times that a production server counts in minutes would only make tests slow.
+SETTINGS = {
+    "wal_sender_timeout": "10s",
+    "wal_receiver_status_interval": "1s",
+    "wal_retrieve_retry_interval": "100ms",
+    "max_connections": "200",
+    "shared_buffers": "32MB",
+    "autovacuum": "off",
+}
+# Another version for the whole run: a directory with its programs.
+PUBLISHER_BIN = "SUBSCRIBER_TEST_PUBLISHER_BIN"
+TARGET_BIN = "SUBSCRIBER_TEST_TARGET_BIN"
+
+numbers = itertools.count(1)
+
+
+@dataclass
+class Database:
+    """A database of one test, with the statements tests need; values come back as asyncpg gives them."""
+
+    server: Server
+    name: str
+    _connections: list[asyncpg.Connection[asyncpg.Record]] = field(default_factory=list)
+
+    def dsn(self, **parameters: str) -> str:
+        """For connections to this database; `parameters` are more of libpq's keywords."""
+        return self.server.dsn(self.name, **parameters)
+
+    async def connect(self, **settings: str) -> asyncpg.Connection[asyncpg.Record]:
+        """A connection of the test's own, closed when the test ends."""
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(self.dsn(), server_settings=settings)
+        self._connections.append(connection)
+        return connection
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(self.dsn())
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def execute(self, *statements: str) -> None:
+        """Run statements, each argument (one or several statements) in a transaction of its own."""
+        async with self._connection() as connection:
+            for statement in statements:
+                await connection.execute(statement)
+
+    async def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
+        """All rows of a query as tuples."""
+        async with self._connection() as connection:
+            return [tuple(row) for row in await connection.fetch(query, *arguments)]
+
+    async def value(self, query: str, *arguments: object) -> Any:
+        """The first column of the first row; None without a row."""
+        async with self._connection() as connection:
+            return await connection.fetchval(query, *arguments)
+
+    async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
+        """Ask until value(query) is `expected`; fails with what came last after `timeout` seconds."""
+        last = None
+        with anyio.move_on_after(timeout):
+            async with self._connection() as connection:
+                while (last := await connection.fetchval(query)) != expected:
+                    await anyio.sleep(0.02)
+                return
+        pytest.fail(f"after {timeout} s {query!r} gives {last!r}, not {expected!r}")
+
+    async def wait_for_catchup(self, application_name: str, *, timeout: float = 20.0) -> None:
+        """On a publisher: wait until that subscriber has confirmed everything written up to now."""
+        position = await self.value("SELECT pg_current_wal_lsn()::text")
+        await self.wait_for(
+            f"SELECT count(*) FROM pg_stat_replication WHERE application_name = '{application_name}'"
+            f" AND state = 'streaming' AND replay_lsn >= '{position}'",
+            1,
+            timeout=timeout,
+        )
+
+
+@asynccontextmanager
+async def fresh_database(server: Server) -> AsyncIterator[Database]:
+    """An empty database, dropped at the end with its sessions, slots, origins and prepared transactions."""
+    database = Database(server, f"test_{next(numbers)}")
+    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+    try:
+        await root.execute(f"CREATE DATABASE {database.name} TEMPLATE template0 STRATEGY file_copy")
+    finally:
+        await root.close()
+    try:
+        yield database
+    finally:
+        for connection in database._connections:
+            connection.terminate()
+        if server.pid is None:  # the test ended between stop and start
+            await server.start()
+        await _drop(server, database.name)
+
+
+async def _drop(server: Server, name: str) -> None:
+    """Drop a database and what outside of it belongs to it."""
+    own: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(name))
+    try:
+        await own.execute("SET synchronous_commit = off")
+        await own.execute(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        for (gid,) in await own.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
+            await own.execute(f"ROLLBACK PREPARED '{gid}'")
+        await own.execute(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
+        )
+        # Origins belong to the whole server: only those whose subscription is ours.
+        if await own.fetchval("SELECT to_regclass('subscriber.subscription')"):
+            await own.execute(
+                "SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin, subscriber.subscription"
+                " WHERE roname = 'pg_' || subid::text OR roname LIKE 'pg_' || subid::text || '\\_%'"
+            )
+    finally:
+        await own.close()
+    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+    try:
+        await root.execute(f"DROP DATABASE {name} WITH (FORCE)")
+    finally:
+        await root.close()
+
+
+@pytest.fixture(scope="session")
+def portal() -> Iterator[BlockingPortal]:
+    """An event loop in a thread, for what lives as long as the session."""
+    with start_blocking_portal() as portal:
+        yield portal
+
+
+@pytest.fixture(scope="session")
+def session_servers(portal: BlockingPortal) -> Iterator[Servers]:
+    with portal.wrap_async_context_manager(temporary_servers()) as servers:
+        yield servers
+
+
+def _start(portal: BlockingPortal, servers: Servers, name: str, variable: str) -> Server:
+    async def start() -> Server:
+        programs = Path(os.environ[variable]) if variable in os.environ else embedded_bin()
+        server = await servers.create(name, SETTINGS, bin=programs)
+        await server.start()
+        return server
+
+    return portal.call(start)
+
+
+@pytest.fixture(scope="session")
+def publisher(portal: BlockingPortal, session_servers: Servers) -> Server:
+    return _start(portal, session_servers, "publisher", PUBLISHER_BIN)
+
+
+@pytest.fixture(scope="session")
+def target(portal: BlockingPortal, session_servers: Servers) -> Server:
+    return _start(portal, session_servers, "target", TARGET_BIN)
+
+
+@pytest.fixture
+async def source_db(publisher: Server) -> AsyncIterator[Database]:
+    async with fresh_database(publisher) as database:
+        yield database
+
+
+@pytest.fixture
+async def target_db(target: Server) -> AsyncIterator[Database]:
+    async with fresh_database(target) as database:
+        yield database
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    """For servers that only one test has, to be killed or configured otherwise."""
+    async with temporary_servers() as servers:
+        yield servers
