@@ -1,0 +1,1 @@
+"""What a change means: pure decisions, without a clock, a network or a log."""

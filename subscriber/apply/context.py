@@ -1,0 +1,42 @@
+"""The CONTEXT line of an error: what was being applied, and the position that SKIP needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subscriber.lsn import Lsn
+
+
+@dataclass(slots=True)
+class RemoteTransaction:
+    """A transaction of the publisher that is being applied.
+
+    `finish_lsn` is where its commit record starts (what SKIP takes); `commit_time` is in microseconds
+    since 2000-01-01 00:00 UTC.
+    """
+
+    xid: int
+    finish_lsn: Lsn
+    commit_time: int
+    changed: bool = False  # whether the target's transaction is open
+
+
+def error_context(
+    origin: str,
+    message: str,
+    relation: str | None = None,
+    column: str | None = None,
+    transaction: RemoteTransaction | None = None,
+) -> str:
+    """In PostgreSQL's own words; parts that are not known are left out.
+
+    `message` is a name as "INSERT"; `relation` as "public.t". Source: apply_error_callback() in worker.c.
+    """
+    line = f'processing remote data for replication origin "{origin}" during message type "{message}"'
+    if relation is not None:
+        line += f' for replication target relation "{relation}"'
+    if column is not None:
+        line += f' column "{column}"'
+    if transaction is not None:
+        line += f" in transaction {transaction.xid}, finished at {transaction.finish_lsn}"
+    return line

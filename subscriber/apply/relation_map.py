@@ -1,0 +1,150 @@
+"""From the publisher's tables to the target's: columns by name, the row to change by replica identity.
+
+A mapping is made when the first change of a table arrives, not when its RELATION message does: with
+publish_via_partition_root the publisher announces leaf partitions that need not exist here.
+
+Which row an UPDATE or DELETE means is decided by the *target's* identity: the index named by REPLICA
+IDENTITY, else the primary key unless it is deferrable; and only if the publisher sends all of its
+columns as key. Without such an index the publisher must send whole rows (FULL), and the whole row is
+looked for, NULL equal to NULL, local columns it knows nothing about NULL as well.
+
+Source: relation.c; GetRelationIdentityOrPK(), check_relation_updatable() in worker.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from subscriber.errors import MappingError
+from subscriber.protocol.messages import Relation, ReplicaIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class LocalColumn:
+    """A live column of a target table."""
+
+    name: str
+    type_name: str  # as format_type() prints it, with modifier: numeric(10,2)
+    type_modifier: int  # -1: none
+    equality: str | None  # qualified operator, as OPERATOR("pg_catalog".=); None: the type has none
+    generated: bool  # GENERATED ALWAYS AS (…)
+    identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRelation:
+    """A table of the target, as introspected."""
+
+    oid: int
+    schema: str
+    name: str
+    partitioned: bool
+    owner: str
+    columns: tuple[LocalColumn, ...]  # in attribute order
+    identity: tuple[str, ...]  # columns of the identity index or primary key; empty: there is none
+    shape: str  # changes whenever anything here may have changed
+    # BEFORE row triggers that fire in replica role may turn a change into nothing.
+    row_may_be_suppressed: bool = False
+
+
+@dataclass(slots=True)
+class RelationMapping:
+    """How the rows of one published table become rows of a target table.
+
+    `attributes[i]` is the local column of the publisher's column i. `search` has the indexes, in the
+    publisher's column order, of the columns that identify a row; None means the whole row does.
+    `unsearchable` is why no UPDATE or DELETE is possible; None: it is.
+    """
+
+    remote: Relation
+    local: LocalRelation
+    attributes: tuple[LocalColumn, ...]
+    search: tuple[int, ...] | None
+    unsearchable: str | None
+    local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
+    plans: dict[object, object] = field(default_factory=dict)  # statements made for it, by shape of change
+
+    @property
+    def label(self) -> str:
+        """schema.table, as PostgreSQL's messages name it."""
+        return f"{self.local.schema}.{self.local.name}"
+
+
+class RelationMap:
+    """The publisher's tables by its OIDs, as the last RELATION message told."""
+
+    def __init__(self) -> None:
+        self._relations: dict[int, Relation] = {}
+        self._mappings: dict[int, RelationMapping] = {}
+
+    def update(self, relation: Relation) -> None:
+        """A RELATION message replaces everything known of that OID."""
+        self._relations[relation.relid] = relation
+        self._mappings.pop(relation.relid, None)
+
+    def relation(self, relid: int) -> Relation:
+        try:
+            return self._relations[relid]
+        except KeyError:
+            raise MappingError(f"no relation map entry for remote relation ID {relid}") from None
+
+    def get(self, relid: int) -> RelationMapping | None:
+        """The mapping made before, or None when it has to be made."""
+        return self._mappings.get(relid)
+
+    def put(self, mapping: RelationMapping) -> None:
+        self._mappings[mapping.remote.relid] = mapping
+
+    def forget(self, relid: int) -> None:
+        """Make the mapping anew at the next change: the target's table has another shape now."""
+        self._mappings.pop(relid, None)
+
+
+def map_relation(remote: Relation, local: LocalRelation) -> RelationMapping:
+    """Raises MappingError when published columns are missing or generated on the target."""
+    by_name = {column.name: column for column in local.columns}
+    label = f"{remote.schema}.{remote.name}"
+    missing = [c.name for c in remote.columns if c.name not in by_name]
+    if missing:
+        raise MappingError(
+            f'logical replication target relation "{label}" is missing replicated column{"s" * (len(missing) > 1)}: '
+            + _quoted(missing),
+            hint=f"Add the missing column{'s' * (len(missing) > 1)} to the target table.",
+        )
+    generated = [c.name for c in remote.columns if by_name[c.name].generated]
+    if generated:
+        raise MappingError(
+            f'logical replication target relation "{label}" has incompatible generated '
+            f"column{'s' * (len(generated) > 1)}: " + _quoted(generated)
+        )
+    remote_names = {c.name for c in remote.columns}
+    search, unsearchable = _search(remote, local, label)
+    return RelationMapping(
+        remote=remote,
+        local=local,
+        attributes=tuple(by_name[c.name] for c in remote.columns),
+        search=search,
+        unsearchable=unsearchable,
+        local_only=tuple(c for c in local.columns if c.name not in remote_names and not c.generated),
+    )
+
+
+def _quoted(names: list[str]) -> str:
+    return ", ".join(f'"{name}"' for name in names)
+
+
+def _search(remote: Relation, local: LocalRelation, label: str) -> tuple[tuple[int, ...] | None, str | None]:
+    if not local.identity:
+        if remote.replica_identity is ReplicaIdentity.FULL:
+            return None, None
+        return None, (
+            f'logical replication target relation "{label}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
+            "and published relation does not have REPLICA IDENTITY FULL"
+        )
+    keys = {c.name: i for i, c in enumerate(remote.columns) if c.is_key}
+    if not all(name in keys for name in local.identity):
+        return None, (
+            "publisher did not send replica identity column expected by the logical replication target "
+            f'relation "{label}"'
+        )
+    return tuple(keys[name] for name in local.identity), None

@@ -1,0 +1,86 @@
+"""The states a table goes through while it is synchronized, and who applies its changes meanwhile.
+
+    init ─▶ datasync ─▶ finishedcopy ─▶ syncwait ─▶ catchup ─▶ syncdone ─▶ ready
+    (i)       (d)           (f)            (w)         (c)        (s)        (r)
+
+    state         set by         stored   what happens in it
+    init          statement      yes      nobody has begun
+    datasync      sync worker    yes      copying; a crash starts the copy again
+    finishedcopy  sync worker    yes      the copy is committed; a crash goes on from there
+    syncwait      sync worker    no       waits for the apply worker to name a position
+    catchup       apply worker   no       sync worker applies its own table's changes up to that position
+    syncdone      sync worker    yes      caught up at srsublsn; apply worker takes the table from there
+    ready         apply worker   yes      the apply worker alone has the table
+
+Why no change is lost or applied twice. F is where a transaction's commit record starts. The copy has
+exactly the transactions with F < P, the snapshot's position. The sync worker applies those with
+P <= F < T, and the apply worker those with F >= T, where T is srsublsn of syncdone. T is the end of a
+commit record or a position at which nothing was open, so no commit record straddles it; and T is never
+below the apply worker's own position, or it would already have passed over what it should apply.
+
+Source: tablesync.c and should_apply_changes_for_rel() in worker.c.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from subscriber.lsn import Lsn
+
+
+class State(StrEnum):
+    """`pg_subscription_rel.srsubstate`; the values are the catalog's letters."""
+
+    INIT = "i"
+    DATASYNC = "d"
+    FINISHEDCOPY = "f"
+    SYNCWAIT = "w"
+    CATCHUP = "c"
+    SYNCDONE = "s"
+    READY = "r"
+
+
+# Which states may follow which; a restart of the sync worker goes back from w and c to f.
+NEXT: dict[State, frozenset[State]] = {
+    State.INIT: frozenset({State.DATASYNC}),
+    State.DATASYNC: frozenset({State.DATASYNC, State.FINISHEDCOPY}),
+    State.FINISHEDCOPY: frozenset({State.SYNCWAIT}),
+    State.SYNCWAIT: frozenset({State.CATCHUP, State.FINISHEDCOPY}),
+    State.CATCHUP: frozenset({State.SYNCDONE, State.FINISHEDCOPY}),
+    State.SYNCDONE: frozenset({State.READY}),
+    State.READY: frozenset(),
+}
+
+STORED = frozenset({State.INIT, State.DATASYNC, State.FINISHEDCOPY, State.SYNCDONE, State.READY})
+
+
+NOWHERE = Lsn(0)
+
+
+@dataclass(slots=True)
+class RelationState:
+    """One table of a subscription, as its workers see it. `relid` is the OID on the target.
+
+    `lsn` belongs to the state: the snapshot's position in syncwait, the target in catchup, srsublsn
+    in syncdone and ready; 0 when no position is known.
+    """
+
+    relid: int
+    state: State
+    lsn: Lsn = NOWHERE
+
+    def move(self, state: State, lsn: Lsn) -> None:
+        """Go to `state`. Raises ValueError for a step that the table above does not have."""
+        if state not in NEXT[self.state]:
+            raise ValueError(f"table {self.relid} cannot go from {self.state.name} to {state.name}")
+        self.state, self.lsn = state, lsn
+
+    def applies(self, finish_lsn: Lsn) -> bool:
+        """Whether the apply worker applies a change of a transaction that finished at `finish_lsn`."""
+        return self.state is State.READY or (self.state is State.SYNCDONE and self.lsn <= finish_lsn)
+
+
+def catchup_target(snapshot: Lsn, position: Lsn) -> Lsn:
+    """The position a sync worker has to reach: not below its snapshot nor below the apply worker."""
+    return max(snapshot, position)

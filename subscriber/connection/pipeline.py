@@ -1,0 +1,185 @@
+"""Statements sent ahead of their answers, over the extended query protocol.
+
+A pipeline belongs to one session and lasts as long as it. Statements are prepared once, under a name,
+and then bound with parameters that are the very bytes a publisher sent. Nothing waits for an answer
+unless settle() is called: with 20 ms between us and the server, 10,000 statements take one round trip.
+
+The first error is the last. The server skips everything up to the next Sync, but what comes after that
+Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
+(target/progress.py says how ours are), and the pipeline refuses to be used once an error has come back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NoReturn
+
+from subscriber.connection.session import Session
+from subscriber.errors import ServerError, SubscriberError
+from subscriber.protocol import wire
+
+CHUNK = 32 * 1024  # bytes of statements gathered before they are given to the transport
+STATEMENTS = 1000  # prepared statements kept on the server; the least recently used one goes
+
+Rows = list[tuple[str | None, ...]]
+OnResult = Callable[[object, str, Rows], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    """One answer that is to come. `sync` is called at ReadyForQuery; the others at CommandComplete."""
+
+    note: object = None  # what the caller was doing; goes with an error and to on_result
+    expect: bytes | None = None  # the command tag that needs no attention, with its NUL
+    on_result: OnResult | None = None
+    on_sync: Callable[[], None] | None = None
+    is_sync: bool = False
+
+
+class Pipeline:
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.error: SubscriberError | None = None
+        self.failed_note: object = None  # the note of the statement that failed
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._names: OrderedDict[str, bytes] = OrderedDict()
+        self._serial = 0
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._pending: deque[_Pending] = deque()
+        self._rows: Rows = []
+        self._settled: asyncio.Future[None] | None = None
+        session.begin(self)
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def execute(
+        self,
+        sql: str,
+        formats: bytes = wire.ALL_TEXT,
+        parameters: bytes = b"\0\0",
+        *,
+        note: object = None,
+        expect: bytes | None = None,
+        on_result: OnResult | None = None,
+    ) -> None:
+        """Queue one statement; see wire.bind_execute() for the parameters' form.
+
+        `on_result(note, tag, rows)` is called unless the command tag is `expect`.
+        """
+        if self.error is not None:
+            raise self.error
+        self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
+        self._pending.append(_Pending(note, expect, on_result))
+
+    def sync(self, on_sync: Callable[[], None] | None = None) -> None:
+        """Queue a Sync and send everything; `on_sync` is called when all before it has succeeded."""
+        if self.error is not None:
+            raise self.error
+        self._send(wire.SYNC)
+        self._pending.append(_Pending(on_sync=on_sync, is_sync=True))
+        self.flush()
+
+    def flush(self) -> None:
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._out_bytes = 0
+            self.session.write(data)
+
+    async def drain(self) -> None:
+        """Wait while the server is behind; raises the pipeline's error."""
+        await self.session.drain()
+        if self.error is not None:
+            raise self.error
+
+    async def settle(self) -> None:
+        """Sync, and wait until every answer is back; raises the error if one of them is one."""
+        self.sync()
+        self._settled = asyncio.get_running_loop().create_future()
+        await self._settled
+        if self.error is not None:
+            raise self.error
+
+    async def rows(self, sql: str, *values: str | None) -> Rows:
+        """Run one statement with text parameters and wait for its rows."""
+        result: Rows = []
+        parameters = wire.text_parameters(values)
+        self.execute(sql, wire.ALL_TEXT, parameters, note=sql, on_result=lambda _note, _tag, rows: result.extend(rows))
+        await self.settle()
+        return result
+
+    async def watch(self) -> NoReturn:
+        """Wait for the pipeline to fail, and raise its error: run beside whatever uses it."""
+        await asyncio.shield(self._failed)
+        assert self.error is not None
+        raise self.error
+
+    @property
+    def idle(self) -> bool:
+        """Whether every answer is back."""
+        return not self._pending
+
+    def _name(self, sql: str, note: object) -> bytes:
+        name = self._names.get(sql)
+        if name is not None:
+            self._names.move_to_end(sql)
+            return name
+        self._serial += 1
+        name = b"s%d" % self._serial
+        self._names[sql] = name
+        self._send(wire.parse(name, sql))
+        self._pending.append(_Pending(note))
+        if len(self._names) > STATEMENTS:
+            _, oldest = self._names.popitem(last=False)
+            self._send(wire.close_statement(oldest))
+            self._pending.append(_Pending(note))
+        return name
+
+    def _send(self, data: bytes) -> None:
+        self._out.append(data)
+        self._out_bytes += len(data)
+        if self._out_bytes >= CHUNK:
+            self.flush()
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def received(self, kind: str, body: bytes) -> None:
+        if self.error is not None:
+            return
+        if kind == "2":
+            return
+        if kind == "D":
+            if self._pending[0].on_result is not None:
+                self._rows.append(wire.read_row(body))
+        elif kind in "C13I":
+            self._answered(self._pending.popleft(), body)
+        elif kind == "Z":
+            done = self._pending.popleft()
+            if done.on_sync is not None:
+                done.on_sync()
+            if not self._pending and self._settled is not None and not self._settled.done():
+                self._settled.set_result(None)
+        elif kind == "E":
+            self.failed_note = self._pending[0].note if self._pending else None
+            self._fail(ServerError(wire.read_fields(body)))
+
+    def _answered(self, pending: _Pending, body: bytes) -> None:
+        if pending.on_result is not None and body != pending.expect:
+            rows, self._rows = self._rows, []
+            pending.on_result(pending.note, wire.decode_text(body[:-1]), rows)
+
+    def lost(self, error: SubscriberError) -> None:
+        if self.error is None:
+            self.failed_note = self._pending[0].note if self._pending else None
+            self._fail(error)
+
+    def _fail(self, error: SubscriberError) -> None:
+        self.error = error
+        self._pending.clear()
+        for future in (self._failed, self._settled):
+            if future is not None and not future.done():
+                future.set_result(None)

@@ -1,0 +1,417 @@
+"""A PostgreSQL session on a transport that asyncpg opened and authenticated.
+
+Why not asyncpg all the way. A walsender speaks the simple query protocol only and answers
+START_REPLICATION with CopyBoth, which asyncpg does not know. An apply session has to send each value
+as the bytes that came from the publisher, in text or binary, for any type, and many statements before
+the first answer is back, which asyncpg's prepared statements do not do. What asyncpg does better than
+anybody should again (DSN, TLS, SCRAM, passfile, several hosts) has happened before we take over.
+
+Theory of operation. Bytes arrive in one buffer and are cut into messages. Each message goes to the
+conversation that is going on: a simple query (`_Query`, below) or a pipeline (pipeline.py). Only one is
+going on at a time, and it ends with ReadyForQuery. CopyData is the exception: it piles up in the
+session until somebody takes it, and when LIMIT bytes are waiting, reading from the socket stops until
+they are taken. That is the back-pressure of a change stream and of a table copy alike.
+
+A session whose connection is lost stays lost: every waiter and every later call gets the same
+ConnectionLost, whose message is the server's last word when it said one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import asyncpg
+
+from subscriber.errors import ConnectionLost, EndOfStream, ServerError, SubscriberError
+from subscriber.protocol import wire
+
+BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that is larger
+LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
+CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
+
+_COPY_DATA = ord("d")
+
+
+@dataclass(slots=True)
+class Result:
+    """What one statement of a simple query returned. NULL is None; values are in text format."""
+
+    tag: str = ""  # the command tag, as "INSERT 0 1"
+    columns: tuple[str, ...] = ()
+    rows: list[tuple[str | None, ...]] = field(default_factory=list)
+
+
+class Conversation(Protocol):
+    """Who gets the server's messages until ReadyForQuery."""
+
+    def received(self, kind: str, body: bytes) -> None: ...
+    def lost(self, error: SubscriberError) -> None: ...
+
+
+class Session(asyncio.BufferedProtocol):
+    """One session; see the top of the file. Not safe for use by two tasks at once."""
+
+    def __init__(self, pid: int, parameters: dict[str, str]) -> None:
+        self.pid = pid  # of the server's backend
+        self.parameters = parameters  # as the server reports them: server_version, TimeZone, …
+        self.on_notice: Callable[[dict[str, str]], None] | None = None
+        self.error: SubscriberError | None = None  # set once the session is lost
+        self._transport: asyncio.Transport
+        self._loop = asyncio.get_running_loop()
+        self._buffer = bytearray(BUFFER)
+        self._start = self._end = 0
+        self._conversation: Conversation | None = None
+        self._copied: list[bytes] = []
+        self._copied_bytes = 0
+        self._reading = True
+        self._wake: asyncio.Future[None] | None = None  # somebody waits for CopyData
+        self._interrupted = False
+        self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
+        self._closed = self._loop.create_future()
+
+    @classmethod
+    def take_over(cls, connection: Any) -> Session:
+        """Continue an idle asyncpg.Connection as a raw session; the connection is unusable afterwards.
+
+        asyncpg has no public way to hand its transport over, so its version is pinned and a moved
+        attribute is reported as what it is.
+        """
+        try:
+            transport = connection._transport
+            settings = connection.get_settings()
+            session = cls(connection.get_server_pid(), {name: str(value) for name, value in settings._asdict().items()})
+            transport.set_protocol(session)
+        except AttributeError as error:
+            raise SubscriberError(
+                f"asyncpg {asyncpg.__version__} keeps its transport elsewhere than expected",
+                detail=str(error),
+                hint="Install a version of asyncpg that this release names in its dependencies.",
+            ) from error
+        session._transport = transport
+        connection._aborted, connection._protocol = True, None  # its finalizer must not close our socket
+        return session
+
+    @property
+    def server_version(self) -> int:
+        """As server_version_num: 180006 for 18.6, 90603 for 9.6.3."""
+        numbers = self.parameters["server_version"].split()[0]
+        digits = "".join(c if c.isdigit() or c == "." else " " for c in numbers).split()[0]
+        major, _, minor = digits.partition(".")
+        return int(major) * 10000 + int(minor.split(".")[0] or 0)
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        return self._transport
+
+    # --- simple queries -------------------------------------------------------------------------
+
+    async def query(self, sql: str) -> list[Result]:
+        """Run one or more statements; the results of all of them.
+
+        Raises ServerError with the server's fields, or ConnectionLost.
+        """
+        query = self._start_query(sql)
+        await query.ready
+        return query.results
+
+    async def rows(self, sql: str) -> list[tuple[str | None, ...]]:
+        """The rows of the last statement in `sql`."""
+        return (await self.query(sql))[-1].rows
+
+    def _start_query(self, sql: str) -> _Query:
+        query = _Query(self._loop)
+        self.begin(query)
+        self.write(wire.query(sql))
+        return query
+
+    def begin(self, conversation: Conversation) -> None:
+        """Make `conversation` the one that gets messages; it must call end() at ReadyForQuery."""
+        if self.error is not None:
+            raise self.error
+        if isinstance(self._conversation, _Query) and not self._conversation.ready.done():
+            raise RuntimeError("the session is in the middle of a query")
+        self._conversation = conversation
+
+    # --- COPY -----------------------------------------------------------------------------------
+
+    async def copy_out(self, sql: str) -> AsyncGenerator[bytes, None]:
+        """The data of a COPY … TO STDOUT, in chunks that may join or split rows nowhere.
+
+        Each chunk is a run of whole CopyData payloads; their boundaries mean nothing to COPY FROM.
+        """
+        query = self._start_query(sql)
+        await query.copying
+        async with aclosing(self._copied_until(query)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+        await query.ready
+
+    async def _copied_until(self, query: _Query) -> AsyncGenerator[bytes, None]:
+        while True:
+            if self._copied:
+                yield b"".join(self._take())
+            elif query.ready.done():
+                return
+            else:
+                await self._wait(query.ready)
+
+    async def copy_in(self, sql: str, chunks: AsyncIterable[bytes]) -> str:
+        """Feed a COPY … FROM STDIN; the command tag. An error in `chunks` fails the COPY and is raised."""
+        query = self._start_query(sql)
+        await query.copying
+        try:
+            async for chunk in chunks:
+                if query.error is not None:
+                    break
+                self.write(wire.copy_data(chunk))
+                await self.drain()
+            else:
+                self.write(wire.COPY_DONE)
+        except BaseException as error:
+            self.write(wire.copy_fail(type(error).__name__))
+            raise
+        await query.ready
+        return query.results[-1].tag
+
+    async def start_copy_both(self, sql: str) -> None:
+        """Send START_REPLICATION; from here on receive() and send_copy_data() carry the stream."""
+        query = self._start_query(sql)
+        await query.copying
+
+    async def receive(self) -> list[bytes]:
+        """All CopyData payloads that have arrived since the last call, in order.
+
+        Waits for at least one; interrupt() ends the wait with an empty list. Raises EndOfStream when the
+        server ended the stream, ServerError when it reported an error in it, ConnectionLost when it went
+        away; only after everything that arrived before was returned.
+        """
+        query = self._conversation
+        assert isinstance(query, _Query)
+        while not self._copied:
+            if self._interrupted:
+                self._interrupted = False
+                return []
+            if query.error is not None:
+                raise query.error
+            if query.copy_ended:
+                raise EndOfStream("data stream from publisher has ended")
+            if self.error is not None:
+                raise self.error
+            await self._wait(query.ready)
+        return self._take()
+
+    def interrupt(self) -> None:
+        """Make the present or the next call of receive() return, with whatever there is."""
+        self._interrupted = True
+        self._notify()
+
+    def send_copy_data(self, payload: bytes) -> None:
+        self.write(wire.copy_data(payload))
+
+    async def finish_copy_both(self) -> None:
+        """Send CopyDone, discard what still comes, and wait for ReadyForQuery."""
+        query = self._conversation
+        assert isinstance(query, _Query)
+        self.write(wire.COPY_DONE)
+        while not query.ready.done():
+            self._take()
+            await self._wait(query.ready)
+        self._take()
+
+    def _take(self) -> list[bytes]:
+        copied, self._copied, self._copied_bytes = self._copied, [], 0
+        if not self._reading and self.error is None:
+            self._reading = True
+            self._transport.resume_reading()
+        return copied
+
+    async def _wait(self, ready: asyncio.Future[None]) -> None:
+        """Until CopyData has arrived, or something happened to the query."""
+        self._wake = self._loop.create_future()
+        if ready.done():
+            return
+        try:
+            await self._wake
+        finally:
+            self._wake = None
+
+    def _notify(self) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def write(self, data: bytes) -> None:
+        if self.error is not None:
+            raise self.error
+        self._transport.write(data)
+
+    async def drain(self) -> None:
+        """Wait until the transport wants more; at once while it does."""
+        if self._writable is not None:
+            await asyncio.shield(self._writable)
+        if self.error is not None:
+            raise self.error
+
+    def pause_writing(self) -> None:
+        if self._writable is None:
+            self._writable = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._writable is not None and not self._writable.done():
+            self._writable.set_result(None)
+        self._writable = None
+
+    async def close(self) -> None:
+        """End the session politely, or drop it if that takes longer than CLOSE_TIMEOUT."""
+        if self.error is None:
+            self._transport.write(wire.TERMINATE)
+            self._lose(ConnectionLost("the session was closed"))
+            self._transport.close()
+        try:
+            async with asyncio.timeout(CLOSE_TIMEOUT):
+                await asyncio.shield(self._closed)
+        finally:
+            self._transport.abort()
+
+    def abort(self) -> None:
+        """Drop the connection now."""
+        self._lose(ConnectionLost("the session was closed"))
+        self._transport.abort()
+
+    # --- asyncio.BufferedProtocol ---------------------------------------------------------------
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._start == self._end:
+            self._start = self._end = 0
+        free = len(self._buffer) - self._end
+        if free < BUFFER // 4:
+            waiting = self._end - self._start
+            need = BUFFER
+            if waiting >= 5:  # a message larger than the buffer: make room for all of it at once
+                need = max(need, wire.HEADER.unpack_from(self._buffer, self._start)[1] + 1)
+            fresh = bytearray(need + BUFFER // 2)
+            fresh[:waiting] = memoryview(self._buffer)[self._start : self._end]
+            self._buffer, self._start, self._end = fresh, 0, waiting
+        return memoryview(self._buffer)[self._end :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self._end += nbytes
+        buffer, start, end = self._buffer, self._start, self._end
+        view = memoryview(buffer)
+        unpack = wire.HEADER.unpack_from
+        copied = self._copied
+        while end - start >= 5:
+            kind, length = unpack(buffer, start)
+            stop = start + 1 + length
+            if stop > end:
+                break
+            body = bytes(view[start + 5 : stop])
+            start = stop
+            if kind == b"d":
+                copied.append(body)
+                self._copied_bytes += length
+            else:
+                self._start = start
+                self._received(kind.decode("latin-1"), body)
+        self._start = start
+        if copied:
+            self._notify()
+            if self._copied_bytes > LIMIT and self._reading:
+                self._reading = False
+                self._transport.pause_reading()
+
+    def _received(self, kind: str, body: bytes) -> None:
+        if kind == "N":
+            if self.on_notice is not None:
+                self.on_notice(wire.read_fields(body))
+        elif kind == "S":
+            name, value = wire.read_parameter_status(body)
+            self.parameters[name] = value
+        elif kind == "A":
+            pass  # NOTIFY; we never LISTEN on a raw session
+        elif self._conversation is not None:
+            if kind == "E":
+                fields = wire.read_fields(body)
+                if fields.get("V", fields.get("S")) in ("FATAL", "PANIC"):
+                    error = ServerError(fields)
+                    self._lose(error)
+                    return
+            self._conversation.received(kind, body)
+            self._notify()
+        elif kind == "E":  # a FATAL while idle: the connection ends next
+            self._lose(ServerError(wire.read_fields(body)))
+
+    def eof_received(self) -> None:
+        self._lose(ConnectionLost("server closed the connection unexpectedly"))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        reason = f": {exc}" if exc else ""
+        self._lose(ConnectionLost(f"server closed the connection unexpectedly{reason}"))
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _lose(self, error: SubscriberError) -> None:
+        if self.error is not None:
+            return
+        self.error = error
+        if self._conversation is not None:
+            self._conversation.lost(error)
+        self._notify()
+        self.resume_writing()
+
+
+class _Query:
+    """The conversation of a simple query, until ReadyForQuery."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.results: list[Result] = []
+        self.error: ServerError | None = None
+        self.copy_ended = False
+        self.ready: asyncio.Future[None] = loop.create_future()
+        self.copying: asyncio.Future[None] = loop.create_future()
+        self._current = Result()
+
+    def received(self, kind: str, body: bytes) -> None:
+        match kind:
+            case "T":
+                self._current.columns = wire.read_columns(body)
+            case "D":
+                self._current.rows.append(wire.read_row(body))
+            case "C":
+                self._current.tag = wire.decode_text(body[:-1])
+                # A publisher that shuts down ends the stream with this alone, without CopyDone.
+                self.copy_ended = True
+                self._complete()
+            case "I":
+                self._complete()
+            case "G" | "H" | "W":
+                if not self.copying.done():
+                    self.copying.set_result(None)
+            case "c":
+                self.copy_ended = True
+            case "E":
+                self.error = ServerError(wire.read_fields(body))
+            case "Z":
+                self._finish(self.error)
+
+    def _complete(self) -> None:
+        self.results.append(self._current)
+        self._current = Result()
+
+    def lost(self, error: SubscriberError) -> None:
+        self._finish(error)
+
+    def _finish(self, error: SubscriberError | None) -> None:
+        for future in (self.copying, self.ready):
+            if future.done():
+                continue
+            if error is None:
+                future.set_result(None)
+            else:
+                future.set_exception(error)
+                future.exception()  # retrieved: nobody may be waiting for this one

@@ -1,0 +1,117 @@
+"""Every error this package raises on purpose, and what its reader can do about it.
+
+    SubscriberError
+    ├── ProtocolError        the bytes are damaged, or came out of order: reconnect once, then report
+    ├── ConninfoError        a connection string cannot be understood: correct it
+    ├── ConnectionLost       a server could not be reached, or went away: try again later
+    │   └── EndOfStream      the publisher ended the stream in good order
+    ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
+    ├── StatementError       a SUBSCRIPTION statement is wrong or refused: correct it
+    ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
+    │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
+    │   └── PublisherReplaced  another cluster, or one behind our progress, answers at that address
+    └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
+        ├── MappingError     the target has no table, column or identity for a change
+        └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
+
+A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
+the operator can do. None of ours carries a row value. `context` grows on the way up and is printed
+as CONTEXT lines, as PostgreSQL prints them.
+"""
+
+from __future__ import annotations
+
+
+class SubscriberError(Exception):
+    """An error with the parts PostgreSQL's own errors have.
+
+    `sqlstate` is five characters and decides how a worker goes on (worker/retry.py);
+    `detail` and `hint` are None when there is nothing to add.
+    """
+
+    sqlstate = "XX000"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        detail: str | None = None,
+        hint: str | None = None,
+        sqlstate: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.detail = detail
+        self.hint = hint
+        self.context: list[str] = []
+        if sqlstate is not None:
+            self.sqlstate = sqlstate
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        if self.detail:
+            lines.append(f"DETAIL:  {self.detail}")
+        if self.hint:
+            lines.append(f"HINT:  {self.hint}")
+        lines += [f"CONTEXT:  {line}" for line in self.context]
+        return "\n".join(lines)
+
+
+class ProtocolError(SubscriberError):
+    sqlstate = "08P01"
+
+
+class ConninfoError(SubscriberError):
+    sqlstate = "42601"
+
+
+class ConnectionLost(SubscriberError):
+    sqlstate = "08006"
+
+
+class EndOfStream(ConnectionLost):
+    """The publisher ended the change stream in good order: it is shutting down, or was asked to."""
+
+
+class ServerError(SubscriberError):
+    """An ErrorResponse. `fields` maps the protocol's one-letter codes to text."""
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        super().__init__(
+            fields.get("M", "the server reported an error without a message"),
+            detail=fields.get("D"),
+            hint=fields.get("H"),
+            sqlstate=fields.get("C", "XX000"),
+        )
+        self.fields = fields
+        self.severity = fields.get("V", fields.get("S", "ERROR"))
+        if where := fields.get("W"):
+            self.context.append(where)
+
+
+class StatementError(SubscriberError):
+    sqlstate = "42601"
+
+
+class PublisherError(SubscriberError):
+    sqlstate = "55000"
+
+
+class SlotLost(PublisherError):
+    sqlstate = "42704"
+
+
+class PublisherReplaced(PublisherError):
+    pass
+
+
+class ApplyError(SubscriberError):
+    sqlstate = "55000"
+
+
+class MappingError(ApplyError):
+    pass
+
+
+class StaleMapping(ApplyError):
+    pass

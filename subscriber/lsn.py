@@ -1,0 +1,34 @@
+"""Positions in the publisher's write-ahead log."""
+
+from __future__ import annotations
+
+import re
+
+_TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
+
+class Lsn(int):
+    """A byte position in WAL; 0 means "none". Prints as PostgreSQL does: two hex halves.
+
+    >>> Lsn.parse("16/B374D848")
+    Lsn('16/B374D848')
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, text: str) -> Lsn:
+        """Read the text form. PostgreSQL 19 pads the second half with zeros; both forms are read.
+
+        Raises ValueError for anything else.
+        """
+        match = _TEXT.fullmatch(text)
+        if match is None:
+            raise ValueError(f'invalid input syntax for type pg_lsn: "{text}"')
+        return cls((int(match[1], 16) << 32) | int(match[2], 16))
+
+    def __str__(self) -> str:
+        return f"{self >> 32:X}/{self & 0xFFFFFFFF:X}"
+
+    def __repr__(self) -> str:
+        return f"Lsn('{self}')"

@@ -1,0 +1,124 @@
+"""PostgreSQL's frontend/backend protocol, version 3: the messages of a session, as bytes.
+
+Only what a session needs after authentication. A message is a type byte, a length that counts
+itself but not the type byte, and a body. Building is one function a message; `body` arguments of
+the readers are without type byte and length.
+
+Source: src/include/libpq/protocol.h and the chapter "Message Formats" of the documentation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from struct import Struct
+
+from subscriber.protocol.reader import Reader
+
+ENCODING = "utf-8"
+ERRORS = "surrogateescape"  # an SQL_ASCII server sends what it has; it must come back unchanged
+
+HEADER = Struct(">cI")
+_INT16 = Struct(">H")
+_INT32 = Struct(">i")
+_BIND_HEAD = Struct(">cI")
+
+# No portal name, no row limit: every Execute runs its statement to the end.
+_EXECUTE = b"E\0\0\0\x09\0\0\0\0\0"
+SYNC = b"S\0\0\0\x04"
+FLUSH = b"H\0\0\0\x04"
+TERMINATE = b"X\0\0\0\x04"
+COPY_DONE = b"c\0\0\0\x04"
+NULL = b"\xff\xff\xff\xff"  # a parameter's length when it is NULL
+
+
+def encode_text(text: str) -> bytes:
+    return text.encode(ENCODING, ERRORS)
+
+
+def decode_text(data: bytes) -> str:
+    return data.decode(ENCODING, ERRORS)
+
+
+def message(kind: bytes, body: bytes) -> bytes:
+    return HEADER.pack(kind, len(body) + 4) + body
+
+
+def query(sql: str) -> bytes:
+    return message(b"Q", encode_text(sql) + b"\0")
+
+
+def parse(name: bytes, sql: str) -> bytes:
+    """Prepare `sql` under `name`; the server infers every parameter's type."""
+    return message(b"P", name + b"\0" + encode_text(sql) + b"\0\0\0")
+
+
+def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
+    """Run the prepared statement `name` once.
+
+    `formats` is the count (Int16) and one Int16 for each parameter, 0 text and 1 binary; or a zero
+    count, which means all text. `parameters` is the count and then each value with its Int32 length,
+    or NULL. Results come as text.
+    """
+    length = 4 + 1 + len(name) + 1 + len(formats) + len(parameters) + 2
+    return b"".join((_BIND_HEAD.pack(b"B", length), b"\0", name, b"\0", formats, parameters, b"\0\0", _EXECUTE))
+
+
+ALL_TEXT = _INT16.pack(0)
+
+
+def text_parameters(values: Sequence[str | None]) -> bytes:
+    """The `parameters` of bind_execute() for values that are all text or NULL."""
+    parts = [_INT16.pack(len(values))]
+    for value in values:
+        if value is None:
+            parts.append(NULL)
+        else:
+            data = encode_text(value)
+            parts += (_INT32.pack(len(data)), data)
+    return b"".join(parts)
+
+
+def copy_data(payload: bytes) -> bytes:
+    return HEADER.pack(b"d", len(payload) + 4) + payload
+
+
+def copy_fail(reason: str) -> bytes:
+    return message(b"f", encode_text(reason) + b"\0")
+
+
+def read_fields(body: bytes) -> dict[str, str]:
+    """The fields of an ErrorResponse or NoticeResponse: one-letter code to text."""
+    read = Reader(body, "ErrorResponse")
+    fields: dict[str, str] = {}
+    while (code := read.take(1)) != b"\0":
+        fields[decode_text(code)] = read.string()
+    return fields
+
+
+def read_columns(body: bytes) -> tuple[str, ...]:
+    """The column names of a RowDescription."""
+    read = Reader(body, "RowDescription")
+    names = []
+    for _ in range(read.uint(2)):
+        names.append(read.string())
+        read.take(18)  # table, attribute, type, its length and modifier, format
+    return tuple(names)
+
+
+def read_row(body: bytes) -> tuple[str | None, ...]:
+    """The values of a DataRow in text format; None is NULL."""
+    read = Reader(body, "DataRow")
+    row: list[str | None] = []
+    for _ in range(read.uint(2)):
+        length = read.uint(4)
+        row.append(None if length == 0xFFFFFFFF else decode_text(read.take(length)))
+    return tuple(row)
+
+
+def read_parameter_status(body: bytes) -> tuple[str, str]:
+    read = Reader(body, "ParameterStatus")
+    return read.string(), read.string()
+
+
+def close_statement(name: bytes) -> bytes:
+    return message(b"C", b"S" + name + b"\0")

@@ -1,0 +1,53 @@
+"""A subscription as the catalog stores it: the options of CREATE SUBSCRIPTION, by PostgreSQL's names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from subscriber.lsn import Lsn
+
+
+class Streaming(StrEnum):
+    """`pg_subscription.substream`; the values are the catalog's letters."""
+
+    OFF = "f"
+    ON = "t"
+    PARALLEL = "p"
+
+
+class TwoPhaseState(StrEnum):
+    """`pg_subscription.subtwophasestate`; the values are the catalog's letters."""
+
+    DISABLED = "d"
+    PENDING = "p"
+    ENABLED = "e"
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """One row of `subscriber.subscription`. Field comments say what None and empty mean."""
+
+    oid: int
+    name: str
+    owner: str  # role name
+    conninfo: str  # as the user wrote it: URI or key=value
+    publications: tuple[str, ...]
+    enabled: bool = True
+    slot_name: str | None = None  # None: SET (slot_name = NONE)
+    synchronous_commit: str = "off"
+    binary: bool = False
+    streaming: Streaming = Streaming.PARALLEL
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED
+    disable_on_error: bool = False
+    password_required: bool = True
+    run_as_owner: bool = False
+    origin: str = "any"  # any or none
+    failover: bool = False
+    skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
+    owner_is_superuser: bool = True
+
+    @property
+    def origin_name(self) -> str:
+        """The replication origin of the apply worker on the target."""
+        return f"pg_{self.oid}"

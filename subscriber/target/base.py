@@ -1,0 +1,39 @@
+"""What the apply loop asks of a target; target/postgres.py is the reference."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+
+
+class Target(Protocol):
+    """Changes in the order they are given, transactions whole and in commit order.
+
+    `change`, `empty` and `commit` may return before the target has done anything. A failure is raised by
+    any later call, or by watch(); nothing after the failed transaction may then become visible.
+    """
+
+    @property
+    def position(self) -> Lsn:
+        """The end of the last transaction given to commit()."""
+
+    async def map(self, remote: Relation) -> RelationMapping:
+        """Find the table for a published one. Raises MappingError."""
+
+    async def change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        """Apply one row's change, opening the target's transaction if this is the first."""
+
+    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
+        """Truncate all of `mappings` together."""
+
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """Commit the rows and the progress together; a no-op for a transaction without changes."""
+
+    async def settle(self) -> None:
+        """Wait until everything given so far has been done."""

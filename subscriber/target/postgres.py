@@ -1,0 +1,262 @@
+"""The apply session on a PostgreSQL target: the reference path, one statement for one change.
+
+Statements are pipelined: nothing here waits for an answer but introspection and settle(). The server
+works through them in order, so a remote transaction is one local transaction, committed in commit order.
+Why running ahead is safe is told in target/progress.py; why the shape of a table is checked inside each
+transaction, in target/relations.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from struct import Struct
+
+from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.connection.session import Session
+from subscriber.errors import ProtocolError, StaleMapping, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol import wire
+from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
+from subscriber.protocol.tuples import BINARY, UNCHANGED
+from subscriber.target import relations, statements
+from subscriber.target.progress import ProgressRow
+from subscriber.target.statements import OLD, Plan
+
+# What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
+SETTINGS = {
+    "session_replication_role": "replica",
+    "search_path": "",
+    "default_transaction_isolation": "read committed",  # others would fail where the executor waits
+    "row_security": "off",  # an error instead of rows silently left out
+    "enable_seqscan": "off",  # the built-in worker always uses the identity's index, however small the table
+    "plan_cache_mode": "force_generic_plan",  # every value of a key is searched for in the same way
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",  # 14+
+    "transaction_timeout": "0",  # 17+
+}
+_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
+
+_COUNT = Struct(">H").pack
+_LENGTH = Struct(">i").pack
+
+
+@dataclass(slots=True, eq=False)
+class Note:
+    """What a statement was for: goes with its error, and with an answer that needs attention."""
+
+    message: str  # the remote message's name, as "INSERT"
+    transaction: RemoteTransaction | None = None
+    mapping: RelationMapping | None = None
+    change: Message | None = None
+    plan: Plan | None = None
+
+
+Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
+_NO_ROW: Row = (b"", [])
+OnMissing = Callable[[RelationMapping, Update | Delete, RemoteTransaction], None]
+
+
+class PostgresTarget:
+    """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
+
+    def __init__(self, session: Session, origin: str, on_missing: OnMissing, on_commit: Callable[[int], None]) -> None:
+        """`on_missing` is told of rows that were not there, `on_commit` of each commit answered, by number."""
+        self.pipeline = Pipeline(session)
+        self.origin = origin
+        self.commits = 0  # sent
+        self._on_missing = on_missing
+        self._on_commit = on_commit
+        self._progress: ProgressRow
+        self._checked: set[int] = set()  # local relations whose shape this transaction has checked
+
+    @property
+    def position(self) -> Lsn:
+        return self._progress.position
+
+    def resume(self, progress: ProgressRow) -> None:
+        """Go on from this progress row; before the first commit()."""
+        self._progress = progress
+
+    async def configure(self, synchronous_commit: str) -> None:
+        """Make the session what an apply worker's is."""
+        version = self.pipeline.session.server_version
+        values = {n: v for n, v in SETTINGS.items() if version >= _SINCE.get(n, 0)}
+        for name, value in {**values, "synchronous_commit": synchronous_commit}.items():
+            self.pipeline.execute(
+                "SELECT pg_catalog.set_config($1, $2, false)",
+                parameters=wire.text_parameters((name, value)),
+                note=Note(f"SET {name}"),
+            )
+        await self.pipeline.settle()
+
+    async def map(self, remote: Relation) -> RelationMapping:
+        local = await relations.introspect(self.pipeline, remote.schema, remote.name)
+        return map_relation(remote, local)
+
+    async def change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        if not transaction.changed:
+            self.begin(transaction)
+        note = Note(change.message_type, transaction, mapping, change)
+        if isinstance(change, Insert):
+            self._insert(mapping, change, note)
+        elif isinstance(change, Update):
+            self._update(mapping, change, note)
+        else:
+            status, values = change.old.split()
+            self._run(statements.delete(mapping, status), _NO_ROW, (status, values), note)
+        if mapping.local.oid not in self._checked:
+            self._check_shape(mapping, note)
+        await self.pipeline.drain()
+
+    def _insert(self, mapping: RelationMapping, change: Insert, note: Note) -> None:
+        status, values = change.new.split()
+        _require_columns(mapping, status)
+        self._run(statements.insert(mapping), (status, values), _NO_ROW, note)
+
+    def _update(self, mapping: RelationMapping, change: Update, note: Note) -> None:
+        new = change.new.split()
+        old = change.old.split() if change.old is not None else _NO_ROW
+        _require_columns(mapping, new[0])
+        identity_changed = False
+        for index, column in enumerate(mapping.attributes):
+            if not column.identity_always or new[0][index] == UNCHANGED:
+                continue
+            in_key = mapping.search is None or index in mapping.search
+            if change.old is not None and in_key:
+                identity_changed = identity_changed or old[1][index] != new[1][index]
+            elif not in_key:
+                plan = statements.replace_if_changed(mapping, index, new[0])
+                self._run(plan, new, new, Note("UPDATE", note.transaction, mapping))
+        old_status = old[0] if change.old is not None else None
+        plan = statements.update(mapping, change.old_part, old_status, new[0], identity_changed)
+        self._run(plan, new, old, note)
+
+    def _run(
+        self,
+        plan: Plan,
+        new: Row,
+        old: Row,
+        note: Note,
+    ) -> None:
+        note.plan = plan
+        formats, parameters = _bind(plan, new, old)
+        self.pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self._answered)
+
+    def _check_shape(self, mapping: RelationMapping, note: Note) -> None:
+        local = mapping.local
+        self._checked.add(local.oid)
+        parameters = wire.text_parameters((str(local.oid), local.shape))
+        self.pipeline.execute(relations.CHECK_SHAPE, parameters=parameters, note=note)
+
+    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
+        if not transaction.changed:
+            self.begin(transaction)
+        note = Note(truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate)
+        sql = statements.truncate(mappings, restart_identity=truncate.restart_identity)
+        self.pipeline.execute(sql, note=note)
+        for mapping in mappings:
+            if mapping.local.oid not in self._checked:
+                self._check_shape(mapping, note)
+        await self.pipeline.drain()
+
+    def begin(self, transaction: RemoteTransaction) -> None:
+        """Open the target's transaction for this remote one."""
+        transaction.changed = True
+        self._checked.clear()
+        self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
+
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        if not transaction.changed:
+            return
+        note = Note("COMMIT", transaction)
+        self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
+        self.pipeline.execute("COMMIT", note=note)
+        self.commits += 1
+        number = self.commits
+        self.pipeline.sync(lambda: self._on_commit(number))
+        await self.pipeline.drain()
+
+    async def settle(self) -> None:
+        await self.pipeline.settle()
+
+    def _answered(self, note: object, tag: str, rows: Rows) -> None:
+        """A statement did not do what it should to exactly one row."""
+        assert isinstance(note, Note)
+        if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
+            return
+        if tag.split()[-1] != "0" or self.pipeline.error is not None:
+            return
+        if note.mapping.local.row_may_be_suppressed:
+            self._look_for(note)
+        else:
+            self._on_missing(note.mapping, note.change, note.transaction)
+
+    def _look_for(self, note: Note) -> None:
+        """Nothing was changed: is the row missing, or did a BEFORE trigger refuse?"""
+        mapping, change, transaction = note.mapping, note.change, note.transaction
+        assert mapping is not None
+        assert transaction is not None
+        assert isinstance(change, Update | Delete)
+        row = change.new if isinstance(change, Update) and change.old is None else change.old
+        assert row is not None
+        values = row.split()
+
+        def found(_note: object, tag: str, _rows: Rows) -> None:
+            if tag == "SELECT 0":
+                self._on_missing(mapping, change, transaction)
+
+        plan = statements.exists(mapping, OLD, values[0])
+        formats, parameters = _bind(plan, values, values)
+        self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=found)
+        self.pipeline.sync()
+
+    def explain(self, error: SubscriberError) -> SubscriberError:
+        """Add the CONTEXT of what was being done, or say that only the table's shape has changed."""
+        if error.sqlstate == relations.SHAPE_CHANGED:
+            return StaleMapping(error.message)
+        note = self.pipeline.failed_note
+        if isinstance(note, Note) and not error.context:
+            self.add_context(error, note)
+        return error
+
+    def add_context(self, error: SubscriberError, note: Note) -> None:
+        column = None
+        relation = None
+        if note.mapping is not None:
+            relation = note.mapping.label
+        error.context.append(error_context(self.origin, note.message, relation, column, note.transaction))
+
+
+def _bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
+    """The formats and parameters of bind_execute(): values as they came, text or binary."""
+    rows = (new, old)
+    parts = [_COUNT(len(plan.parameters))]
+    binary = []
+    for row, index in plan.parameters:
+        status, values = rows[row]
+        value = values[index]
+        if value is None:
+            parts.append(wire.NULL)
+        else:
+            parts.append(_LENGTH(len(value)))
+            parts.append(value)
+        binary.append(status[index] == BINARY)
+    formats = wire.ALL_TEXT
+    if any(binary):
+        formats = _COUNT(len(binary)) + b"".join(b"\0\1" if b else b"\0\0" for b in binary)
+    return formats, b"".join(parts)
+
+
+def _require_columns(mapping: RelationMapping, status: bytes) -> None:
+    """A row must have every column that the RELATION message announced."""
+    if len(status) < len(mapping.attributes):
+        raise ProtocolError(
+            f"logical replication column {len(status)} not found in tuple: only {len(status)} column(s) received"
+        )

@@ -1,0 +1,137 @@
+"""Target tables as the catalog has them, and a cheap way to see that one has changed since.
+
+A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows'
+versions (xmin) of its columns, indexes and triggers. A client gets no relcache invalidations, so the
+shape is compared on the server in each transaction, after the first change of the table has taken its
+lock: from then on nobody can alter the table before we commit. TRUNCATE and VACUUM do not change it.
+"""
+
+from __future__ import annotations
+
+import json
+
+from subscriber.apply.relation_map import LocalColumn, LocalRelation
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
+
+SHAPE_CHANGED = "SB001"  # SQLSTATE of our own, raised by the check
+
+_SHAPE = """
+concat_ws(' ', n.nspname, c.relname, c.relkind, c.relreplident, c.relowner, c.relrowsecurity, c.relforcerowsecurity,
+ (SELECT pg_catalog.string_agg(a.xmin::pg_catalog.text, ',' ORDER BY a.attnum)
+    FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), '/',
+ (SELECT pg_catalog.string_agg(pg_catalog.concat(i.indexrelid, ':', i.xmin), ',' ORDER BY i.indexrelid)
+    FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid), '/',
+ (SELECT pg_catalog.string_agg(t.xmin::pg_catalog.text, ',' ORDER BY t.oid)
+    FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid))
+"""
+
+CHECK_SHAPE = f"""
+SELECT CASE WHEN (SELECT {_SHAPE} FROM pg_catalog.pg_class c
+                  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::pg_catalog.oid) = $2
+       THEN true ELSE subscriber.raise_error('{SHAPE_CHANGED}', 'the target table has changed its shape') END
+"""
+
+# The operator by which the executor compares two values: that of the type's default btree operator
+# class, else of its default hash class (lookup_type_cache with TYPECACHE_EQ_OPR). Without one: null.
+_EQUALITY = """
+(SELECT pg_catalog.format('OPERATOR(%I.%s)', opn.nspname, o.oprname)
+   FROM pg_catalog.pg_opclass oc
+   JOIN pg_catalog.pg_amop ao ON ao.amopfamily = oc.opcfamily AND ao.amoplefttype = oc.opcintype
+    AND ao.amoprighttype = oc.opcintype AND ao.amopstrategy = CASE oc.opcmethod WHEN 403 THEN 3 ELSE 1 END
+   JOIN pg_catalog.pg_operator o ON o.oid = ao.amopopr
+   JOIN pg_catalog.pg_namespace opn ON opn.oid = o.oprnamespace
+  WHERE oc.opcdefault AND oc.opcmethod IN (403, 405)
+    AND (oc.opcintype = base.oid
+      OR oc.opcintype = CASE WHEN base.typtype = 'e' THEN 3500 WHEN base.typtype = 'r' THEN 3831
+                             WHEN base.typtype = 'm' THEN 4537 WHEN base.typtype = 'c' THEN 2249
+                             WHEN base.typcategory = 'A' AND base.typlen = -1 THEN 2277 END
+      OR oc.opcintype IN (SELECT ca.casttarget FROM pg_catalog.pg_cast ca
+                           WHERE ca.castsource = base.oid AND ca.castmethod = 'b' AND ca.castcontext = 'i'))
+  ORDER BY oc.opcintype = base.oid DESC, oc.opcmethod LIMIT 1)
+"""
+
+_INTROSPECT = f"""
+WITH RECURSIVE rel AS (
+  SELECT c.*, n.nspname, {_SHAPE} AS shape FROM pg_catalog.pg_class c
+    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
+domains (attnum, typid) AS (
+  SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute a, rel
+   WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+  SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd')
+SELECT pg_catalog.json_build_object(
+  'oid', rel.oid, 'kind', rel.relkind, 'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
+  'columns', (
+    SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
+             a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, {_EQUALITY},
+             a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum)
+      FROM pg_catalog.pg_attribute a
+      JOIN domains d ON d.attnum = a.attnum
+      JOIN pg_catalog.pg_type base ON base.oid = d.typid AND base.typtype <> 'd'
+     WHERE a.attrelid = rel.oid),
+  'identity', (
+    SELECT pg_catalog.json_agg(a.attname ORDER BY k.place)
+      FROM (SELECT i.indkey, i.indnkeyatts FROM pg_catalog.pg_index i
+             WHERE i.indrelid = rel.oid AND i.indisvalid AND i.indimmediate
+               AND (i.indisreplident OR i.indisprimary)
+             ORDER BY i.indisreplident DESC LIMIT 1) i,
+           pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
+      JOIN pg_catalog.pg_attribute a ON a.attrelid = rel.oid AND a.attnum = k.attnum
+     WHERE k.place <= i.indnkeyatts),
+  'suppressed', EXISTS (
+    SELECT FROM pg_catalog.pg_trigger t
+     WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0))
+  FROM rel
+"""
+
+_NOT_SUPPORTED = {
+    "v": "views",
+    "m": "materialized views",
+    "f": "foreign tables",
+    "S": "sequences",
+    "c": "composite types",
+    "i": "indexes",
+    "I": "partitioned indexes",
+    "t": "TOAST tables",
+}
+
+
+async def introspect(pipeline: Pipeline, schema: str, name: str) -> LocalRelation:
+    """The table a published table of that name is applied to.
+
+    Raises MappingError when there is none or it is neither a table nor a partitioned one.
+    Source: logicalrep_rel_open() in relation.c, CheckSubscriptionRelkind().
+    """
+    rows = await pipeline.rows(_INTROSPECT, schema, name)
+    if not rows:
+        raise MappingError(
+            f'logical replication target relation "{schema}.{name}" does not exist',
+            hint="Create the table on the target, or take it out of the publication and refresh the subscription.",
+        )
+    return parse_relation(schema, name, json.loads(rows[0][0] or "null"))
+
+
+def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRelation:
+    kind = str(found["kind"])
+    if kind not in ("r", "p"):
+        raise MappingError(
+            f'cannot use relation "{schema}.{name}" as logical replication target',
+            detail=f"This operation is not supported for {_NOT_SUPPORTED.get(kind, 'this kind of relation')}.",
+            sqlstate="42809",
+        )
+    columns = found["columns"] or []
+    identity = found["identity"] or []
+    assert isinstance(columns, list)
+    assert isinstance(identity, list)
+    return LocalRelation(
+        oid=int(str(found["oid"])),
+        schema=schema,
+        name=name,
+        partitioned=kind == "p",
+        owner=str(found["owner"]),
+        columns=tuple(LocalColumn(*column) for column in columns),
+        identity=tuple(identity),
+        shape=str(found["shape"]),
+        row_may_be_suppressed=bool(found["suppressed"]),
+    )

@@ -1,0 +1,223 @@
+"""One SQL statement for one change, with the semantics of the built-in apply worker's executor calls.
+
+Statements are texts with numbered parameters that have no declared type: the server infers each from
+where it stands, so a value goes through the column type's own input or receive function, and an
+assignment checks the column's length as INSERT does. An explicit cast would cut a varchar silently.
+
+Rules that are not obvious, each from a difference between SQL and the executor:
+
+- Only the first of several equal rows is changed (REPLICA IDENTITY FULL): the row is picked by ctid.
+- `IS NOT DISTINCT FROM` never uses an index, so a search for a NULL is its own statement with IS NULL.
+- Every column that was sent is set, changed or not, so that triggers FOR UPDATE OF see them;
+  a column that was not sent (unchanged TOAST) is left out.
+- UPDATE may not name a GENERATED ALWAYS identity column. One that identifies the row is left out while
+  it keeps its value; when it changes, the row is deleted and inserted again.
+- A numeric or time value of the publisher may be finer than the target's column; the row to find has
+  the rounded one. Such search values are cast to the column's type; texts and bits never, see above.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.errors import MappingError
+from subscriber.protocol.messages import OldPart
+from subscriber.protocol.tuples import NULL, UNCHANGED
+
+NEW, OLD = 0, 1  # which row of the change a parameter comes from
+
+_ROUNDED = ("numeric", "timestamp", "time", "interval")  # types whose modifier rounds instead of refusing
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A statement, and for each of its parameters the row and column it is taken from."""
+
+    sql: str
+    parameters: tuple[tuple[int, int], ...]
+    expect: bytes  # the command tag when exactly one row was there, with its NUL
+
+
+def quote(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def qualified(schema: str, name: str) -> str:
+    return f"{quote(schema)}.{quote(name)}"
+
+
+class _Builder:
+    """Collects parameters while a statement's text is put together."""
+
+    def __init__(self, mapping: RelationMapping) -> None:
+        self.mapping = mapping
+        self.parameters: list[tuple[int, int]] = []
+        local = mapping.local
+        self.table = qualified(local.schema, local.name)
+        self.only = self.table if local.partitioned else f"ONLY {self.table}"
+
+    def parameter(self, row: int, index: int) -> str:
+        self.parameters.append((row, index))
+        return f"${len(self.parameters)}"
+
+    def plan(self, sql: str, expect: bytes) -> Plan:
+        return Plan(sql, tuple(self.parameters), expect + b"\0")
+
+    def where_key(self, row: int, search: Sequence[int]) -> str:
+        return " AND ".join(self._equals(row, index) for index in search)
+
+    def where_row(self, row: int, status: bytes) -> str:
+        """Matches one row equal to all of `row`, by its place in the table."""
+        conditions = []
+        for index, column in enumerate(self.mapping.attributes):
+            if status[index] == NULL:
+                conditions.append(f"{quote(column.name)} IS NULL")
+            else:
+                conditions.append(self._equals(row, index))
+        conditions += [f"{quote(column.name)} IS NULL" for column in self.mapping.local_only]
+        where = " AND ".join(conditions) or "true"
+        place = "(tableoid, ctid)" if self.mapping.local.partitioned else "ctid"
+        columns = place.strip("()")
+        return f"{place} = (SELECT {columns} FROM {self.only} WHERE {where} LIMIT 1 FOR UPDATE)"
+
+    def _equals(self, row: int, index: int) -> str:
+        column = self.mapping.attributes[index]
+        if column.equality is None:
+            raise MappingError(f"could not identify an equality operator for type {column.type_name}", sqlstate="42883")
+        parameter = self.parameter(row, index)
+        if column.type_modifier >= 0 and column.type_name.startswith(_ROUNDED):
+            parameter += f"::{column.type_name}"
+        return f"{quote(column.name)} {column.equality} {parameter}"
+
+
+def insert(mapping: RelationMapping) -> Plan:
+    """Columns that the publisher does not have get their defaults."""
+    key = "insert"
+    if (plan := mapping.plans.get(key)) is None:
+        plan = mapping.plans[key] = _insert(mapping)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _insert(mapping: RelationMapping) -> Plan:
+    build = _Builder(mapping)
+    if not mapping.attributes:
+        return build.plan(f"INSERT INTO {build.table} DEFAULT VALUES", b"INSERT 0 1")
+    columns = ", ".join(quote(column.name) for column in mapping.attributes)
+    values = ", ".join(build.parameter(NEW, index) for index in range(len(mapping.attributes)))
+    sql = f"INSERT INTO {build.table} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({values})"
+    return build.plan(sql, b"INSERT 0 1")
+
+
+def update(
+    mapping: RelationMapping,
+    old_part: OldPart | None,
+    old_status: bytes | None,
+    new_status: bytes,
+    identity_changed: bool = False,
+) -> Plan:
+    """Find the row by the old row if one was sent, else by the new row's key, and set what was sent.
+
+    `identity_changed`: an identity column GENERATED ALWAYS gets another value. Raises MappingError when
+    the row cannot be identified.
+    """
+    search = mapping.search
+    # With a key only the pattern of sent columns decides the text; the whole old row also by its NULLs.
+    nulls = None if search is not None or old_status is None else bytes(s == NULL for s in old_status)
+    unchanged = bytes(s == UNCHANGED for s in new_status)
+    key = ("update", old_part is not None, nulls, unchanged, identity_changed)
+    if (plan := mapping.plans.get(key)) is None:
+        plan = mapping.plans[key] = _update(mapping, old_status, new_status, identity_changed)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def _update(mapping: RelationMapping, old_status: bytes | None, new_status: bytes, identity_changed: bool) -> Plan:
+    _require_search(mapping)
+    build = _Builder(mapping)
+    row = NEW if old_status is None else OLD
+    sent = [i for i in range(len(mapping.attributes)) if new_status[i] != UNCHANGED]
+    if identity_changed:
+        return _replace(build, row, old_status or new_status, sent)
+    sent = [i for i in sent if not mapping.attributes[i].identity_always]
+    if not sent:  # nothing that UPDATE may set: only see whether the row is there
+        return build.plan(
+            f"SELECT 1 FROM {build.only} WHERE {_where(build, row, old_status or new_status)} FOR UPDATE", b"SELECT 1"
+        )
+    sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
+    where = _where(build, row, old_status or new_status)
+    return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
+
+
+def _replace(build: _Builder, row: int, status: bytes, sent: list[int], condition: str = "") -> Plan:
+    """DELETE and INSERT in one statement, for what UPDATE is not allowed to do."""
+    mapping = build.mapping
+    given = {mapping.attributes[i].name: i for i in sent}
+    columns = [column.name for column in mapping.local.columns if not column.generated]
+    where = _where(build, row, status) + condition
+    values = ", ".join(
+        build.parameter(NEW, given[name]) if name in given else f"gone.{quote(name)}" for name in columns
+    )
+    names = ", ".join(quote(name) for name in columns)
+    return build.plan(
+        f"WITH gone AS (DELETE FROM {build.only} WHERE {where} RETURNING *) "
+        f"INSERT INTO {build.table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone",
+        b"INSERT 0 1",
+    )
+
+
+def replace_if_changed(mapping: RelationMapping, index: int, status: bytes) -> Plan:
+    """Give identity column `index` its new value if it has another one.
+
+    For a column that does not identify the row: its old value was not sent, so only the server can compare.
+    An UPDATE for the other columns follows. Returns no row count that means anything.
+    """
+    key = ("replace", index, bytes(s == UNCHANGED for s in status))
+    if (plan := mapping.plans.get(key)) is None:
+        _require_search(mapping)
+        build = _Builder(mapping)
+        name = quote(mapping.attributes[index].name)
+        condition = f" AND {name} <> {build.parameter(NEW, index)}"
+        sent = [i for i in range(len(mapping.attributes)) if status[i] != UNCHANGED]
+        plan = mapping.plans[key] = _replace(build, NEW, status, sent, condition)
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def delete(mapping: RelationMapping, old_status: bytes) -> Plan:
+    """Raises MappingError when the row cannot be identified."""
+    nulls = None if mapping.search is not None else bytes(s == NULL for s in old_status)
+    key = ("delete", nulls)
+    if (plan := mapping.plans.get(key)) is None:
+        _require_search(mapping)
+        build = _Builder(mapping)
+        plan = build.plan(f"DELETE FROM {build.only} WHERE {_where(build, OLD, old_status)}", b"DELETE 1")
+        mapping.plans[key] = plan
+    assert isinstance(plan, Plan)
+    return plan
+
+
+def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
+    """Whether the row an UPDATE or DELETE looked for is there: returns one row if so."""
+    build = _Builder(mapping)
+    return build.plan(f"SELECT 1 FROM {build.only} WHERE {_where(build, row, status)}", b"SELECT 1")
+
+
+def _where(build: _Builder, row: int, status: bytes) -> str:
+    search = build.mapping.search
+    return build.where_row(row, status) if search is None else build.where_key(row, search)
+
+
+def _require_search(mapping: RelationMapping) -> None:
+    if mapping.unsearchable is not None:
+        raise MappingError(mapping.unsearchable)
+
+
+def truncate(mappings: Sequence[RelationMapping], *, restart_identity: bool) -> str:
+    """All tables in one statement; never CASCADE, as the publisher has listed what it cascaded to."""
+    tables = ", ".join(
+        ("" if m.local.partitioned else "ONLY ") + qualified(m.local.schema, m.local.name) for m in mappings
+    )
+    return f"TRUNCATE TABLE {tables} {'RESTART' if restart_identity else 'CONTINUE'} IDENTITY RESTRICT"
