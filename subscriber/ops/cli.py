@@ -1,0 +1,202 @@
+"""The command `subscriber`.
+
+Only what --help needs is imported here; what a command needs is imported inside it. `--help` and `exec`
+have to answer within 0.3 s.
+
+Exit statuses: 0 done, 1 the answer is no (something differs, a check failed), 2 used wrongly,
+3 an error, printed as psql prints one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from subscriber.errors import SubscriberError
+from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
+from subscriber.ops.logs import LogFormat
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+FAILED = 3
+
+app = typer.Typer(
+    help="PostgreSQL's logical-replication subscriber, outside the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rich costs 0.1 s, and help is piped into less
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, passwords among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Target = Annotated[
+    str,
+    typer.Option(
+        help="The target database: a URI or key=value string.",
+        envvar=TARGET_VARIABLE,
+        metavar="DSN",
+        show_default=False,
+    ),
+]
+Source = Annotated[
+    str,
+    typer.Option(
+        help="The publisher's database: a URI or key=value string.",
+        envvar=SOURCE_VARIABLE,
+        metavar="DSN",
+        show_default=False,
+    ),
+]
+Publications = Annotated[
+    list[str], typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"subscriber {version('subscriber')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def _finish(function: Callable[..., Awaitable[int]], *args: Any, **kwargs: Any) -> None:
+    """Run a command to its end and exit with the status it returns."""
+    raise typer.Exit(run_async(function, *args, **kwargs))
+
+
+@app.command("exec")
+def exec_(
+    target: Target,
+    statements: Annotated[
+        str,
+        typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
+    ],
+) -> None:
+    """Run CREATE, ALTER and DROP SUBSCRIPTION as PostgreSQL 18 spells them.
+
+    Silent on success. NOTICE and WARNING lines go to stderr as psql prints them. After an error, which
+    exits 3, nothing is left half done. The role of the DSN owns the subscription.
+    """
+    from subscriber.ops.exec import run_statements
+
+    raise typer.Exit(run_statements(target, sys.stdin.read() if statements == "-" else statements))
+
+
+@app.command()
+def run(
+    target: Target,
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
+    debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
+) -> None:
+    """Run all enabled subscriptions of the target database until SIGTERM or Ctrl-C.
+
+    Changes of the catalog are noticed at once. Started twice on one database, the second waits and takes
+    over when the first is gone.
+    """
+    from subscriber import telemetry
+    from subscriber.ops.logs import configure
+    from subscriber.ops.run import run
+
+    configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
+    _finish(run, target)
+
+
+@app.command()
+def status(
+    target: Target,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these subscriptions.", metavar="[NAME]...", show_default=False)
+    ] = None,
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, with rates.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks with --watch.", min=0.1)] = 1.0,
+) -> None:
+    """Show the subscriptions: workers, lag in bytes and seconds, table states, what went wrong last."""
+    from subscriber.ops.status import show
+
+    _finish(show, target, names or [], json=json, watch=watch, interval=interval)
+
+
+@app.command()
+def tail(
+    source: Source,
+    publications: Publications,
+    slot: Annotated[
+        str | None,
+        typer.Option(help="Read this slot and confirm what was printed; otherwise a temporary one.", metavar="NAME"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many changes.", min=1)] = None,
+    json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or words for people.")] = True,
+) -> None:
+    """Print the decoded change stream of a publisher, one line for each change."""
+    from subscriber.ops.tail import follow
+
+    _finish(follow, source, publications, slot=slot, limit=limit, json=json)
+
+
+@app.command()
+def check(target: Target, source: Source, publications: Publications, json: Json = False) -> None:
+    """Look for what would keep a subscription from working, and say how to mend it; exits 1 if anything would."""
+    from subscriber.ops.check import run_checks
+
+    _finish(run_checks, target, source, publications, json=json)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[int, typer.Option(help="How long pgbench writes.", min=1)] = 20,
+    scale: Annotated[int, typer.Option(help="pgbench's scale: 100,000 accounts each.", min=1)] = 1,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the servers up until Ctrl-C and print their DSNs.")
+    ] = False,
+) -> None:
+    """Replicate between two servers of its own, kill the worker in the middle, compare both sides row by row.
+
+    Exits 1 if anything differs.
+    """
+    from subscriber.ops.demo import run_demo
+
+    _finish(run_demo, seconds=seconds, scale=scale, keep=keep)
+
+
+def _print_errors(*errors: BaseException) -> None:
+    """Print errors of ours as psql prints a server's, a group's members one by one."""
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            _print_errors(*error.exceptions)
+        else:
+            print(f"ERROR:  {error}", file=sys.stderr)
+
+
+def main() -> None:
+    """The entry point: errors of ours become psql's lines on stderr and status 3; a bug stays a traceback."""
+    try:
+        app()
+    except SubscriberError as error:
+        _print_errors(error)
+        sys.exit(FAILED)
+    except BaseExceptionGroup as group:
+        if group.split(SubscriberError)[1] is not None:
+            raise
+        _print_errors(group)
+        sys.exit(FAILED)
+    except BrokenPipeError:  # `subscriber tail | head`: whoever read us has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)

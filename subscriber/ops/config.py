@@ -1,0 +1,23 @@
+"""What the environment decides for the commands: where the servers are, and the event loop."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+# The variables that --target and --source are taken from when they are not given.
+TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
+SOURCE_VARIABLE = "SUBSCRIBER_SOURCE_DSN"
+
+
+def run_async(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Run a command's coroutine function to its end, on uvloop where that is installed."""
+    import anyio
+
+    options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}
+    return anyio.run(partial(function, *args, **kwargs), backend_options=options)
