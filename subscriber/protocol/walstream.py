@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import assert_never
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
@@ -105,6 +106,8 @@ def encode(message: XLogData | Keepalive | StandbyStatus) -> bytes:
                 return _KEEPALIVE.pack(KEEPALIVE, end, send_time, reply)
             case StandbyStatus(write, flush, apply, time, reply):
                 return _STANDBY_STATUS.pack(STANDBY_STATUS, write, flush, apply, time, reply)
+            case _:
+                assert_never(message)
     except struct.error as error:
         raise ValueError(f"{type(message).__name__} cannot be encoded: {error}") from None
 

@@ -11,7 +11,7 @@ from subscriber.lsn import Lsn
 DIRECTORY = Path(__file__).parent
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # each is one file: identity is enough, and hashes
 class Capture:
     """One recording: everything one slot sent of the same work, with one set of options."""
 

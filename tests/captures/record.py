@@ -159,7 +159,9 @@ async def work(*sessions: asyncpg.Connection[asyncpg.Record]) -> None:
         await sessions[session].execute(statement)
 
 
-async def record(connection: asyncpg.Connection[asyncpg.Record], version: str, mode: str, slot: str, options: dict[str, str]) -> None:
+async def record(
+    connection: asyncpg.Connection[asyncpg.Record], version: str, mode: str, slot: str, options: dict[str, str]
+) -> None:
     """Write the file of one mode."""
     wanted = {"publication_names": "pub", **options}
     arguments = [part for option in wanted.items() for part in option]
