@@ -57,7 +57,7 @@ class Libpq:
         return {o.keyword.decode(): o.envvar.decode() if o.envvar else None for o in self._all(options)}
 
     def _all(self, options: ctypes._Pointer[_Option]) -> list[_Option]:
-        found = []
+        found: list[_Option] = []
         while options[len(found)].keyword is not None:
             found.append(options[len(found)])
         return found

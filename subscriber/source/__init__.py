@@ -1,0 +1,1 @@
+"""The publisher: its slots, publications and tables, and the stream of changes."""

@@ -1,0 +1,248 @@
+"""Connecting to real servers, and to nothing at all."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from subscriber.connection.connect import connect, open_session
+from subscriber.connection.failures import ConnectError, libpq_message
+from subscriber.errors import ConnectionLost, ServerError
+from subscriber.ops.servers import Server, Servers
+from tests.plugins.fix_cluster import Database
+
+TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built without TLS
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port of 127.0.0.1 where nobody listens, and nobody will while the test runs."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        yield holder.getsockname()[1]
+
+
+def pairs(server: Server, **parameters: str) -> str:
+    found = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "dbname": "postgres", **parameters}
+    return " ".join(f"{keyword}='{value}'" for keyword, value in found.items())
+
+
+async def test_key_value_pairs_connect(publisher: Server) -> None:
+    connection = await connect(
+        pairs(publisher, options="-c work_mem=5MB -c datestyle=German"),
+        application_name="mine",
+        settings={"datestyle": "ISO"},
+    )
+    assert await connection.fetchval("SELECT current_setting('application_name')") == "mine"
+    assert await connection.fetchval("SELECT current_setting('work_mem')") == "5MB"
+    assert await connection.fetchval("SELECT current_setting('datestyle')") == "ISO, DMY"
+    await connection.close()
+
+
+async def test_the_connection_strings_own_application_name_wins(source_db: Database) -> None:
+    session = await open_session(source_db.dsn(application_name="theirs"), application_name="mine")
+    assert await session.rows("SELECT current_setting('application_name')") == [("theirs",)]
+    await session.close()
+
+
+async def test_a_walsender_answers_replication_commands_and_queries(source_db: Database) -> None:
+    session = await open_session(source_db.dsn(), replication=True)
+    ((_, timeline, _, dbname),) = await session.rows("IDENTIFY_SYSTEM")
+    assert (timeline, dbname) == ("1", source_db.name)
+    assert await session.rows("SELECT NULL, 'é'") == [(None, "é")]
+    await session.close()
+
+
+async def test_nobody_listening_is_a_lost_connection(closed_port: int) -> None:
+    with pytest.raises(ConnectionLost) as caught:
+        await connect(f"host=127.0.0.1 port={closed_port}")
+    assert caught.value.message == (
+        f'connection to server at "127.0.0.1", port {closed_port} failed: Connection refused'
+    )
+    assert caught.value.hint == "Is the server running on that host and accepting TCP/IP connections?"
+
+
+async def test_no_socket_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLost) as caught:
+        await connect("host=/no/such/directory")
+    assert caught.value.message == (
+        'connection to server on socket "/no/such/directory/.s.PGSQL.5432" failed: No such file or directory'
+    )
+
+
+async def test_an_unknown_name_is_a_lost_connection() -> None:
+    with pytest.raises(ConnectionLost) as caught:
+        await connect("host=nosuchhost.invalid")
+    assert caught.value.message.startswith('could not translate host name "nosuchhost.invalid" to address: ')
+
+
+async def test_a_silent_server_times_out() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        port = silent.getsockname()[1]
+        with pytest.raises(ConnectionLost) as caught:
+            await connect(f"host=127.0.0.1 port={port}", timeout=0.2)
+    assert caught.value.message == f'connection to server at "127.0.0.1", port {port} failed: timeout expired'
+
+
+async def test_a_refusal_carries_the_servers_words(publisher: Server) -> None:
+    with pytest.raises(ServerError) as caught:
+        await connect(pairs(publisher, dbname="doesnotexist"))
+    error = caught.value
+    assert (error.sqlstate, error.message) == ("3D000", 'database "doesnotexist" does not exist')
+    assert error.fields["V"] == "FATAL"
+    assert libpq_message(error) == (
+        f'connection to server at "127.0.0.1", port {publisher.port} failed: '
+        'FATAL:  database "doesnotexist" does not exist'
+    )
+
+
+async def test_the_next_host_is_tried(publisher: Server, closed_port: int) -> None:
+    connection = await connect(
+        pairs(publisher, host="127.0.0.1,127.0.0.1", port=f"{closed_port},{publisher.port}"), replication=True
+    )
+    connection.terminate()
+    with pytest.raises(ConnectionLost) as caught:
+        await connect(f"host=127.0.0.1,127.0.0.2 port={closed_port}")
+    assert caught.value.message.count("Connection refused") == 2
+
+
+async def test_hostaddr_is_dialled(publisher: Server) -> None:
+    connection = await connect(pairs(publisher, host="nosuchhost.invalid", hostaddr="127.0.0.1"))
+    connection.terminate()
+
+
+async def test_keepalives_reach_the_socket(publisher: Server) -> None:
+    given = {"keepalives_idle": "31", "keepalives_interval": "7", "keepalives_count": "3", "tcp_user_timeout": "5000"}
+    session = await open_session(pairs(publisher, **given))
+    sock = session.transport.get_extra_info("socket")
+    assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 31
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 7
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
+    assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+    await session.close()
+
+
+@pytest.mark.parametrize("replication", [False, True])
+async def test_the_session_is_what_was_asked_for(publisher: Server, replication: bool) -> None:
+    for attribute in ("any", "read-write", "primary", "prefer-standby"):
+        connection = await connect(pairs(publisher, target_session_attrs=attribute), replication=replication)
+        connection.terminate()
+    where = f'connection to server at "127.0.0.1", port {publisher.port} failed: '
+    for attribute, complaint in (
+        ("read-only", "session is not read-only"),
+        ("standby", "server is not in hot standby mode"),
+    ):
+        with pytest.raises(ConnectionLost) as caught:
+            await connect(pairs(publisher, target_session_attrs=attribute), replication=replication)
+        assert caught.value.message == where + complaint
+    options = "-c default_transaction_read_only=on"
+    with pytest.raises(ConnectionLost) as caught:
+        await connect(pairs(publisher, target_session_attrs="read-write", options=options), replication=replication)
+    assert caught.value.message == where + "session is read-only"
+
+
+async def test_a_password_is_checked_and_shown_to_nobody(publisher: Server, tmp_path: Path) -> None:
+    root = await connect(pairs(publisher))
+    await root.execute("CREATE ROLE password_test LOGIN REPLICATION PASSWORD 'right'")
+    hba = publisher.data / "pg_hba.conf"
+    before = hba.read_text()
+    hba.write_text("host all password_test all scram-sha-256\n" + before)
+    try:
+        await publisher.reload()
+        await root.fetchval("SELECT pg_sleep(0.2)")  # until the postmaster has read it
+        with pytest.raises(ConnectError) as caught:
+            await connect(pairs(publisher, user="password_test", password="hunter2"))
+        assert caught.value.sqlstate == "28P01"
+        assert "hunter2" not in str(caught.value)
+        (await connect(pairs(publisher, user="password_test", password="right"), replication=True)).terminate()
+        file = tmp_path / "passwords"
+        file.write_text(f"127.0.0.1:{publisher.port}:*:password_test:right\n")
+        file.chmod(0o600)
+        (await connect(pairs(publisher, user="password_test", passfile=str(file)))).terminate()
+    finally:
+        hba.write_text(before)
+        await publisher.reload()
+        await root.execute("DROP ROLE password_test")
+        await root.close()
+
+
+# --- TLS ------------------------------------------------------------------------------------------
+
+
+def make_certificates(folder: Path) -> None:
+    """A certificate authority, one that nobody trusts, and a server certificate for db.example.org."""
+
+    def openssl(*arguments: str) -> None:
+        subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
+
+    for authority in ("root", "stranger"):
+        openssl(
+            *("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", f"/CN={authority}"),
+            *("-keyout", f"{authority}.key", "-out", f"{authority}.crt"),
+        )
+    openssl(
+        *("req", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=db.example.org"),
+        *("-keyout", "server.key", "-out", "server.csr"),
+    )
+    (folder / "names").write_text("subjectAltName=DNS:db.example.org\n")
+    openssl(
+        *("x509", "-req", "-in", "server.csr", "-CA", "root.crt", "-CAkey", "root.key", "-CAcreateserial"),
+        *("-days", "2", "-extfile", "names", "-out", "server.crt"),
+    )
+
+
+@pytest.fixture
+def certificates(tmp_path: Path) -> Path:
+    if not (TLS_BIN / "postgres").exists():
+        pytest.skip(f"there is no PostgreSQL with TLS at {TLS_BIN}")
+    try:
+        make_certificates(tmp_path)
+    except FileNotFoundError:
+        pytest.skip("there is no openssl command to make certificates with")
+    return tmp_path
+
+
+async def test_tls_is_verified_as_libpq_verifies_it(servers: Servers, certificates: Path) -> None:
+    server = await servers.create("tls", bin=TLS_BIN)
+    for name in ("server.key", "server.crt"):
+        (server.data / name).write_bytes((certificates / name).read_bytes())
+        (server.data / name).chmod(0o600)
+        subprocess.run(["chown", f"{server.account.uid}:{server.account.gid}", server.data / name], check=True)
+    await server.start(ssl="on")
+
+    async def encrypted(**parameters: str) -> bool:
+        session = await open_session(pairs(server, **parameters), replication=True)
+        used = session.transport.get_extra_info("ssl_object") is not None
+        assert used == ((await session.rows("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()")) == [("t",)])
+        await session.close()
+        return used
+
+    root, stranger = str(certificates / "root.crt"), str(certificates / "stranger.crt")
+    assert not await encrypted(sslmode="disable")
+    assert await encrypted(sslmode="prefer")
+    assert await encrypted(sslmode="require")
+    assert await encrypted(sslmode="verify-ca", sslrootcert=root)
+    by_name = {"host": "db.example.org", "hostaddr": "127.0.0.1"}
+    assert await encrypted(sslmode="verify-full", sslrootcert=root, **by_name)
+
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):
+        await encrypted(sslmode="verify-ca", sslrootcert=stranger)
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):  # with a root, require verifies too
+        await encrypted(sslmode="require", sslrootcert=stranger)
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):  # right authority, wrong name
+        await encrypted(sslmode="verify-full", sslrootcert=root)
+    with pytest.raises(ConnectionLost, match="certificate verify failed"):
+        await encrypted(sslmode="verify-full", sslrootcert="system", **by_name)
+
+
+async def test_a_server_without_tls_is_refused_when_tls_is_required(publisher: Server) -> None:
+    with pytest.raises(ConnectionLost) as caught:
+        await connect(pairs(publisher, sslmode="require"))
+    assert caught.value.message.endswith("failed: server does not support SSL, but SSL was required")
