@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.ops.servers import Servers, ServersError, temporary_servers
+from subscriber.ops.servers import Servers, ServersError, embedded_bin, temporary_servers
 from tests.plugins.fix_cluster import Database
 
 
@@ -71,3 +72,17 @@ async def test_databases_are_fresh_and_logical(source_db: Database, target_db: D
     await source_db.value("SELECT slot_name FROM pg_create_logical_replication_slot($1, 'pgoutput')", source_db.name)
     await source_db.wait_for("SELECT count(*) FROM t", 2)
     assert source_db.server.port != target_db.server.port
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root runs servers as somebody else")
+async def test_programs_that_the_servers_account_cannot_reach_are_copied(tmp_path: Path) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0o700)
+    wheel = embedded_bin().parent.parent
+    for part in (wheel, wheel.with_name(f"{wheel.name}.libs")):
+        shutil.copytree(part, closed / part.name, symlinks=True)
+    async with temporary_servers(closed / wheel.name / "pginstall" / "bin") as servers:
+        server = await servers.create("one")
+        await server.start()
+        assert await server.program("psql", "-Atc", "SELECT 1") == "1\n"
+        assert closed not in server.bin.parents
