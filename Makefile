@@ -28,7 +28,6 @@ $(STAMP): requirements.lock pyproject.toml Makefile
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
-	@mkdir -p migrations
 	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
 	@touch $@
 
