@@ -1,0 +1,192 @@
+"""Options: values, defaults, and PostgreSQL's objections."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subscriber.catalog import options
+from subscriber.catalog.options import Options, merge_publications, parse_options, refuse_unsupported
+from subscriber.catalog.statements import AlterOptions, Option, parse
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.subscription import Streaming
+
+
+def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> Options:
+    (statement,) = parse(f"ALTER SUBSCRIPTION s SET ({text})")
+    assert isinstance(statement, AlterOptions)
+    return parse_options(statement.options, supported)
+
+
+def test_defaults_are_postgresql_18s() -> None:
+    parsed = parse_options((), options.FOR_CREATE)
+    assert parsed == Options()
+    assert parsed.streaming is Streaming.PARALLEL
+    assert parsed.password_required
+    assert not parsed.two_phase
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "value"),
+    [
+        *[(f"binary{form}", "binary", True) for form in ("", " = true", " = on", " = 1", " = 'ON'", " = True")],
+        *[(f"binary = {form}", "binary", False) for form in ("false", "off", "0", "'False'")],
+        ("streaming", "streaming", Streaming.ON),
+        ("streaming = on", "streaming", Streaming.ON),
+        ("streaming = 0", "streaming", Streaming.OFF),
+        ("streaming = Parallel", "streaming", Streaming.PARALLEL),
+        ("slot_name = NONE, connect = false", "slot_name", None),
+        ("slot_name = 'none', connect = false", "slot_name", None),
+        ("slot_name = a1_", "slot_name", "a1_"),
+        ("slot_name = 7", "slot_name", "7"),
+        ("synchronous_commit = Remote_Apply", "synchronous_commit", "remote_apply"),
+        ("synchronous_commit = 'LOCAL'", "synchronous_commit", "LOCAL"),
+        ("synchronous_commit = 1", "synchronous_commit", "1"),
+        ("origin = 'NONE'", "origin", "NONE"),
+        ("origin = any", "origin", "any"),
+        ("connect = false", "copy_data", False),
+        ("connect = false", "enabled", False),
+        ("connect = false, create_slot = false", "create_slot", False),
+    ],
+)
+def test_values(text: str, name: str, value: object) -> None:
+    assert getattr(read(text), name) == value
+
+
+BOOLEANS = sorted(options.FOR_CREATE - {"slot_name", "synchronous_commit", "streaming", "origin"})
+EXCLUSIVE = "are mutually exclusive options"
+SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "hint", "sqlstate"),
+    [
+        *[(f"{name} = foo", f"{name} requires a Boolean value", None, "42601") for name in BOOLEANS],
+        ("binary = 2", "binary requires a Boolean value", None, "42601"),
+        ("binary = '1'", "binary requires a Boolean value", None, "42601"),
+        ("streaming = foo", 'streaming requires a Boolean value or "parallel"', None, "42601"),
+        ("streaming = 2", 'streaming requires a Boolean value or "parallel"', None, "42601"),
+        ("slot_name", "slot_name requires a parameter", None, "42601"),
+        ("slot_name = ''", 'replication slot name "" is too short', None, "42602"),
+        ("slot_name = 'A'", 'replication slot name "A" contains invalid character', SLOT_HINT, "42602"),
+        (f"slot_name = '{'a' * 64}'", f'replication slot name "{"a" * 64}" is too long', None, "42622"),
+        (
+            "synchronous_commit = foobar",
+            'invalid value for parameter "synchronous_commit": "foobar"',
+            "Available values: local, remote_write, remote_apply, on, off.",
+            "22023",
+        ),
+        ("origin = foo", 'unrecognized origin value: "foo"', None, "22023"),
+        ("refresh = false", 'unrecognized subscription parameter: "refresh"', None, "42601"),
+        ('"Binary"', 'unrecognized subscription parameter: "Binary"', None, "42601"),
+        ("binary, binary", "conflicting or redundant options", None, "42601"),
+        *[
+            (f"connect = false, {name} = true", f"connect = false and {name} = true {EXCLUSIVE}", None, "42601")
+            for name in ("copy_data", "enabled", "create_slot")
+        ],
+        ("slot_name = NONE, enabled = true", f"slot_name = NONE and enabled = true {EXCLUSIVE}", None, "42601"),
+        (
+            "slot_name = NONE, enabled = false, create_slot = true",
+            f"slot_name = NONE and create_slot = true {EXCLUSIVE}",
+            None,
+            "42601",
+        ),
+        ("slot_name = NONE", "subscription with slot_name = NONE must also set enabled = false", None, "42601"),
+        (
+            "slot_name = NONE, enabled = false",
+            "subscription with slot_name = NONE must also set create_slot = false",
+            None,
+            "42601",
+        ),
+        (
+            "slot_name = NONE, create_slot = false",
+            "subscription with slot_name = NONE must also set enabled = false",
+            None,
+            "42601",
+        ),
+    ],
+)  # fmt: skip
+def test_objections(text: str, message: str, hint: str | None, sqlstate: str) -> None:
+    with pytest.raises(StatementError) as caught:
+        read(text)
+    error = caught.value
+    assert (error.message, error.hint, error.sqlstate) == (message, hint, sqlstate)
+
+
+@pytest.mark.parametrize(
+    ("supported", "allowed", "refused"),
+    [
+        (options.FOR_SET, "slot_name = NONE", "create_slot = false"),
+        (options.FOR_SET, "failover", "enabled"),
+        (options.FOR_PUBLICATIONS, "copy_data, refresh = off", "binary"),
+        (options.FOR_REFRESH, "copy_data = false", "refresh"),
+        (options.FOR_SKIP, "lsn = NONE", "slot_name = x"),
+    ],
+)
+def test_each_statement_has_its_own_options(supported: frozenset[str], allowed: str, refused: str) -> None:
+    read(allowed, supported)
+    with pytest.raises(StatementError, match=f'unrecognized subscription parameter: "{refused.split()[0]}"'):
+        read(refused, supported)
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "sqlstate"),
+    [
+        ("lsn = '0/0'", "invalid WAL location (LSN): 0/0", "22023"),
+        ("lsn = foo", 'invalid input syntax for type pg_lsn: "foo"', "22P02"),
+        ("lsn", "lsn requires a parameter", "42601"),
+    ],
+)
+def test_positions_to_skip(text: str, message: str, sqlstate: str) -> None:
+    assert read("lsn = '0/12345'", options.FOR_SKIP).lsn == Lsn(0x12345)
+    with pytest.raises(StatementError) as caught:
+        read(text, options.FOR_SKIP)
+    assert (caught.value.message, caught.value.sqlstate) == (message, sqlstate)
+
+
+def test_two_phase_is_refused_by_name() -> None:
+    refuse_unsupported(read("two_phase = false"))
+    with pytest.raises(StatementError, match='"two_phase" is not supported yet'):
+        refuse_unsupported(read("two_phase"))
+
+
+@pytest.mark.parametrize(
+    ("add", "names", "merged"),
+    [
+        (True, ("c",), ("a", "b", "c")),
+        (False, ("a",), ("b",)),
+        (True, ("b",), 'publication "b" is already in subscription "s"'),
+        (True, ("c", "c"), 'publication name "c" used more than once'),
+        (False, ("b", "b"), 'publication name "b" used more than once'),
+        (False, ("c",), 'publication "c" is not in subscription "s"'),
+        (False, ("b", "a"), "cannot drop all the publications from a subscription"),
+    ],
+)
+def test_adding_and_dropping_publications(add: bool, names: tuple[str, ...], merged: tuple[str, ...] | str) -> None:
+    if isinstance(merged, tuple):
+        assert merge_publications(("a", "b"), names, add=add, subscription="s") == merged
+    else:
+        with pytest.raises(StatementError) as caught:
+            merge_publications(("a", "b"), names, add=add, subscription="s")
+        assert caught.value.message == merged
+
+
+@given(
+    st.lists(
+        st.builds(
+            Option,
+            st.sampled_from([*sorted(options.FOR_CREATE), "lsn", "refresh", "other"]),
+            st.one_of(st.none(), st.integers(-2, 2), st.sampled_from(["none", "on", "off", "0/1", "x"]), st.text()),
+        ),
+        max_size=4,
+    )
+)
+def test_nothing_but_statement_errors_comes_out(given_options: list[Option]) -> None:
+    for supported in (options.FOR_CREATE, options.FOR_SET, options.FOR_SKIP, options.FOR_PUBLICATIONS):
+        try:
+            parsed = parse_options(given_options, supported)
+        except StatementError:
+            continue
+        assert parsed.specified == {option.name for option in given_options}
