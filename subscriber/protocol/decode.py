@@ -4,9 +4,10 @@ Nothing in a message says whether it stands inside a stream block, where R Y I U
 their first byte, or whether parallel streaming was negotiated, which makes A longer. The Decoder knows
 both, and only these two: whether a message may come now is for its reader to judge.
 
-INSERT, UPDATE and DELETE come by the million. They are read here with precompiled layouts and without a
-Reader: an index or a layout that leaves the bytes raises by itself and becomes a ProtocolError in one
-place, so the good case pays nothing for it. Everything else goes through Reader.
+Changes of rows come by the million, and so do the BEGIN and COMMIT of small transactions. They are read
+with precompiled layouts and without a Reader: an index or a layout that leaves the bytes raises by itself
+and becomes a ProtocolError in one place, so the good case pays nothing for it. Everything else goes
+through Reader.
 
 Source: the logicalrep_read_* functions of proto.c; like them, flags nobody has defined are an error.
 """
@@ -55,9 +56,9 @@ _OLD_PARTS = {_KEY: OldPart.KEY, _ROW: OldPart.ROW}
 _change = struct.Struct(">IBH").unpack_from
 _streamed_change = struct.Struct(">IIBH").unpack_from
 _next_row = struct.Struct(">BH").unpack_from
-
 _BEGIN = struct.Struct(">QqI")
 _COMMIT = struct.Struct(">BQQq")
+
 _STREAM_START = struct.Struct(">IB")
 _STREAM_COMMIT = struct.Struct(">IBQQq")
 _STREAM_ABORT = struct.Struct(">II")
@@ -96,9 +97,9 @@ class Decoder:
         if type(data) is not bytes:
             data = bytes(data)
         try:
-            change = _CHANGES.get(data[pos])
-            if change is not None:
-                return change(data, pos + 1, self.in_block)
+            frequent = _frequent(data[pos])
+            if frequent is not None:
+                return frequent(data, pos + 1, self.in_block)
         except (IndexError, struct.error):
             raise _cut_off(data, pos) from None
         return self._decode_rare(data, pos)
@@ -139,7 +140,23 @@ def _valid_xid(xid: int) -> int:
     return xid
 
 
-# --- changes of rows: `pos` is after the first byte; IndexError and struct.error mean "too short" ---
+# --- the frequent ones: `pos` is after the first byte; IndexError and struct.error mean "too short" ---
+
+
+def _begin(data: bytes, pos: int, in_block: bool) -> Begin:
+    final_lsn, commit_time, xid = _BEGIN.unpack_from(data, pos)
+    if len(data) != pos + 20:
+        raise left_over("BEGIN", len(data) - pos - 20)
+    return Begin(non_zero_lsn(final_lsn, "final_lsn", "BEGIN"), commit_time, xid)
+
+
+def _commit(data: bytes, pos: int, in_block: bool) -> Commit:
+    flags, commit_lsn, end_lsn, commit_time = _COMMIT.unpack_from(data, pos)
+    if len(data) != pos + 25:
+        raise left_over("COMMIT", len(data) - pos - 25)
+    if flags:
+        raise _unrecognized_flags(flags, "COMMIT")
+    return Commit(Lsn(commit_lsn), Lsn(end_lsn), commit_time)
 
 
 def _insert(data: bytes, pos: int, in_block: bool) -> Insert:
@@ -213,6 +230,10 @@ def _unexpected_row(name: str, expected: str, marker: int) -> ProtocolError:
     return ProtocolError(f"expected the row marker {expected} in {name} message, got {chr(marker)!r}")
 
 
+def _unrecognized_flags(flags: int, name: str) -> ProtocolError:
+    return ProtocolError(f"unrecognized flags {flags} in {name} message")
+
+
 def _wrong_end(name: str, data: bytes, end: int) -> ProtocolError:
     if end < len(data):
         return left_over(name, len(data) - end)
@@ -227,18 +248,7 @@ def _wrong_end(name: str, data: bytes, end: int) -> ProtocolError:
 
 def _zero_flags(flags: int, read: Reader) -> None:
     if flags:
-        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
-
-
-def _begin(read: Reader) -> Begin:
-    final_lsn, commit_time, xid = read.fields(_BEGIN)
-    return Begin(non_zero_lsn(final_lsn, "final_lsn", read.name), commit_time, xid)
-
-
-def _commit(read: Reader) -> Commit:
-    flags, commit_lsn, end_lsn, commit_time = read.fields(_COMMIT)
-    _zero_flags(flags, read)
-    return Commit(Lsn(commit_lsn), Lsn(end_lsn), commit_time)
+        raise _unrecognized_flags(flags, read.name)
 
 
 def _origin(read: Reader) -> Origin:
@@ -361,7 +371,7 @@ def _type(read: Reader, xid: int | None) -> Type:
 def _truncate(read: Reader, xid: int | None) -> Truncate:
     nrelids, flags = read.fields(_TRUNCATE)
     if flags & ~(_TRUNCATE_CASCADE | _TRUNCATE_RESTART_IDENTITY):
-        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
+        raise _unrecognized_flags(flags, read.name)
     relids = read.take(4 * nrelids)  # before anything is built: the count may be nonsense
     return Truncate(
         xid,
@@ -374,17 +384,20 @@ def _truncate(read: Reader, xid: int | None) -> Truncate:
 def _message(read: Reader, xid: int | None) -> LogicalMessage:
     flags, lsn = read.fields(_MESSAGE)
     if flags > 1:
-        raise ProtocolError(f"unrecognized flags {flags} in {read.name} message")
+        raise _unrecognized_flags(flags, read.name)
     prefix = read.string()
     length = read.uint(4)
     return LogicalMessage(xid, flags == 1, Lsn(lsn), prefix, read.take(length))
 
 
-_CHANGES: dict[int, Callable[[bytes, int, bool], Insert | Update | Delete]] = {
+_FREQUENT: dict[int, Callable[[bytes, int, bool], Message]] = {
     0x49: _insert,  # I
     0x55: _update,  # U
     0x44: _delete,  # D
+    0x42: _begin,  # B
+    0x43: _commit,  # C
 }
+_frequent = _FREQUENT.get
 
 _PREFIXED: dict[int, Callable[[Reader, int | None], Message]] = {
     0x52: _relation,  # R
@@ -394,8 +407,6 @@ _PREFIXED: dict[int, Callable[[Reader, int | None], Message]] = {
 }
 
 _RARE: dict[int, Callable[[Reader], Message]] = {
-    0x42: _begin,  # B
-    0x43: _commit,  # C
     0x4F: _origin,  # O
     0x53: _stream_start,  # S
     0x45: _stream_stop,  # E

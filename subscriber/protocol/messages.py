@@ -37,7 +37,8 @@ class ReplicaIdentity(StrEnum):
     INDEX = "i"
 
 
-@dataclass(frozen=True, slots=True)
+# Begin, Commit and the changes of rows come by the million: slots, but not frozen (see TupleData).
+@dataclass(slots=True)
 class Begin:
     """A transaction starts; it is sent whole, after its commit."""
 
@@ -49,7 +50,7 @@ class Begin:
     xid: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Commit:
     """The transaction that Begin opened ends."""
 
@@ -120,7 +121,6 @@ class Type:
         return self.namespace or "pg_catalog"
 
 
-# The next three come by the million: slots, but not frozen (see TupleData).
 @dataclass(slots=True)
 class Insert:
     """A new row."""
