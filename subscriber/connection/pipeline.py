@@ -52,7 +52,11 @@ class Pipeline:
         self._pending: deque[_Pending] = deque()
         self._rows: Rows = []
         self._settled: asyncio.Future[None] | None = None
-        session.begin(self)
+        self.attach()
+
+    def attach(self) -> None:
+        """Take the session back after a simple query or a COPY was run on it."""
+        self.session.begin(self)
 
     # --- sending --------------------------------------------------------------------------------
 

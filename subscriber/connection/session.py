@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
-from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -138,26 +137,21 @@ class Session(asyncio.BufferedProtocol):
 
     # --- COPY -----------------------------------------------------------------------------------
 
-    async def copy_out(self, sql: str) -> AsyncGenerator[bytes, None]:
-        """The data of a COPY … TO STDOUT, in chunks that may join or split rows nowhere.
+    async def copy_out(self, sql: str) -> AsyncGenerator[list[bytes], None]:
+        """The data of a COPY … TO STDOUT: lists of CopyData payloads, one row each, more or less.
 
-        Each chunk is a run of whole CopyData payloads; their boundaries mean nothing to COPY FROM.
+        Their boundaries mean nothing to COPY FROM, so they may be joined.
         """
         query = self._start_query(sql)
         await query.copying
-        async with aclosing(self._copied_until(query)) as chunks:
-            async for chunk in chunks:
-                yield chunk
-        await query.ready
-
-    async def _copied_until(self, query: _Query) -> AsyncGenerator[bytes, None]:
         while True:
             if self._copied:
-                yield b"".join(self._take())
+                yield self._take()
             elif query.ready.done():
-                return
+                break
             else:
                 await self._wait(query.ready)
+        await query.ready
 
     async def copy_in(self, sql: str, chunks: AsyncIterable[bytes]) -> str:
         """Feed a COPY … FROM STDIN; the command tag. An error in `chunks` fails the COPY and is raised."""

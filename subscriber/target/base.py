@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from subscriber.apply.context import RemoteTransaction
@@ -32,8 +33,13 @@ class Target(Protocol):
     async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
         """Truncate all of `mappings` together."""
 
-    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        """Commit the rows and the progress together; a no-op for a transaction without changes."""
+    async def commit(
+        self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]
+    ) -> None:
+        """Commit the rows and the progress together; `on_committed` is called once that has succeeded.
+
+        Only for a transaction that changed something.
+        """
 
     async def settle(self) -> None:
         """Wait until everything given so far has been done."""

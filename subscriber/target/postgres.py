@@ -64,13 +64,11 @@ OnMissing = Callable[[RelationMapping, Update | Delete, RemoteTransaction], None
 class PostgresTarget:
     """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
 
-    def __init__(self, session: Session, origin: str, on_missing: OnMissing, on_commit: Callable[[int], None]) -> None:
-        """`on_missing` is told of rows that were not there, `on_commit` of each commit answered, by number."""
+    def __init__(self, session: Session, origin: str, on_missing: OnMissing) -> None:
+        """`on_missing` is told of rows that were not there."""
         self.pipeline = Pipeline(session)
         self.origin = origin
-        self.commits = 0  # sent
         self._on_missing = on_missing
-        self._on_commit = on_commit
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
 
@@ -172,15 +170,13 @@ class PostgresTarget:
         self._checked.clear()
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
-    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        if not transaction.changed:
-            return
+    async def commit(
+        self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]
+    ) -> None:
         note = Note("COMMIT", transaction)
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
-        self.commits += 1
-        number = self.commits
-        self.pipeline.sync(lambda: self._on_commit(number))
+        self.pipeline.sync(on_committed)
         await self.pipeline.drain()
 
     async def settle(self) -> None:

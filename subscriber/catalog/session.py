@@ -1,0 +1,58 @@
+"""A connection to the target's catalog, shared by the launcher's tasks; asyncpg's errors become ours in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import anyio
+import asyncpg
+
+from subscriber.connection.connect import connect
+from subscriber.connection.failures import server_fields
+from subscriber.errors import ConnectionLost, ServerError, SubscriberError
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+
+class Catalog:
+    """One asyncpg connection, used by one task at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = anyio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, target: str, name: str) -> AsyncIterator[Catalog]:
+        """Connect to `target`; commits are synchronous whatever the database's default is."""
+        connection = await connect(target, application_name=name, settings={"synchronous_commit": "on"})
+        try:
+            yield cls(connection)
+        finally:
+            connection.terminate()
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        """The connection, for this task alone. Raises ServerError and ConnectionLost for asyncpg's errors."""
+        async with self._lock:
+            try:
+                yield self._connection
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+                raise _translate(error) from error
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the connection ends, for whatever reason."""
+        self._connection.add_termination_listener(lambda _connection: callback())
+
+    async def listen(self, channel: str, callback: Callable[[], None]) -> None:
+        """Have `callback` called for each NOTIFY on `channel`."""
+        async with self.use() as connection:
+            await connection.add_listener(channel, lambda *_args: callback())
+
+
+def _translate(error: Exception) -> SubscriberError:
+    if isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.PostgresConnectionError):
+        return ServerError(server_fields(error))
+    return ConnectionLost(f"lost connection to the target: {error}")

@@ -1,0 +1,27 @@
+"""`subscriber run`: the launcher as a program that ends on SIGTERM."""
+
+from __future__ import annotations
+
+import signal
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.worker.launcher import Launcher
+
+
+async def run(target: str) -> int:
+    """Run all enabled subscriptions of `target` until SIGTERM or SIGINT; the exit status."""
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_stop_on_signal, tasks)
+        await Launcher(target).run()
+    return 0
+
+
+async def _stop_on_signal(tasks: TaskGroup) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            telemetry.log(telemetry.LOG, "received shutdown request", event="launcher.stopping")
+            tasks.cancel_scope.cancel()
+            return

@@ -1,0 +1,235 @@
+"""From the change stream to the target: the loop that apply workers and table sync workers share.
+
+Four tasks for one connection pair:
+
+    reader     takes what the walsender sent, answers keepalives at once through the feedback task,
+               and queues the rest; stops reading while QUEUE bytes wait
+    loop       decodes, asks the dispatcher what to do, and has the target do it
+    feedback   tells the publisher how far we are (feedback.py)
+    flushing   makes committed transactions durable, so that they can be confirmed (flush.py)
+
+A position is noted where it stands in the stream, never when it arrives: a keepalive that was received
+while transactions before it wait in the queue must not be confirmed before they are.
+
+Kill points considered: between any two of reading, sending, committing, flushing and confirming, the
+process may end. Nothing here is needed after a restart: the target's progress row and the slot are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import anyio
+
+from subscriber.apply.dispatcher import Change, Close, Dispatcher, Empty
+from subscriber.apply.progress import Positions, Progress
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.subrel import NOWHERE
+from subscriber.errors import MappingError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Message
+from subscriber.protocol.walstream import KEEPALIVE, XLogData, decode_from_publisher
+from subscriber.source.walsender import ReplicationStream
+from subscriber.target.postgres import Note, PostgresTarget
+from subscriber.worker.causes import root_cause
+from subscriber.worker.feedback import Feedback
+
+QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
+
+_KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the worker started."""
+
+    transactions: int = 0
+    changes: int = 0
+    bytes: int = 0
+    last_send_time: int = 0  # microseconds since 2000-01-01 UTC, of the last message
+    latest_end: Lsn = NOWHERE  # of the last keepalive
+
+
+class ApplyLoop:
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        target: PostgresTarget,
+        start: Lsn,
+        *,
+        wants: Callable[[int, Lsn], bool],
+        at_boundary: Callable[[Lsn], Awaitable[bool]],
+        flush: Callable[[], Awaitable[None]] | None,
+        sender_timeout: float,
+    ) -> None:
+        """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
+
+        `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
+        true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
+        """
+        self.dispatcher = Dispatcher()
+        self.progress = Progress(start)
+        self.counters = Counters()
+        self.position = start  # end of what has been processed between transactions
+        self._stream = stream
+        self._target = target
+        self._wants = wants
+        self._at_boundary = at_boundary
+        self._flush = flush
+        self._decoder = Decoder()
+        self._queue: deque[bytes] = deque()
+        self._queued = 0
+        self._arrived = anyio.Event()
+        self._taken = anyio.Event()
+        self._committed = anyio.Event()
+        self._feedback = Feedback(
+            stream, self._positions, sender_timeout=sender_timeout, reading=lambda: self._queued <= QUEUE
+        )
+
+    def _positions(self) -> Positions:
+        return self.progress.positions
+
+    def wake(self) -> None:
+        """Make the loop look at its boundary again, if it is waiting."""
+        self._arrived.set()
+
+    async def run(self) -> None:
+        """Until at_boundary() says so, the stream ends, or an error; everything given is settled at the end."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(self._read)
+                tasks.start_soon(self._feedback.run)
+                tasks.start_soon(self._target.pipeline.watch)
+                if self._flush is not None:
+                    tasks.start_soon(self._flushing, self._flush)
+                await self._loop()
+                await self._target.settle()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from group
+
+    # --- reading --------------------------------------------------------------------------------
+
+    async def _read(self) -> None:
+        while True:
+            payloads = await self._stream.receive()
+            self._feedback.received()
+            for payload in payloads:
+                self._queued += len(payload)
+                if payload[0] == KEEPALIVE and len(payload) == _KEEPALIVE_SIZE and payload[17]:
+                    self._feedback.prompt()
+            self._queue.extend(payloads)
+            self._arrived.set()
+            while self._queued > QUEUE:
+                self._taken = anyio.Event()
+                await self._taken.wait()
+                self._feedback.received()  # the silence was ours
+
+    # --- applying -------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        if await self._at_boundary(self.position):
+            return
+        while True:
+            while self._queue:
+                payload = self._queue.popleft()
+                self._queued -= len(payload)
+                self.counters.bytes += len(payload)
+                envelope = decode_from_publisher(payload)
+                if isinstance(envelope, XLogData):
+                    if await self._message(envelope):
+                        return
+                elif envelope is not None:
+                    self.counters.latest_end = max(self.counters.latest_end, envelope.end)
+                    self._received(envelope.end)
+                if self._queued <= QUEUE:
+                    self._taken.set()
+            self._target.pipeline.flush()
+            self.progress.note(self.position)
+            self._feedback.moved()
+            if self.dispatcher.transaction is None and await self._at_boundary(self.position):
+                return
+            if not self._queue:
+                await self._arrived.wait()
+                self._arrived = anyio.Event()
+
+    def _received(self, position: Lsn) -> None:
+        if position > self.position:
+            self.position = position
+
+    async def _message(self, envelope: XLogData) -> bool:
+        """Handle one pgoutput message; true when the loop is to end."""
+        self.counters.last_send_time = envelope.send_time
+        message = self._decoder.decode(envelope.payload)
+        try:
+            action = self.dispatcher.receive(message)
+            match action:
+                case Change():
+                    self.counters.changes += 1
+                    mapping = await self._mapping(action.message.relid)
+                    if self._wants(mapping.local.oid, action.transaction.finish_lsn):
+                        await self._target.change(action.transaction, mapping, action.message)
+                case Close():
+                    return await self._close(action)
+                case Empty():
+                    await self._empty(action)
+        except SubscriberError as error:
+            self._add_context(error, message)
+            raise
+        self._received(max(envelope.start, envelope.end))
+        return False
+
+    async def _close(self, action: Close) -> bool:
+        self.counters.transactions += 1
+        if action.transaction.changed:
+            number = self.progress.commit_sent(action.end_lsn)
+            await self._target.commit(action.transaction, action.end_lsn, partial(self._commit_done, number))
+        else:
+            self.progress.note(action.end_lsn)
+        self._received(action.end_lsn)
+        return await self._at_boundary(self.position)
+
+    async def _empty(self, action: Empty) -> None:
+        mappings = [await self._mapping(relid) for relid in action.message.relids]
+        wanted = [m for m in mappings if self._wants(m.local.oid, action.transaction.finish_lsn)]
+        if wanted:
+            await self._target.empty(action.transaction, wanted, action.message)
+
+    async def _mapping(self, relid: int) -> RelationMapping:
+        relations = self.dispatcher.relations
+        mapping = relations.get(relid)
+        if mapping is None:
+            mapping = await self._target.map(relations.relation(relid))
+            relations.put(mapping)
+        return mapping
+
+    def _add_context(self, error: SubscriberError, message: Message) -> None:
+        if isinstance(error, MappingError) and not error.context:
+            note = Note(message.message_type, self.dispatcher.transaction)
+            relid = getattr(message, "relid", None)
+            if relid is not None:
+                note.mapping = self.dispatcher.relations.get(relid)
+            self._target.add_context(error, note)
+
+    # --- confirming -----------------------------------------------------------------------------
+
+    def _commit_done(self, number: int) -> None:
+        self.progress.commit_done(number)
+        if self._flush is None:
+            self.progress.made_durable(number)
+        else:
+            self._committed.set()
+        self._feedback.moved()
+
+    async def _flushing(self, flush: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._committed.wait()
+            self._committed = anyio.Event()
+            number = self.progress.committed
+            await flush()
+            self.progress.made_durable(number)
+            self._feedback.moved()

@@ -1,0 +1,102 @@
+"""Opening the target session of a worker: its lock, its origin, and the position to go on from.
+
+The order matters. The advisory lock comes first: while a session that was believed dead still holds it,
+that session's backend may still commit, so it is ended and waited for. Only then is the progress row
+read; and before that, everything committed is flushed, because the publisher is going to be told that
+it is durable. Last, the origin is put where the row is, and bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog import locks, origins
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import ConnectionLost
+from subscriber.lsn import Lsn
+from subscriber.target.postgres import OnMissing, PostgresTarget
+from subscriber.target.progress import ProgressRow
+
+LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
+LOCK_TIMEOUT = 30.0  # seconds after which the attempt is given up
+POLL = 0.05  # seconds
+
+# So that the server notices within a minute when we are gone without a word.
+KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
+
+_HOLDER = locks.HOLDER.replace("$1::bigint", "$1::text::bigint").replace("$2::bigint", "$2::text::bigint")
+_FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
+_READ_PROGRESS = """
+SELECT remote_lsn, system_id FROM subscriber.progress WHERE subid = $1::text::oid AND relid = $2::text::oid
+"""
+
+
+@asynccontextmanager
+async def open_target(
+    conninfo: str, name: str, subid: int, relid: int, on_missing: OnMissing, synchronous_commit: str
+) -> AsyncIterator[PostgresTarget]:
+    """The target session of one worker, locked and configured; dropped at the end of the block.
+
+    `relid` 0 is the apply worker. The session is not bound to an origin yet: see resume().
+    """
+    session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
+    try:
+        origin = origins.table_sync_origin(subid, relid) if relid else origins.apply_origin(subid)
+        target = PostgresTarget(session, origin, on_missing)
+        await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
+        await target.configure(synchronous_commit)
+        yield target
+    finally:
+        session.abort()
+
+
+async def _lock(pipeline: Pipeline, key: tuple[int, int]) -> None:
+    values = (str(key[0]), str(key[1]))
+    waited = 0.0
+    while (await pipeline.rows(_try_lock(), *values))[0][0] != "t":
+        if waited >= LOCK_TIMEOUT:
+            raise ConnectionLost("another worker of this subscription is still connected to the target")
+        if waited >= LOCK_PATIENCE:
+            for (pid,) in await pipeline.rows(_HOLDER, *values):
+                telemetry.log(telemetry.WARNING, f"ending backend {pid} of an earlier worker that is still connected")
+                await pipeline.rows("SELECT pg_catalog.pg_terminate_backend($1::text::int)", pid)
+        await anyio.sleep(POLL)
+        waited += POLL
+
+
+def _try_lock() -> str:
+    return "SELECT pg_catalog.pg_try_advisory_lock($1::text::int4, $2::text::int4)"
+
+
+async def read_progress(pipeline: Pipeline, subid: int, relid: int) -> tuple[Lsn, str | None] | None:
+    """(position, the publisher's system identifier) as durable on the target; None: there is no row."""
+    await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', 'on', false)")
+    await pipeline.rows(_FLUSH)
+    rows = await pipeline.rows(_READ_PROGRESS, str(subid), str(relid))
+    if not rows:
+        return None
+    return Lsn.parse(rows[0][0] or "0/0"), rows[0][1]
+
+
+async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, synchronous_commit: str) -> None:
+    """Bind the origin, repaired to what the progress row says, and go on from `position`."""
+    pipeline = target.pipeline
+    name = target.origin
+    await pipeline.rows(origins.CREATE, name)
+    await _bind_origin(pipeline, name, position)
+    await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', $1, false)", synchronous_commit)
+    target.resume(ProgressRow(subid, relid, position, with_origin=True))
+
+
+async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:
+    rows = await pipeline.rows("SELECT pg_catalog.pg_replication_origin_progress($1, false)", name)
+    if Lsn.parse(rows[0][0] or "0/0") != position:
+        await pipeline.rows(
+            "SELECT pg_catalog.pg_replication_origin_advance($1, $2::text::pg_lsn)", name, str(position)
+        )
+    await pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_setup($1)", name)

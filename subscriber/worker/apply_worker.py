@@ -1,0 +1,193 @@
+"""The apply worker of one subscription: from connecting to both servers to the end of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from subscriber import telemetry
+from subscriber.apply import conflict
+from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.subrel import State, catchup_target
+from subscriber.catalog import store
+from subscriber.catalog.origins import apply_origin
+from subscriber.catalog.session import Catalog
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import PublisherError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Update
+from subscriber.source.commands import StreamOptions
+from subscriber.source.publisher import Publisher
+from subscriber.source.walsender import ReplicationStream, check_publisher
+from subscriber.subscription import Subscription
+from subscriber.target.postgres import PostgresTarget
+from subscriber.worker.apply_loop import ApplyLoop
+from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.flush import Flusher
+from subscriber.worker.status import Report
+from subscriber.worker.tables import Tables
+
+_SET_SYSTEM_ID = """
+INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
+VALUES ($1::text::oid, 0, '0/0', $2) ON CONFLICT (subid, relid) DO UPDATE SET system_id = excluded.system_id
+"""
+
+
+class ApplyWorker:
+    """Runs once; its supervisor makes another after an error. Every error that leaves run() has its CONTEXT."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        target: str,
+        catalog: Catalog,
+        flusher: Flusher,
+        tables: Tables,
+        report: Report,
+        start_sync: Callable[[int], None],
+        is_syncing: Callable[[int], bool],
+    ) -> None:
+        """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs."""
+        self.subscription = subscription
+        self._target = target
+        self._catalog = catalog
+        self._flusher = flusher
+        self._tables = tables
+        self._report = report
+        self._start_sync = start_sync
+        self._is_syncing = is_syncing
+        self._loop: ApplyLoop | None = None
+
+    async def run(self, on_started: Callable[[], None]) -> None:
+        """Until the stream ends (EndOfStream) or fails; `on_started` is called once changes flow."""
+        subscription = self.subscription
+        slot = subscription.slot_name
+        if slot is None:
+            raise PublisherError("subscription has no replication slot set", sqlstate="55000")
+        async with open_target(
+            self._target, subscription.name, subscription.oid, 0, self._missing, subscription.synchronous_commit
+        ) as target:
+            self._report.status.pid = target.pipeline.session.pid
+            publisher = await Publisher.connect(
+                subscription.conninfo,
+                application_name=subscription.name,
+                must_use_password=subscription.password_required and not subscription.owner_is_superuser,
+            )
+            try:
+                await self._stream(target, publisher, slot, on_started)
+            except SubscriberError as error:
+                raise target.explain(error) from error
+            finally:
+                publisher.session.abort()
+
+    async def _stream(
+        self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
+    ) -> None:
+        subscription = self.subscription
+        start = await self._identify(target.pipeline, publisher)
+        await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
+        sender_timeout = await read_sender_timeout(publisher)
+        stream = await ReplicationStream.start(
+            publisher, slot, start, stream_options(subscription), on_notice=log_notice
+        )
+        loop = self._loop = ApplyLoop(
+            stream,
+            target,
+            start,
+            wants=self._tables.applies,
+            at_boundary=self._process_tables,
+            flush=flush_for(subscription, self._flusher),
+            sender_timeout=sender_timeout,
+        )
+        self._report.follow(loop)
+        self._tables.on_change = loop.wake
+        on_started()
+        try:
+            await loop.run()
+        finally:
+            self._tables.on_change = None
+
+    async def _identify(self, pipeline: Pipeline, publisher: Publisher) -> Lsn:
+        """The position to start from, after making sure that it is about this publisher."""
+        subid = self.subscription.oid
+        identity = await publisher.identify_system()
+        found = await read_progress(pipeline, subid, 0)
+        start, known = found if found is not None else (Lsn(0), None)
+        check_publisher(identity, int(known) if known else None, start)
+        if known is None:
+            await pipeline.rows(_SET_SYSTEM_ID, str(subid), str(identity.systemid))
+        return start
+
+    def _missing(self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
+        log_missing(apply_origin(self.subscription.oid), mapping, change, transaction)
+
+    # --- the apply worker's part in table synchronization (apply/subrel.py) -----------------------
+
+    async def _process_tables(self, position: Lsn) -> bool:
+        """At a boundary: hand over, take over, and have started what has not begun. Never ends the loop."""
+        for table in list(self._tables.unready.values()):
+            if table.state is State.SYNCDONE:
+                if position >= table.lsn:
+                    await self._make_ready(table.relid, position)
+            elif self._is_syncing(table.relid):
+                if table.state is State.SYNCWAIT:
+                    await self._hand_over(table.relid, position)
+            else:
+                self._start_sync(table.relid)
+        return False
+
+    async def _hand_over(self, relid: int, position: Lsn) -> None:
+        table = self._tables.get(relid)
+        assert table is not None
+        self._tables.move(relid, State.CATCHUP, catchup_target(table.lsn, position))
+
+        def handed_over() -> bool:
+            gone = self._tables.get(relid) is not table or not self._is_syncing(relid)
+            return gone or table.state is not State.CATCHUP
+
+        await self._tables.wait_until(handed_over)
+
+    async def _make_ready(self, relid: int, position: Lsn) -> None:
+        async with self._catalog.use() as connection:
+            await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, position)
+        self._tables.move(relid, State.READY, position)
+
+
+def stream_options(subscription: Subscription) -> StreamOptions:
+    """What the subscription asks of the stream. `streaming` runs as off for now."""
+    return StreamOptions(publications=subscription.publications, binary=subscription.binary, origin=subscription.origin)
+
+
+def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
+    """None where a commit is durable as soon as it is answered."""
+    return flusher.flush if subscription.synchronous_commit == "off" else None
+
+
+async def read_sender_timeout(publisher: Publisher) -> float:
+    """The publisher's wal_sender_timeout for this session, in seconds; 0 for none."""
+    rows = await publisher.session.rows("SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'")
+    return int(rows[0][0] or 0) / 1000
+
+
+def log_notice(fields: dict[str, str]) -> None:
+    """A NOTICE or WARNING that came with the stream."""
+    severity = fields.get("V", fields.get("S", "NOTICE"))
+    level = telemetry.WARNING if severity == "WARNING" else telemetry.LOG
+    telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
+
+
+def log_missing(origin: str, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
+    found = conflict.missing(mapping, change)
+    context = error_context(origin, change.message_type, mapping.label, None, transaction)
+    telemetry.log(
+        telemetry.LOG,
+        found.message,
+        detail=found.detail,
+        exact_detail=f"{found.detail}\n{found.rows}",
+        context=[context],
+        event="apply.conflict",
+        relation=found.relation,
+        conflict_type=found.type.value,
+        xid=transaction.xid,
+        finish_lsn=transaction.finish_lsn,
+    )

@@ -1,0 +1,88 @@
+"""Standby status updates, sent by a task of its own.
+
+The publisher closes a connection that says nothing for wal_sender_timeout. So the updates must not wait
+for the apply loop, which may be waiting itself: for a lock on the target, for a stuck server, for the
+copy of a table. This task sends the positions of the moment
+
+- at once when the publisher asks for them or when they have moved,
+- unasked every STATUS_INTERVAL, or three times per wal_sender_timeout if that is shorter: with a full
+  queue we do not read, and would not see the publisher ask;
+- with a request for an answer when nothing has come for half of RECEIVER_TIMEOUT; at all of it the
+  connection is given up.
+
+Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+import anyio.lowlevel
+
+from subscriber.apply.progress import Positions
+from subscriber.errors import ConnectionLost
+from subscriber.source.walsender import ReplicationStream
+
+STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
+RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
+
+
+class Feedback:
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        positions: Callable[[], Positions],
+        *,
+        sender_timeout: float,
+        reading: Callable[[], bool],
+    ) -> None:
+        """`sender_timeout` in seconds, 0 for none; `reading` is false while a full queue stops the reader."""
+        self._stream = stream
+        self._positions = positions
+        self._interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
+        self._reading = reading
+        self._wake = anyio.Event()
+        self._last_received = monotonic()
+        self._pinged = False
+        self.sent: Positions | None = None
+
+    def received(self) -> None:
+        """Something has come from the publisher."""
+        self._last_received = monotonic()
+        self._pinged = False
+
+    def prompt(self) -> None:
+        """Send an update now: the publisher asks for one, or the positions have moved."""
+        self._wake.set()
+
+    def moved(self) -> None:
+        """Send an update if the positions are not those of the last one."""
+        if self._positions() != self.sent:
+            self._wake.set()
+
+    async def run(self) -> None:
+        while True:
+            with anyio.move_on_after(self._interval):
+                await self._wake.wait()
+            self._wake = anyio.Event()
+            self._send(reply_requested=self._overdue())
+            # One update for all that moved in this turn of the event loop.
+            await anyio.lowlevel.checkpoint()
+
+    def _overdue(self) -> bool:
+        if not self._reading():
+            return False
+        silent = monotonic() - self._last_received
+        if silent > RECEIVER_TIMEOUT:
+            raise ConnectionLost("terminating logical replication worker due to timeout")
+        if silent > RECEIVER_TIMEOUT / 2 and not self._pinged:
+            self._pinged = True
+            return True
+        return False
+
+    def _send(self, *, reply_requested: bool) -> None:
+        positions = self._positions()
+        self._stream.send_status(positions.write, positions.flush, positions.apply, reply_requested=reply_requested)
+        self.sent = positions

@@ -1,0 +1,140 @@
+"""The launcher: runs all enabled subscriptions of one target database.
+
+Only one launcher works on a database at a time. A second one waits as a standby and takes over within a
+second when the first is gone; the lock is the first one's session, so it cannot be held by a dead one.
+When the launcher loses its connection it has lost the lock: it stops all workers before it tries again.
+
+Statements on subscriptions are noticed at once through LISTEN; every POLL seconds the catalog is read
+anyway, should a notification be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.catalog import locks, store
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.session import Catalog
+from subscriber.errors import ConnectionLost
+from subscriber.subscription import Subscription
+from subscriber.worker.causes import root_cause
+from subscriber.worker.flush import Flusher
+from subscriber.worker.retry import Backoff, Reaction, reaction
+from subscriber.worker.status import Board
+from subscriber.worker.supervisor import Supervisor, Surroundings
+
+CHANNEL = "subscriber"
+POLL = 10.0  # seconds between two looks at the catalog without a notification
+STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
+
+
+class Launcher:
+    """`target` is the connection string of the database whose subscriptions it runs."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
+        self._wake = anyio.Event()
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
+        backoff = Backoff()
+        while True:
+            try:
+                await self._work(on_ready, backoff)
+            except Exception as group:
+                error = root_cause(group)
+                how = reaction(error)
+                if how not in (Reaction.BACKOFF, Reaction.AT_ONCE):
+                    raise error from group
+                telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
+                await anyio.sleep(backoff.next(how))
+
+    async def _work(self, on_ready: Callable[[], None], backoff: Backoff) -> None:
+        async with (
+            Catalog.open(self._target, "subscriber launcher") as catalog,
+            Catalog.open(self._target, "subscriber flush") as flushing,
+        ):
+            lost = anyio.Event()
+            catalog.on_lost(lost.set)
+            await self._become_active(catalog)
+            backoff.reset()
+            await catalog.listen(CHANNEL, self._notified)
+            async with catalog.use() as connection:
+                await ensure_schema(connection)
+                system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
+            flusher, board = Flusher(flushing), Board(catalog)
+            around = Surroundings(self._target, system_id, catalog, flusher, board)
+            self._supervisors.clear()
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(flusher.run)
+                tasks.start_soon(board.run)
+                tasks.start_soon(_fail_when, lost)
+                telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
+                on_ready()
+                await self._reconcile_for_ever(tasks, around)
+
+    async def _become_active(self, catalog: Catalog) -> None:
+        waiting = False
+        while True:
+            async with catalog.use() as connection:
+                if await locks.try_lock(connection, locks.launcher_key()):
+                    return
+            if not waiting:
+                waiting = True
+                telemetry.log(
+                    telemetry.LOG,
+                    "another launcher works on this database; waiting as standby",
+                    event="launcher.standby",
+                )
+            await anyio.sleep(STANDBY_POLL)
+
+    def _notified(self) -> None:
+        self._wake.set()
+
+    async def _reconcile_for_ever(self, tasks: TaskGroup, around: Surroundings) -> None:
+        while True:
+            self._wake = anyio.Event()
+            async with around.catalog.use() as connection:
+                subscriptions = await store.load_subscriptions(connection)
+            await self._reconcile(tasks, around, subscriptions)
+            with anyio.move_on_after(POLL):
+                await self._wake.wait()
+
+    async def _reconcile(self, tasks: TaskGroup, around: Surroundings, subscriptions: list[Subscription]) -> None:
+        """Make what runs the same as what the catalog says."""
+        wanted = {s.oid: s for s in subscriptions if s.enabled}
+        known = {s.oid for s in subscriptions}
+        for subid, (supervisor, scope) in list(self._supervisors.items()):
+            if subid not in wanted:
+                why = "the subscription was disabled" if subid in known else "the subscription was removed"
+                telemetry.log(
+                    telemetry.LOG,
+                    f'logical replication worker for subscription "{supervisor.subscription.name}" '
+                    f"will stop because {why}",
+                    event="worker.stopped",
+                )
+                scope.cancel()
+                del self._supervisors[subid]
+            else:
+                await supervisor.update(wanted[subid])
+        for subid, subscription in wanted.items():
+            if subid not in self._supervisors:
+                supervisor, scope = Supervisor(subscription, around), anyio.CancelScope()
+                self._supervisors[subid] = supervisor, scope
+                tasks.start_soon(self._supervise, subid, supervisor, scope)
+
+    async def _supervise(self, subid: int, supervisor: Supervisor, scope: anyio.CancelScope) -> None:
+        with scope:
+            await supervisor.run()
+        if self._supervisors.get(subid, (None,))[0] is supervisor:
+            del self._supervisors[subid]
+
+
+async def _fail_when(lost: anyio.Event) -> None:
+    await lost.wait()
+    raise ConnectionLost("the launcher has lost its connection to the target")

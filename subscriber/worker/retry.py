@@ -1,0 +1,67 @@
+"""After an error: try again at once, try again later, or stop.
+
+    class        which errors                                        reaction
+    at once      StaleMapping: the target's table has a new shape    again, without a word
+    transient    connections, shutdowns, slot active, deadlocks      backoff with jitter, unlimited
+    data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
+                 needs on the target                                 somebody may have repaired it
+    permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
+                 wrong credentials' cousins                          restart of the launcher starts it again
+
+The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5 seconds for ever.
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+
+from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleMapping
+
+RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
+FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
+
+_TRANSIENT = ("08", "57P", "53300", "55006", "40001", "40P01", "55P03", "SB002")
+
+
+class Reaction(Enum):
+    AT_ONCE = "at once"
+    BACKOFF = "backoff"
+    INTERVAL = "interval"
+    STOP = "stop"
+
+
+def reaction(error: BaseException) -> Reaction:
+    match error:
+        case StaleMapping():
+            return Reaction.AT_ONCE
+        case PublisherError():
+            return Reaction.STOP
+        case ConnectionLost() | OSError() | TimeoutError():
+            return Reaction.BACKOFF
+        case ServerError() if error.sqlstate.startswith(_TRANSIENT):
+            return Reaction.BACKOFF
+        case _:
+            return Reaction.INTERVAL
+
+
+class Backoff:
+    """The wait before the next attempt, in seconds; reset() after a good start."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+
+    def reset(self) -> None:
+        self._failures = 0
+
+    def next(self, how: Reaction) -> float:
+        """0 for "at once"; raises ValueError for "stop"."""
+        if how is Reaction.STOP:
+            raise ValueError("a permanent error has no next attempt")
+        if how is Reaction.AT_ONCE:
+            return 0.0
+        if how is Reaction.INTERVAL:
+            return RETRY_INTERVAL
+        delay = min(RETRY_INTERVAL, FIRST_BACKOFF * 2.0 ** min(self._failures, 10))
+        self._failures += 1
+        return delay * random.uniform(0.5, 1.0)  # so that many workers do not come back together

@@ -1,0 +1,256 @@
+"""Keeps one subscription going: its apply worker, restarted after errors, and its table sync workers.
+
+Follows launcher.c (when a worker is started again), process_syncing_tables_for_apply() in tablesync.c
+(how many tables at once, how often each) and maybe_reread_subscription() in worker.c (what a changed
+option means).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.catalog import store
+from subscriber.catalog.session import Catalog
+from subscriber.errors import EndOfStream, SubscriberError
+from subscriber.subscription import Subscription
+from subscriber.worker.apply_worker import ApplyWorker
+from subscriber.worker.causes import root_cause
+from subscriber.worker.flush import Flusher
+from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
+from subscriber.worker.status import Board, Report
+from subscriber.worker.tables import Tables
+from subscriber.worker.tablesync import TableSync
+
+MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
+
+# A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()).
+_RESTART = (
+    "name",
+    "conninfo",
+    "slot_name",
+    "publications",
+    "binary",
+    "streaming",
+    "origin",
+    "owner",
+    "password_required",
+    "owner_is_superuser",
+    "synchronous_commit",  # here only: it is set when the session is opened
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all subscriptions of one launcher share."""
+
+    target: str  # the target's connection string
+    system_id: int  # of the target's cluster
+    catalog: Catalog
+    flusher: Flusher
+    board: Board
+
+
+class Supervisor:
+    def __init__(self, subscription: Subscription, around: Surroundings) -> None:
+        self.subscription = subscription
+        self.tables = Tables()
+        self._around = around
+        self._leader = anyio.CancelScope()
+        self._syncing: dict[int, anyio.CancelScope] = {}
+        self._last_sync: dict[int, float] = {}
+        self._changed = anyio.Event()
+        self._tasks: TaskGroup
+
+    async def run(self) -> None:
+        """Until cancelled, or the subscription disables itself because of an error."""
+        with telemetry.bound(subscription=self.subscription.name):
+            async with anyio.create_task_group() as tasks:
+                self._tasks = tasks
+                await self.reload_tables()
+                await self._lead()
+                tasks.cancel_scope.cancel()
+
+    async def update(self, subscription: Subscription) -> None:
+        """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
+        before, self.subscription = self.subscription, subscription
+        await self.reload_tables()
+        if any(getattr(before, field) != getattr(subscription, field) for field in _RESTART):
+            telemetry.log(
+                telemetry.LOG,
+                f'logical replication worker for subscription "{subscription.name}" will restart '
+                "because of a parameter change",
+                event="worker.restart",
+            )
+            for scope in self._syncing.values():
+                scope.cancel()
+            self._leader.cancel()
+        self._changed.set()
+
+    async def reload_tables(self) -> None:
+        async with self._around.catalog.use() as connection:
+            await store.forget_dropped_relations(connection, self.subscription.oid)
+            rows = await store.load_relation_states(connection, self.subscription.oid)
+        self.tables.load(rows, self._syncing)
+        for relid, scope in self._syncing.items():
+            if self.tables.get(relid) is None:
+                scope.cancel()
+
+    # --- the apply worker -----------------------------------------------------------------------
+
+    async def _lead(self) -> None:
+        backoff = Backoff()
+        report = self._around.board.add(self.subscription.oid, 0, "apply")
+        while True:
+            started = monotonic()
+            with anyio.CancelScope() as self._leader:
+                try:
+                    await self._run_apply_worker(report, backoff)
+                except Exception as error:
+                    if not await self._failed(root_cause(error), report, backoff, started):
+                        return
+            report.status.pid = None
+
+    async def _run_apply_worker(self, report: Report, backoff: Backoff) -> None:
+        subscription = self.subscription
+        around = self._around
+        report.status.state = "connecting"
+        around.board.publish()
+
+        def on_started() -> None:
+            backoff.reset()
+            report.status.state = "streaming"
+            report.status.error = report.status.error_hint = None
+            report.status.error_time = report.status.next_retry = None
+            around.board.publish()
+
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication apply worker for subscription "{subscription.name}" has started',
+            event="worker.started",
+        )
+        worker = ApplyWorker(
+            subscription,
+            around.target,
+            around.catalog,
+            around.flusher,
+            self.tables,
+            report,
+            self._start_sync,
+            self._syncing.__contains__,
+        )
+        with telemetry.bound(worker="apply"):
+            await worker.run(on_started)
+
+    async def _failed(self, error: BaseException, report: Report, backoff: Backoff, started: float) -> bool:
+        """Report an error and wait until it is time for the next attempt; false: there is none."""
+        if isinstance(error, EndOfStream):
+            telemetry.log(telemetry.LOG, error.message, event="worker.ended")
+        else:
+            how = reaction(error)
+            if how is Reaction.AT_ONCE:
+                return True
+            telemetry.log_error(error)
+            await self._count("apply_error_count")
+            if self.subscription.disable_on_error:
+                await self._disable()
+                return False
+        how = reaction(error)
+        status = report.status
+        status.pid = None
+        status.error = error.message if isinstance(error, SubscriberError) else repr(error)
+        status.error_hint = error.hint if isinstance(error, SubscriberError) else None
+        status.error_time = datetime.now(UTC)
+        self._changed = anyio.Event()
+        if how is Reaction.STOP:
+            status.state, status.next_retry = "stopped", None
+            self._around.board.publish()
+            await self._changed.wait()
+            return True
+        delay = backoff.next(how)
+        if how is Reaction.INTERVAL:
+            delay = max(0.0, delay - (monotonic() - started))
+        status.state, status.next_retry = "waiting to retry", datetime.now(UTC) + timedelta(seconds=delay)
+        self._around.board.publish()
+        with anyio.move_on_after(delay):
+            await self._changed.wait()
+        return True
+
+    async def _disable(self) -> None:
+        async with self._around.catalog.use() as connection:
+            await store.disable(connection, self.subscription.oid)
+        telemetry.log(
+            telemetry.LOG,
+            f'subscription "{self.subscription.name}" has been disabled because of an error',
+            event="subscription.disabled",
+        )
+
+    async def _count(self, counter: str) -> None:
+        async with self._around.catalog.use() as connection:
+            await store.add_stats(connection, self.subscription.oid, {counter: 1})
+
+    # --- table sync workers ---------------------------------------------------------------------
+
+    def _start_sync(self, relid: int) -> None:
+        """Start a table's sync worker, unless too many run or it was started a moment ago."""
+        if len(self._syncing) >= MAX_SYNC_WORKERS:
+            return  # the end of one of them wakes the apply worker, which asks again
+        wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
+        if wait > 0:
+            self._tasks.start_soon(self._notify_later, wait)
+            return
+        self._last_sync[relid] = monotonic()
+        self._syncing[relid] = anyio.CancelScope()
+        self._tasks.start_soon(self._sync, relid, self._syncing[relid])
+
+    async def _notify_later(self, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self.tables.notify()
+
+    async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
+        around = self._around
+        report = around.board.add(self.subscription.oid, relid, "table synchronization")
+        try:
+            with scope, telemetry.bound(worker="tablesync"):
+                sync = TableSync(
+                    self.subscription,
+                    relid,
+                    around.target,
+                    around.system_id,
+                    around.catalog,
+                    around.flusher,
+                    self.tables,
+                    report,
+                )
+                sync.log("started")
+                await sync.run()
+                sync.log("finished")
+                around.board.remove(report)
+        except Exception as error:
+            await self._sync_failed(root_cause(error), report)
+        finally:
+            self._syncing.pop(relid, None)
+            self.tables.restore(relid)
+
+    async def _sync_failed(self, error: BaseException, report: Report) -> None:
+        if reaction(error) is not Reaction.AT_ONCE:
+            telemetry.log_error(error)
+            await self._count("sync_error_count")
+        else:
+            self._last_sync.pop(report.status.relid, None)
+        report.status = replace(
+            report.status,
+            state="waiting to retry",
+            pid=None,
+            error=error.message if isinstance(error, SubscriberError) else repr(error),
+            error_hint=error.hint if isinstance(error, SubscriberError) else None,
+            error_time=datetime.now(UTC),
+        )
+        self._around.board.publish()
+        if self.subscription.disable_on_error:
+            await self._disable()

@@ -1,0 +1,69 @@
+"""The states of one subscription's tables, shared by its apply worker and its table sync workers.
+
+What the catalog stores is loaded into here, and what workers tell each other (syncwait, catchup) is only
+here: both are tasks of one process. Everybody who waits is woken at every change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import anyio
+
+from subscriber.apply.subrel import STORED, RelationState, State
+from subscriber.catalog import store
+from subscriber.lsn import Lsn
+
+
+class Tables:
+    def __init__(self) -> None:
+        self._states: dict[int, RelationState] = {}
+        self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name
+        self.unready: dict[int, RelationState] = {}
+        self._changed = anyio.Event()
+        self.on_change: Callable[[], None] | None = None  # wakes the apply loop
+
+    def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int]) -> None:
+        """Take over what the catalog says, but leave alone the tables that are `syncing` just now."""
+        busy = set(syncing)
+        found = {}
+        for row in rows:
+            known = self._states.get(row.relid)
+            if known is None:
+                known = RelationState(row.relid, State(row.state), row.lsn or Lsn(0))
+            elif row.relid not in busy and known.state is not State.READY:
+                known.state, known.lsn = State(row.state), row.lsn or Lsn(0)
+            found[row.relid] = known
+            self.names[row.relid] = (row.namespace, row.name)
+        self._states = found
+        self.notify()
+
+    def get(self, relid: int) -> RelationState | None:
+        """None: the table is not part of the subscription, and its changes are not applied."""
+        return self._states.get(relid)
+
+    def applies(self, relid: int, finish_lsn: Lsn) -> bool:
+        state = self._states.get(relid)
+        return state is not None and state.applies(finish_lsn)
+
+    def move(self, relid: int, state: State, lsn: Lsn) -> None:
+        self._states[relid].move(state, lsn)
+        self.notify()
+
+    def restore(self, relid: int) -> None:
+        """A sync worker has ended early: what it and the apply worker agreed on is void."""
+        table = self._states.get(relid)
+        if table is not None and table.state not in STORED:
+            table.state, table.lsn = State.FINISHEDCOPY, Lsn(0)
+        self.notify()
+
+    def notify(self) -> None:
+        self.unready = {relid: table for relid, table in self._states.items() if table.state is not State.READY}
+        event, self._changed = self._changed, anyio.Event()
+        event.set()
+        if self.on_change is not None:
+            self.on_change()
+
+    async def wait_until(self, condition: Callable[[], bool]) -> None:
+        while not condition():
+            await self._changed.wait()

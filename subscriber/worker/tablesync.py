@@ -1,0 +1,239 @@
+"""The table synchronization worker: copies one table, catches up, and hands it to the apply worker.
+
+The states and why nothing is lost are told in apply/subrel.py. Kill points considered, the worker being
+killed, or a server, or a connection:
+
+- before datasync is stored: nothing has happened; the next worker begins.
+- in datasync: the copy's transaction rolls back. A slot and an origin may be left over; the next worker
+  drops the slot, and origin and progress row are set by the copy's transaction.
+- between the creation of the slot and the commit of the copy: the same.
+- at the commit of the copy: rows, progress row (the snapshot's position) and state finishedcopy are one
+  transaction. Either all of it is there, or the next worker copies again.
+- in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
+  from there, as no position is confirmed before it is durable.
+- after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
+  applied is durable too. Slot and origin are dropped by whoever comes next: `tidy` in the supervisor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from subscriber import telemetry
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.subrel import State
+from subscriber.catalog import origins, store
+from subscriber.catalog.session import Catalog
+from subscriber.connection.session import Session
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Relation, RelationColumn, ReplicaIdentity, Update
+from subscriber.source.publisher import Publisher
+from subscriber.source.tables import PublishedTable, copies_binary, copy_statement
+from subscriber.source.walsender import ReplicationStream
+from subscriber.subscription import Subscription
+from subscriber.target import relations
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.statements import qualified, quote
+from subscriber.worker.apply_loop import ApplyLoop
+from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_worker import flush_for, log_missing, log_notice, read_sender_timeout, stream_options
+from subscriber.worker.flush import Flusher
+from subscriber.worker.status import Report
+from subscriber.worker.tables import Tables
+
+_SAVE_PROGRESS = (
+    "INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({subid}, {relid}, '{lsn}')"
+    " ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn"
+)
+_SAVE_STATE = (
+    "UPDATE subscriber.subscription_rel SET srsubstate = '{state}', srsublsn = '{lsn}'"
+    " WHERE srsubid = {subid} AND srrelid = {relid}"
+)
+
+
+class TableSync:
+    """Synchronizes one table, once."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        relid: int,
+        target: str,
+        system_id: int,
+        catalog: Catalog,
+        flusher: Flusher,
+        tables: Tables,
+        report: Report,
+    ) -> None:
+        """`relid` and `system_id` are the target's: the table, and its cluster's identifier."""
+        self.subscription = subscription
+        self.relid = relid
+        self.schema, self.table = tables.names[relid]
+        self.slot = f"pg_{subscription.oid}_sync_{relid}_{system_id}"
+        self._target = target
+        self._catalog = catalog
+        self._flusher = flusher
+        self._tables = tables
+        self._report = report
+        self._catchup: Lsn | None = None
+
+    async def run(self) -> None:
+        subscription = self.subscription
+        origin = origins.table_sync_origin(subscription.oid, self.relid)
+        publisher = await Publisher.connect(
+            subscription.conninfo,
+            application_name=self.slot,
+            must_use_password=subscription.password_required and not subscription.owner_is_superuser,
+        )
+        try:
+            async with open_target(
+                self._target,
+                f"{subscription.name} {self.table}",
+                subscription.oid,
+                self.relid,
+                self._missing,
+                subscription.synchronous_commit,
+            ) as target:
+                self._report.status.pid = target.pipeline.session.pid
+                try:
+                    await self._copy_if_needed(target, publisher, origin)
+                    await self._catch_up(target, publisher)
+                except SubscriberError as error:
+                    raise target.explain(error) from error
+            await self._finish(origin)
+        finally:
+            publisher.session.abort()
+
+    # --- the copy -------------------------------------------------------------------------------
+
+    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
+        state = self._state()
+        if state in (State.INIT, State.DATASYNC):
+            if state is State.DATASYNC:
+                await publisher.drop_slot(self.slot, missing_ok=True)
+            async with self._catalog.use() as connection, connection.transaction():
+                await origins.create_origin(connection, origin)
+                await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            self._tables.move(self.relid, State.DATASYNC, Lsn(0))
+            position = await self._copy(target, publisher)
+            self._tables.move(self.relid, State.FINISHEDCOPY, position)
+
+    async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:
+        """Copy the table as of the creation of its slot; the position of that."""
+        self._set_state("copying")
+        local = await relations.introspect(target.pipeline, self.schema, self.table)
+        session = target.pipeline.session
+        await session.query("BEGIN")
+        await session.query(f"LOCK TABLE {qualified(local.schema, local.name)} IN ROW EXCLUSIVE MODE")
+        await publisher.begin_snapshot()
+        slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
+        table = await publisher.table(self.schema, self.table, self.subscription.publications)
+        mapping = map_relation(as_relation(table), local)
+        self._report.status.copy_total_bytes = table.total_bytes
+        binary = copies_binary(self.subscription.binary, publisher.server_version)
+        copy_from = copy_target(mapping, binary)
+        copy_to = copy_statement(table, binary=self.subscription.binary, server_version=publisher.server_version)
+        tag = await session.copy_in(copy_from, self._chunks(publisher.session, copy_to))
+        self._report.status.copy_rows = int(tag.split()[-1])
+        await publisher.commit()
+        values = {"subid": self.subscription.oid, "relid": self.relid, "lsn": slot.consistent_point}
+        await session.query(_SAVE_PROGRESS.format(**values))
+        await session.query(_SAVE_STATE.format(**values, state=State.FINISHEDCOPY.value))
+        await session.query("COMMIT")
+        target.pipeline.attach()
+        return slot.consistent_point
+
+    async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
+        status = self._report.status
+        async for payloads in source.copy_out(statement):
+            chunk = b"".join(payloads)
+            status.copy_rows += len(payloads)
+            status.copy_bytes += len(chunk)
+            yield chunk
+
+    # --- catching up ----------------------------------------------------------------------------
+
+    async def _catch_up(self, target: PostgresTarget, publisher: Publisher) -> None:
+        subscription = self.subscription
+        found = await read_progress(target.pipeline, subscription.oid, self.relid)
+        if found is None:
+            raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
+        start = found[0]
+        await resume(target, subscription.oid, self.relid, start, subscription.synchronous_commit)
+        self._set_state("waiting for the apply worker")
+        self._tables.move(self.relid, State.SYNCWAIT, start)
+        await self._tables.wait_until(lambda: self._state() is State.CATCHUP)
+        table = self._tables.get(self.relid)
+        assert table is not None
+        self._catchup = table.lsn
+        self._set_state("catching up")
+        sender_timeout = await read_sender_timeout(publisher)
+        stream = await ReplicationStream.start(
+            publisher, self.slot, start, stream_options(subscription), on_notice=log_notice
+        )
+        loop = ApplyLoop(
+            stream,
+            target,
+            start,
+            wants=lambda relid, _finish_lsn: relid == self.relid,
+            at_boundary=self._caught_up,
+            flush=flush_for(subscription, self._flusher),
+            sender_timeout=sender_timeout,
+        )
+        self._report.follow(loop)
+        await loop.run()
+        async with self._catalog.use() as connection:  # synchronously: what was applied is durable then, too
+            await store.set_relation_state(connection, subscription.oid, self.relid, "s", loop.position)
+        self._tables.move(self.relid, State.SYNCDONE, loop.position)
+        await stream.stop()
+
+    async def _caught_up(self, position: Lsn) -> bool:
+        assert self._catchup is not None
+        return position >= self._catchup
+
+    async def _finish(self, origin: str) -> None:
+        """Slot, origin and progress row have served; missing ones are fine."""
+        publisher = await Publisher.connect(self.subscription.conninfo, application_name=self.slot)
+        try:
+            await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
+        finally:
+            await publisher.close()
+        async with self._catalog.use() as connection, connection.transaction():
+            await origins.drop_origin(connection, origin, missing_ok=True)
+            await store.remove_progress(connection, self.subscription.oid, self.relid)
+
+    def _state(self) -> State:
+        table = self._tables.get(self.relid)
+        if table is None:
+            raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
+        return table.state
+
+    def _set_state(self, state: str) -> None:
+        self._report.status.state = state
+
+    def _missing(self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
+        log_missing(origins.table_sync_origin(self.subscription.oid, self.relid), mapping, change, transaction)
+
+    def log(self, what: str) -> None:
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication table synchronization worker for subscription "{self.subscription.name}", '
+            f'table "{self.table}" has {what}',
+            event=f"tablesync.{what}",
+            relation=f"{self.schema}.{self.table}",
+        )
+
+
+def as_relation(table: PublishedTable) -> Relation:
+    """The table as a RELATION message would describe it: the same mapping, the same errors."""
+    columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
+    return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
+
+
+def copy_target(mapping: RelationMapping, binary: bool) -> str:
+    """COPY … FROM STDIN into the columns that the publisher sends, in its order."""
+    columns = ", ".join(quote(column.name) for column in mapping.attributes)
+    name = qualified(mapping.local.schema, mapping.local.name)
+    return f"COPY {name}{f' ({columns})' if columns else ''} FROM STDIN{' WITH (FORMAT binary)' if binary else ''}"
