@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import anyio
 
@@ -71,6 +72,8 @@ class ReplicationStream:
     ) -> ReplicationStream:
         """Begin to stream from `slot` at `start`; the publisher's session belongs to the stream from then on.
 
+        If it fails the session is still the caller's, to look at the publisher with or to close.
+
         Transactions whose commit record lies below `start` do not come; with 0 the slot decides.
         `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes.
         """
@@ -120,17 +123,18 @@ class ReplicationStream:
         In the middle of a transaction it sends that to its end first; when that takes too long the
         connection is simply dropped, which loses nothing: progress is on the target and in the slot.
         """
+        agreed = False
         try:
-            with anyio.move_on_after(timeout):
+            # A ConnectionLost or ServerError here only says that there is nothing left to end.
+            with anyio.move_on_after(timeout), suppress(SubscriberError):
                 await self.session.finish_copy_both()
                 agreed = self.session.error is None
-                await self.session.close()
-                return agreed
-        except SubscriberError:
-            pass  # gone already
         finally:
-            self.session.abort()
-        return False
+            if not agreed:
+                self.session.abort()
+            with anyio.CancelScope(shield=True):
+                await self.session.close()
+        return agreed
 
 
 def start_error(error: ServerError, info: SlotInfo | None) -> SubscriberError:
