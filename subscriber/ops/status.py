@@ -1,12 +1,246 @@
-"""`subscriber status`: what the subscriptions of a target are doing."""
+"""`subscriber status`: what the subscriptions of a target are doing.
+
+The catalog is read on one connection; each publisher is asked for its position on another, all at once
+and for PUBLISHER_TIMEOUT seconds at most, so that one that cannot be reached delays nothing else.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json as json_module
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
-from subscriber.errors import SubscriberError
+import anyio
+import asyncpg
+
+from subscriber.catalog import locks, schema, store
+from subscriber.catalog.session import Catalog, Connection
+from subscriber.connection.connect import connect
+from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.ops.status_report import (
+    Look,
+    PublisherAnswer,
+    SubscriptionStatus,
+    as_json,
+    assess,
+    describe,
+    describe_table,
+    state_in_words,
+)
+from subscriber.subscription import Subscription
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PUBLISHER_TIMEOUT = 3.0  # seconds
+WRONG = 1  # the exit status when a subscription is not as it should be
+
+_NOW = "SELECT pg_catalog.clock_timestamp()"
+_PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
+_STATS = "SELECT subid::bigint, apply_error_count, sync_error_count FROM subscriber.subscription_stats"
+_PUBLISHER = """
+WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                         ELSE pg_catalog.pg_current_wal_lsn() END AS position)
+SELECT wal.position::text, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn::text, s.wal_status,
+       pg_catalog.pg_wal_lsn_diff(wal.position, s.restart_lsn)::bigint,
+       extract(epoch FROM r.replay_lag)::float8, pg_catalog.clock_timestamp()
+  FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = $1
+  LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
+"""
 
 
 async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
-    """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`."""
-    raise SubscriberError("this version of subscriber has no status yet")
+    """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`.
+
+    Returns WRONG when a subscription is stopped, failing or without launcher, else 0.
+    """
+    if watch:
+        await _watch(target_dsn, names, json=json, interval=interval)
+        return 0
+    async with Catalog.open(target_dsn, "subscriber status") as catalog:
+        look = await read_catalog(catalog, names)
+    statuses = await assess_all(look)
+    if json:
+        print(to_json(look, statuses))
+    else:
+        _print(look, statuses)
+    return WRONG if any(status.is_wrong for status in statuses) else 0
+
+
+async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
+    """Everything the catalog knows about the subscriptions called `names` (empty: all), and their tables.
+
+    Raises StatementError for a name that does not exist.
+    """
+    async with catalog.use() as connection:
+        if await schema.current_revision(connection) is None:
+            subscriptions: list[Subscription] = []
+            look = Look(datetime.now(UTC), None, subscriptions, [], {})
+        else:
+            subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
+            look = await _read(connection, subscriptions)
+    if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
+        raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate="42704")
+    return look
+
+
+async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
+    return Look(
+        at=await connection.fetchval(_NOW),
+        launcher_pid=await locks.holder(connection, locks.launcher_key()),
+        subscriptions=subscriptions,
+        workers=await store.load_workers(connection),
+        relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
+        progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
+        errors={subid: (apply, sync) for subid, apply, sync in await connection.fetch(_STATS)},
+    )
+
+
+async def assess_all(look: Look, before: Look | None = None) -> list[SubscriptionStatus]:
+    """Ask all publishers at once, and put together what is known."""
+    answers: dict[int, PublisherAnswer] = {}
+
+    async def ask(subscription: Subscription) -> None:
+        answers[subscription.oid] = await ask_publisher(subscription)
+
+    async with anyio.create_task_group() as tasks:
+        for subscription in look.subscriptions:
+            tasks.start_soon(ask, subscription)
+    return [assess(s, look, answers[s.oid], before) for s in look.subscriptions]
+
+
+async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
+    """The publisher's position and the state of the subscription's slot; an answer with `error` if it cannot say."""
+    try:
+        with anyio.fail_after(PUBLISHER_TIMEOUT):
+            connection = await connect(
+                subscription.conninfo, application_name="subscriber status", timeout=PUBLISHER_TIMEOUT
+            )
+            try:
+                row = await connection.fetchrow(_PUBLISHER, subscription.slot_name)
+            finally:
+                connection.terminate()
+    except SubscriberError as error:
+        return PublisherAnswer(error=error.message)
+    except TimeoutError:
+        return PublisherAnswer(error=f"no answer within {PUBLISHER_TIMEOUT:.0f} s")
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        return PublisherAnswer(error=str(error))
+    if row is None:
+        return PublisherAnswer(error="no answer")
+    position, exists, active, confirmed, wal_status, retained, replay_lag, now = row
+    return PublisherAnswer(
+        position=Lsn.parse(position) if position else None,
+        confirmed=Lsn.parse(confirmed) if confirmed else None,
+        slot_exists=exists if subscription.slot_name is not None else None,
+        slot_active=active,
+        wal_status=wal_status,
+        retained_bytes=retained,
+        replay_lag=replay_lag,
+        now=now,
+    )
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+    """One line."""
+    document: dict[str, Any] = {
+        "time": look.at.isoformat(timespec="milliseconds"),
+        "launcher_pid": look.launcher_pid,
+        "subscriptions": [as_json(status) for status in statuses],
+    }
+    return json_module.dumps(document, ensure_ascii=False)
+
+
+def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+    """Plain lines, for a pipe."""
+    if not statuses:
+        return "no subscriptions"
+    lines = []
+    for status in statuses:
+        lines.append(f"{status.name}: {state_in_words(status)}")
+        lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
+        lines += [f"    {table.name}: {describe_table(table)}" for table in status.not_ready]
+    return "\n".join(lines)
+
+
+def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    if not statuses:
+        return Text("no subscriptions")
+    panels = []
+    for status in statuses:
+        style = "red" if status.is_wrong else "green" if status.state == "streaming" else "yellow"
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column(overflow="fold")
+        for label, text in describe(status, look.at):
+            grid.add_row(label, Text(text, style="red" if label == "last error" else ""))
+        for table in status.not_ready:
+            grid.add_row("", Text(f"{table.name}: {describe_table(table)}", style="red" if table.error else "cyan"))
+        title = Text.assemble((status.name, "bold"), " ", (state_in_words(status), style))
+        panels.append(Panel(grid, title=title, title_align="left", border_style=style))
+    return Group(*panels)
+
+
+def _print(look: Look, statuses: Sequence[SubscriptionStatus]) -> None:
+    if not sys.stdout.isatty():
+        print(to_text(look, statuses))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(to_rich(look, statuses))
+
+
+async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
+    """Until interrupted; a target that goes away is said so and waited for."""
+    if json or not sys.stdout.isatty():
+        await _watch_plain(target_dsn, names, json=json, interval=interval)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("connecting"), auto_refresh=False) as live:
+        async for outcome in _looks(target_dsn, names, interval):
+            shown = Text(f"target: {outcome}", style="red") if isinstance(outcome, str) else to_rich(*outcome)
+            live.update(shown, refresh=True)
+
+
+async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
+    async for outcome in _looks(target_dsn, names, interval):
+        if isinstance(outcome, str):
+            print(json_module.dumps({"error": outcome}) if json else f"target: {outcome}", flush=True)
+        else:
+            print(to_json(*outcome) if json else to_text(*outcome) + "\n", flush=True)
+
+
+async def _looks(
+    target_dsn: str, names: Sequence[str], interval: float
+) -> AsyncGenerator[tuple[Look, list[SubscriptionStatus]] | str, None]:
+    """One look after another, or the words of the error that prevented it."""
+    before: Look | None = None
+    while True:
+        try:
+            async with Catalog.open(target_dsn, "subscriber status") as catalog:
+                while True:
+                    look = await read_catalog(catalog, names)
+                    yield look, await assess_all(look, before)
+                    before = look
+                    await anyio.sleep(interval)
+        except ConnectionLost as error:
+            yield error.message
+        except ServerError as error:
+            if not error.sqlstate.startswith(("57P", "53300")):
+                raise
+            yield error.message
+        await anyio.sleep(interval)

@@ -1,0 +1,401 @@
+"""What `subscriber status` says: from rows of the catalog and the publisher's answer to words. No I/O here.
+
+    rows ── assess() ─▶ SubscriptionStatus ── as_json() ─▶ a dictionary with stable keys
+                                           └─ describe() ─▶ lines for people, plain or coloured
+
+`state` is one of STATES. Positions are of the publisher's WAL; every time is UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
+from subscriber.lsn import Lsn
+from subscriber.ops import units
+from subscriber.subscription import Subscription
+
+# state -> whether it means that something is wrong
+STATES: Mapping[str, bool] = {
+    "streaming": False,
+    "connecting": False,
+    "waiting to retry": True,
+    "stopped": True,
+    "disabled": False,
+    "no launcher": True,
+}
+TABLE_STATES = {
+    "i": "waiting",
+    "d": "copying",
+    "f": "copied",
+    "w": "copied",
+    "c": "catching up",
+    "s": "caught up",
+    "r": "ready",
+}
+SYNC_FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherAnswer:
+    """What the publisher says about a subscription's slot. All None but `error`: it could not be asked."""
+
+    position: Lsn | None = None  # end of its WAL; on a standby what it has replayed
+    confirmed: Lsn | None = None  # the slot's confirmed_flush_lsn; None without the slot
+    slot_exists: bool | None = None
+    slot_active: bool | None = None
+    wal_status: str | None = None  # reserved, extended, unreserved, lost
+    retained_bytes: int | None = None  # WAL it keeps because of the slot
+    replay_lag: float | None = None  # seconds, as the publisher measures it; None when nothing is outstanding
+    now: datetime | None = None  # its clock
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Between two looks, per second."""
+
+    transactions: float
+    changes: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table that is not ready."""
+
+    name: str  # schema.table
+    state: str  # a value of TABLE_STATES, or SYNC_FAILED
+    activity: str | None  # what its sync worker does just now; None without one
+    copy_rows: int
+    copy_bytes: int
+    copy_total_bytes: int  # an estimate: bytes on the publisher's disk
+    error: str | None
+    error_hint: str | None
+
+    @property
+    def percent(self) -> int | None:
+        """Of the copy; None before its size is known. 99 at most: the size is an estimate."""
+        if not self.copy_total_bytes or self.state != "copying":
+            return None
+        return min(99, self.copy_bytes * 100 // self.copy_total_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """Everything about one subscription at one moment; None where it is not known."""
+
+    name: str
+    state: str  # one of STATES
+    enabled: bool
+    publications: tuple[str, ...]
+    slot: str | None
+    retry_in: float | None  # seconds
+    error: str | None  # the apply worker's last, unless it has streamed since
+    error_hint: str | None
+    error_time: datetime | None
+    received: Lsn | None
+    confirmed: Lsn | None
+    publisher: PublisherAnswer
+    lag_bytes: int | None
+    lag_seconds: float | None
+    rates: Rates | None  # None on a first look
+    transactions: int  # since the worker started
+    changes: int
+    bytes: int
+    tables: Mapping[str, int]  # state in words -> how many
+    not_ready: tuple[TableStatus, ...]
+    apply_errors: int
+    sync_errors: int
+    skip_lsn: Lsn | None = None
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether somebody should look at it."""
+        lost = self.publisher.slot_exists is False and self.slot is not None and self.enabled
+        return STATES[self.state] or lost or any(table.state == SYNC_FAILED for table in self.not_ready)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The rows of one look at the catalog."""
+
+    at: datetime  # the target's clock
+    launcher_pid: int | None  # of its backend on the target; None: no launcher runs
+    subscriptions: Sequence[Subscription]
+    workers: Sequence[WorkerStatus]
+    relations: Mapping[int, Sequence[RelationState]]  # by subid
+    progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
+    errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
+
+
+def assess(
+    subscription: Subscription, look: Look, publisher: PublisherAnswer, before: Look | None = None
+) -> SubscriptionStatus:
+    """Put together what is known. `before` is the look the rates are counted from."""
+    worker = _apply_worker(look, subscription.oid)
+    state = _state(subscription, look, worker)
+    worker_alive = None if state in ("no launcher", "disabled") else worker
+    received = worker_alive.received_lsn if worker_alive else None
+    confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
+    confirmed = confirmed or look.progress.get(subscription.oid)
+    apply_errors, sync_errors = look.errors.get(subscription.oid, (0, 0))
+    lag_bytes = None
+    if publisher.position is not None and confirmed:
+        lag_bytes = max(0, publisher.position - confirmed)
+    tables, not_ready = _tables(subscription, look)
+    retry_in = None
+    if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
+        retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
+    return SubscriptionStatus(
+        name=subscription.name,
+        state=state,
+        enabled=subscription.enabled,
+        publications=subscription.publications,
+        slot=subscription.slot_name,
+        retry_in=retry_in,
+        error=worker.error if worker else None,
+        error_hint=worker.error_hint if worker else None,
+        error_time=worker.error_time if worker else None,
+        received=received or None,
+        confirmed=confirmed or None,
+        publisher=publisher,
+        lag_bytes=lag_bytes,
+        lag_seconds=_lag_seconds(state, lag_bytes, worker_alive, publisher),
+        rates=_rates(worker_alive, look, before),
+        transactions=worker_alive.transactions if worker_alive else 0,
+        changes=worker_alive.changes if worker_alive else 0,
+        bytes=worker_alive.bytes if worker_alive else 0,
+        tables=tables,
+        not_ready=not_ready,
+        apply_errors=apply_errors,
+        sync_errors=sync_errors,
+        skip_lsn=subscription.skip_lsn or None,
+    )
+
+
+def _apply_worker(look: Look, subid: int) -> WorkerStatus | None:
+    return next((w for w in look.workers if w.subid == subid and w.relid == APPLY_WORKER), None)
+
+
+def _state(subscription: Subscription, look: Look, worker: WorkerStatus | None) -> str:
+    if not subscription.enabled:
+        return "disabled"
+    if look.launcher_pid is None:
+        return "no launcher"  # whatever its workers wrote last
+    if worker is None or worker.state not in STATES:
+        return "connecting"
+    return worker.state
+
+
+def _lag_seconds(
+    state: str, lag_bytes: int | None, worker: WorkerStatus | None, publisher: PublisherAnswer
+) -> float | None:
+    """How long ago the publisher wrote what is confirmed now; None when that cannot be known."""
+    if lag_bytes == 0:
+        return 0.0
+    found = [] if publisher.replay_lag is None else [publisher.replay_lag]
+    if worker is not None and worker.last_msg_send_time is not None and publisher.now is not None:
+        outstanding = (worker.received_lsn or Lsn(0)) > (worker.latest_end_lsn or Lsn(0))
+        if outstanding or state != "streaming":
+            found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
+    if not found and state == "streaming" and publisher.position is not None:
+        return 0.0  # connected, and the publisher waits for nothing
+    return max(found, default=None)
+
+
+def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rates | None:
+    if worker is None or before is None:
+        return None
+    earlier = _apply_worker(before, worker.subid)
+    seconds = (look.at - before.at).total_seconds()
+    if earlier is None or seconds <= 0 or earlier.bytes > worker.bytes:  # it was restarted in between
+        return None
+    return Rates(
+        (worker.transactions - earlier.transactions) / seconds,
+        (worker.changes - earlier.changes) / seconds,
+        (worker.bytes - earlier.bytes) / seconds,
+    )
+
+
+def _tables(subscription: Subscription, look: Look) -> tuple[dict[str, int], tuple[TableStatus, ...]]:
+    workers = {w.relid: w for w in look.workers if w.subid == subscription.oid and w.relid != APPLY_WORKER}
+    counted: dict[str, int] = {}
+    not_ready = []
+    for relation in look.relations.get(subscription.oid, ()):
+        state = TABLE_STATES.get(relation.state, relation.state)
+        worker = workers.get(relation.relid)
+        if relation.state != "r":
+            if worker is not None and worker.error:
+                state = SYNC_FAILED
+            not_ready.append(_table(relation, state, worker, look.launcher_pid is not None))
+        counted[state] = counted.get(state, 0) + 1
+    return counted, tuple(not_ready)
+
+
+def _table(relation: RelationState, state: str, worker: WorkerStatus | None, running: bool) -> TableStatus:
+    return TableStatus(
+        name=f"{relation.namespace}.{relation.name}",
+        state=state,
+        activity=worker.state if worker and running else None,
+        copy_rows=worker.copy_rows if worker else 0,
+        copy_bytes=worker.copy_bytes if worker else 0,
+        copy_total_bytes=worker.copy_total_bytes if worker else 0,
+        error=worker.error if worker else None,
+        error_hint=worker.error_hint if worker else None,
+    )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def state_in_words(status: SubscriptionStatus) -> str:
+    """`waiting to retry in 3 s`, `stopped: needs you`, …"""
+    match status.state:
+        case "waiting to retry" if status.retry_in is not None:
+            return f"waiting to retry in {units.in_seconds(status.retry_in)}" if status.retry_in else "retrying now"
+        case "stopped":
+            return "stopped: needs you"
+        case "no launcher":
+            return "no launcher running"
+        case state:
+            return state
+
+
+def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]:
+    """(label, text) of the lines below a subscription's name; the tables not ready have lines of their own."""
+    lines = []
+    if status.state == "no launcher":
+        lines.append(("hint", "Start one with: subscriber run --target DSN"))
+    if status.error:
+        since = ""
+        if status.error_time is not None:
+            ago = max(0.0, (now - status.error_time).total_seconds())
+            since = f" ({status.error_time:%Y-%m-%d %H:%M:%S} UTC, {units.in_seconds(ago)} ago)"
+        lines.append(("last error", status.error + since))
+        if status.error_hint:
+            lines.append(("hint", status.error_hint))
+    lines.append(("publications", ", ".join(status.publications)))
+    lines.append(("slot", _slot(status)))
+    publisher = status.publisher
+    at = publisher.position if publisher.error is None else "not reachable"
+    lines.append(
+        ("positions", f"received {status.received or '-'}, confirmed {status.confirmed or '-'}, publisher {at or '-'}")
+    )
+    if publisher.error is not None:
+        lines.append(("publisher", publisher.error))
+    if status.lag_bytes is not None:
+        seconds = "" if status.lag_seconds is None else f", {units.in_seconds(status.lag_seconds)}"
+        lines.append(("lag", units.in_bytes(status.lag_bytes) + seconds))
+    if status.rates is not None:
+        rates = status.rates
+        lines.append(
+            (
+                "rates",
+                f"{rates.transactions:,.0f} transactions/s, {rates.changes:,.0f} changes/s, "
+                f"{units.in_bytes(rates.bytes)}/s",
+            )
+        )
+    if status.skip_lsn:
+        lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
+    if status.apply_errors or status.sync_errors:
+        lines.append(("errors so far", f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"))
+    counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
+    lines.append(("tables", counts or "none"))
+    return lines
+
+
+def _slot(status: SubscriptionStatus) -> str:
+    if status.slot is None:
+        return "none"
+    publisher = status.publisher
+    if publisher.slot_exists is False:
+        return f"{status.slot}: does not exist on the publisher"
+    notes = []
+    if publisher.retained_bytes is not None:
+        notes.append(f"publisher keeps {units.in_bytes(publisher.retained_bytes)} of WAL")
+    if publisher.wal_status not in (None, "reserved"):
+        notes.append(f"wal_status {publisher.wal_status}")
+    return f"{status.slot} ({', '.join(notes)})" if notes else status.slot
+
+
+def describe_table(table: TableStatus) -> str:
+    """What happens with a table that is not ready."""
+    if table.error:
+        return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
+    words = table.activity if table.activity and table.state != "copying" else table.state
+    if not table.copy_rows and not table.copy_bytes:
+        return words
+    copied = f"{table.copy_rows:,} rows, {units.in_bytes(table.copy_bytes)}"
+    if table.percent is not None:
+        copied += f" of about {units.in_bytes(table.copy_total_bytes)}, {table.percent} %"
+    return f"{words} ({copied})"
+
+
+def as_json(status: SubscriptionStatus) -> dict[str, Any]:
+    """The same as values: positions as text, times in ISO 8601, sizes in bytes, times passed in seconds."""
+    publisher = status.publisher
+    return {
+        "name": status.name,
+        "state": status.state,
+        "ok": not status.is_wrong,
+        "enabled": status.enabled,
+        "publications": list(status.publications),
+        "slot": status.slot,
+        "retry_in": status.retry_in,
+        "error": status.error,
+        "error_hint": status.error_hint,
+        "error_time": _time(status.error_time),
+        "received_lsn": _lsn(status.received),
+        "confirmed_lsn": _lsn(status.confirmed),
+        "publisher": {
+            "lsn": _lsn(publisher.position),
+            "slot_exists": publisher.slot_exists,
+            "slot_active": publisher.slot_active,
+            "wal_status": publisher.wal_status,
+            "retained_bytes": publisher.retained_bytes,
+            "error": publisher.error,
+        },
+        "lag_bytes": status.lag_bytes,
+        "lag_seconds": status.lag_seconds,
+        "rates": None
+        if status.rates is None
+        else {
+            "transactions": round(status.rates.transactions, 1),
+            "changes": round(status.rates.changes, 1),
+            "bytes": round(status.rates.bytes, 1),
+        },
+        "transactions": status.transactions,
+        "changes": status.changes,
+        "bytes": status.bytes,
+        "skip_lsn": _lsn(status.skip_lsn),
+        "apply_error_count": status.apply_errors,
+        "sync_error_count": status.sync_errors,
+        "tables": dict(status.tables),
+        "not_ready": [_table_json(table) for table in status.not_ready],
+    }
+
+
+def _table_json(table: TableStatus) -> dict[str, Any]:
+    return {
+        "table": table.name,
+        "state": table.state,
+        "activity": table.activity,
+        "copy_rows": table.copy_rows,
+        "copy_bytes": table.copy_bytes,
+        "copy_total_bytes": table.copy_total_bytes,
+        "percent": table.percent,
+        "error": table.error,
+        "error_hint": table.error_hint,
+    }
+
+
+def _lsn(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")
