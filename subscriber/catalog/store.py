@@ -65,6 +65,10 @@ DELETE FROM subscriber.subscription_rel r
  WHERE r.srsubid = $1 AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
 RETURNING r.srrelid
 """
+HAS_DROPPED_RELATIONS = """
+SELECT EXISTS (SELECT FROM subscriber.subscription_rel r WHERE r.srsubid = $1
+                  AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid))
+"""
 
 PROGRESS = """
 SELECT remote_lsn::text AS remote_lsn, system_id FROM subscriber.progress WHERE subid = $1 AND relid = $2
@@ -273,6 +277,9 @@ async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int
 
 async def forget_dropped_relations(connection: asyncpg.Connection, subid: int) -> list[int]:
     """Remove the rows of tables that no longer exist on the target, and return their OIDs."""
+    # A DELETE of nothing would still notify the launcher, which is who calls this when it is notified.
+    if not await connection.fetchval(HAS_DROPPED_RELATIONS, subid):
+        return []
     return [row["srrelid"] for row in await connection.fetch(FORGET_DROPPED_RELATIONS, subid)]
 
 

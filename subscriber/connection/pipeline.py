@@ -172,8 +172,8 @@ class Pipeline:
             self._fail(ServerError(wire.read_fields(body)))
 
     def _answered(self, pending: _Pending, body: bytes) -> None:
+        rows, self._rows = self._rows, []
         if pending.on_result is not None and body != pending.expect:
-            rows, self._rows = self._rows, []
             pending.on_result(pending.note, wire.decode_text(body[:-1]), rows)
 
     def lost(self, error: SubscriberError) -> None:

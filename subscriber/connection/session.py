@@ -32,7 +32,8 @@ BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that
 LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
 
-_COPY_DATA = ord("d")
+# Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
+_PARAMETERS = ("server_version", "server_encoding", "in_hot_standby", "is_superuser", "TimeZone")
 
 
 @dataclass(slots=True)
@@ -82,7 +83,8 @@ class Session(asyncio.BufferedProtocol):
         try:
             transport = connection._transport
             settings = connection.get_settings()
-            session = cls(connection.get_server_pid(), {name: str(value) for name, value in settings._asdict().items()})
+            parameters = {name: getattr(settings, name) for name in _PARAMETERS if hasattr(settings, name)}
+            session = cls(connection.get_server_pid(), parameters)
             transport.set_protocol(session)
         except AttributeError as error:
             raise SubscriberError(

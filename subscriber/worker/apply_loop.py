@@ -110,7 +110,7 @@ class ApplyLoop:
                 await self._target.settle()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            raise root_cause(group) from group
+            raise root_cause(group) from None
 
     # --- reading --------------------------------------------------------------------------------
 

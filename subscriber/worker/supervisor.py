@@ -90,7 +90,8 @@ class Supervisor:
             for scope in self._syncing.values():
                 scope.cancel()
             self._leader.cancel()
-        self._changed.set()
+        if subscription != before:
+            self._changed.set()
 
     async def reload_tables(self) -> None:
         async with self._around.catalog.use() as connection:
