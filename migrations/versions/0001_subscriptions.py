@@ -131,6 +131,15 @@ FUNCTIONS = [
         RETURN NULL;
     END $$
     """,
+    # For the functions below, which run with their owner's rights: session_user, as current_user is that owner.
+    """
+    CREATE FUNCTION subscriber.may_manage(subscription oid) RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
+        SELECT coalesce((SELECT pg_has_role(session_user, s.subowner, 'USAGE') FROM subscriber.subscription s
+                          WHERE s.subid = subscription),
+                        (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = session_user))
+    $$
+    """,
     """
     CREATE FUNCTION subscriber.check_origin_owner(name text) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog AS $$
@@ -139,10 +148,7 @@ FUNCTIONS = [
             RAISE EXCEPTION USING ERRCODE = 'reserved_name',
                 MESSAGE = format('"%s" is not the name of a subscription''s replication origin', name);
         END IF;
-        -- session_user and not current_user: this is called from functions that run as their owner
-        IF NOT coalesce((SELECT pg_has_role(session_user, s.subowner, 'USAGE') FROM subscriber.subscription s
-                          WHERE s.subid = substring(name FROM '^pg_([0-9]{10})')::bigint),
-                        (SELECT r.rolsuper FROM pg_roles r WHERE r.rolname = session_user)) THEN
+        IF NOT subscriber.may_manage(substring(name FROM '^pg_([0-9]{10})')::bigint) THEN
             RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
                 MESSAGE = format('permission denied for replication origin "%s"', name);
         END IF;
@@ -201,6 +207,23 @@ FUNCTIONS = [
             RETURN pg_replication_origin_progress(name, false);
         END IF;
         RETURN NULL;
+    END $$
+    """,
+    # Ends the sessions of a subscription's workers, found by their locks (catalog/locks.py): of the worker that
+    # synchronizes that relation, or with NULL of all.
+    """
+    CREATE FUNCTION subscriber.terminate_workers(subscription_oid oid, relation_oid oid) RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
+    BEGIN
+        IF NOT subscriber.may_manage(subscription_oid) THEN
+            RAISE EXCEPTION USING ERRCODE = 'insufficient_privilege',
+                MESSAGE = format('permission denied for subscription with OID %s', subscription_oid);
+        END IF;
+        RETURN (SELECT count(*) FILTER (WHERE pg_terminate_backend(l.pid)) FROM pg_locks l
+                 WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND l.pid <> pg_backend_pid()
+                   AND l.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
+                   AND (l.classid = subscription_oid AND (relation_oid IS NULL OR l.objid = relation_oid)
+                        OR relation_oid IS NULL AND l.classid = 1937072755 AND l.objid = subscription_oid));
     END $$
     """,
     # Found before pg_catalog's, as the views are; with NULL, or an OID that is not ours, the server's own runs too.
@@ -288,7 +311,7 @@ PRIVILEGES = [
     ],
     """
     CREATE POLICY see ON subscriber.subscription FOR SELECT
-    USING (pg_catalog.pg_has_role(subowner, 'USAGE'))
+    USING (pg_catalog.pg_has_role(subowner, 'MEMBER'))
     """,
     """
     CREATE POLICY add ON subscriber.subscription FOR INSERT

@@ -9,7 +9,9 @@ ended, and a lock that can be taken proves that no such worker is alive.
     LAUNCHER, -1       whoever is creating or upgrading schema "subscriber" (OIDs never give -1: see below)
     subid, relid       the worker that synchronizes that target table for that subscription; subids are above
                        3500000000, negative as int4, so these pairs never meet the others
-    STATEMENT, subid   an ALTER or DROP SUBSCRIPTION, for its transaction
+
+A worker reads its subscription, or its table's state, only after it has its lock: a DROP SUBSCRIPTION or REFRESH
+PUBLICATION that is under way holds the same lock, and when it lets go there may be nothing left to do.
 """
 
 from __future__ import annotations
@@ -17,7 +19,6 @@ from __future__ import annotations
 import asyncpg
 
 LAUNCHER = 1937072755
-STATEMENT = 1937072757
 
 # OID 4294967295 would be this number too; nothing gives that OID out.
 SCHEMA_UPGRADE = (LAUNCHER, -1)
@@ -43,15 +44,10 @@ def table_sync_key(subid: int, relid: int) -> tuple[int, int]:
     return int4(subid), int4(relid)
 
 
-def statement_key(subid: int) -> tuple[int, int]:
-    """Held by a statement that changes subscription `subid`, until its transaction ends."""
-    return STATEMENT, int4(subid)
-
-
 LOCK = "SELECT pg_catalog.pg_advisory_lock($1::int4, $2::int4)"
 TRY_LOCK = "SELECT pg_catalog.pg_try_advisory_lock($1::int4, $2::int4)"
 UNLOCK = "SELECT pg_catalog.pg_advisory_unlock($1::int4, $2::int4)"
-LOCK_FOR_TRANSACTION = "SELECT pg_catalog.pg_advisory_xact_lock($1::int4, $2::int4)"
+TRY_LOCK_FOR_TRANSACTION = "SELECT pg_catalog.pg_try_advisory_xact_lock($1::int4, $2::int4)"
 
 _THIS_DATABASE = "(SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())"
 

@@ -24,6 +24,11 @@ def table_sync_origin(subid: int, relid: int) -> str:
     return f"pg_{subid}_{relid}"
 
 
+def table_sync_slot(subid: int, relid: int, system_identifier: int) -> str:
+    """The publisher's slot for that worker; `system_identifier` is the target's."""
+    return f"pg_{subid}_sync_{relid}_{system_identifier}"
+
+
 async def create_origin(connection: asyncpg.Connection, name: str) -> int:
     """Create the origin if it isn't there, and return its id (1..65534) either way.
 

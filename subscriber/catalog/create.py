@@ -1,0 +1,149 @@
+"""CREATE SUBSCRIPTION. Source: CreateSubscription() in src/backend/commands/subscriptioncmds.c."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import asyncpg
+
+from subscriber.catalog import contact, origins, privileges, refresh, store
+from subscriber.catalog.contact import Notice
+from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options, refuse_unsupported
+from subscriber.catalog.statements import CreateSubscription
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.source.publisher import Publisher
+
+INSERT = """
+INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
+       suborigin, subfailover)
+VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", 'd', $10, $11, $12, $13,
+       $14)
+RETURNING subid
+"""
+
+
+async def create_subscription(connection: asyncpg.Connection, statement: CreateSubscription, notice: Notice) -> None:
+    """Everything or nothing: the slot is created last, and dropped again if the catalog's commit fails."""
+    options = parse_options(statement.options, FOR_CREATE)
+    refuse_unsupported(options)
+    if options.create_slot and connection.is_in_transaction():
+        what = "CREATE SUBSCRIPTION ... WITH (create_slot = true)"
+        raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
+    who = await privileges.caller(connection)
+    privileges.check_create(
+        who, password_required=options.password_required, server_major=connection.get_server_version().major
+    )
+    await privileges.check_name_is_free(connection, statement.name)
+    if "slot_name" not in options.specified:
+        options.slot_name = statement.name
+    password = options.password_required and not who.is_superuser
+    contact.check_conninfo(statement.conninfo, password=password)
+    check_publications(statement.publications)
+    async with AsyncExitStack() as stack:
+        slot = _Slot(options.slot_name)
+        try:
+            async with connection.transaction():
+                subid = await _insert(connection, statement, options, who.oid)
+                if options.connect:
+                    publisher = await stack.enter_async_context(
+                        contact.contact(statement.name, statement.conninfo, password=password)
+                    )
+                    await _ask_publisher(connection, publisher, subid, statement, options, slot, notice)
+                slot.committing = True
+        except BaseException:
+            await slot.undo(connection, notice)
+            raise
+    if not options.connect:
+        notice(
+            "WARNING",
+            "subscription was created, but is not connected",
+            None,
+            "To initiate replication, you must manually create the replication slot, enable the subscription, and"
+            " refresh the subscription.",
+        )
+
+
+async def _insert(connection: asyncpg.Connection, statement: CreateSubscription, options: Options, owner: int) -> int:
+    """The catalog's rows, and the origin."""
+    try:
+        async with connection.transaction():
+            subid: int = await connection.fetchval(
+                INSERT,
+                statement.name,
+                owner,
+                options.enabled,
+                statement.conninfo,
+                options.slot_name,
+                options.synchronous_commit,
+                list(statement.publications),
+                options.binary,
+                options.streaming.value,
+                options.disable_on_error,
+                options.password_required,
+                options.run_as_owner,
+                options.origin,
+                options.failover,
+            )
+    except asyncpg.UniqueViolationError:  # somebody else was faster
+        raise privileges.already_exists(statement.name) from None
+    await store.add_stats(connection, subid, {})
+    await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0))
+    await origins.create_origin(connection, origins.apply_origin(subid))
+    return subid
+
+
+class _Slot:
+    """The slot on the publisher, which no rollback takes away."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.publisher: Publisher | None = None  # set once the slot is there
+        self.committing = False
+
+    async def create(self, publisher: Publisher, notice: Notice, *, failover: bool) -> None:
+        assert self.name is not None
+        await publisher.create_slot(self.name, snapshot="nothing", failover=failover)
+        self.publisher = publisher
+        notice("NOTICE", f'created replication slot "{self.name}" on publisher', None, None)
+
+    async def undo(self, connection: asyncpg.Connection, notice: Notice) -> None:
+        """Drop the slot, unless the subscription may be there: the target was lost while it committed."""
+        if self.publisher is None or self.name is None:
+            return
+        if self.committing and connection.is_closed():
+            notice(
+                "WARNING",
+                f'replication slot "{self.name}" was left on the publisher',
+                "The connection to the target was lost before it said whether the subscription was committed.",
+                "Drop the slot by hand if the subscription does not exist.",
+            )
+            return
+        from anyio import CancelScope  # imported where it is needed, as this hardly ever is
+
+        with CancelScope(shield=True):
+            try:
+                await contact.drop_slot(self.publisher, self.name, notice, missing_ok=True)
+            except SubscriberError as error:
+                notice("WARNING", error.message, error.detail, error.hint)
+
+
+async def _ask_publisher(
+    connection: asyncpg.Connection,
+    publisher: Publisher,
+    subid: int,
+    statement: CreateSubscription,
+    options: Options,
+    slot: _Slot,
+    notice: Notice,
+) -> None:
+    """What needs the publisher: its publications' tables, its identity, and the slot."""
+    await contact.warn_of_missing_publications(publisher, statement.publications, notice)
+    if options.copy_data and options.origin.lower() == "none":
+        await contact.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
+    await refresh.add_tables(connection, subid, publisher, statement.publications, copy_data=options.copy_data)
+    identity = await publisher.identify_system()
+    await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0), str(identity.systemid))
+    if options.create_slot:
+        await slot.create(publisher, notice, failover=options.failover)

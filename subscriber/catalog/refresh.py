@@ -1,0 +1,132 @@
+"""The tables of a subscription: which the publications have, and what becomes of those that come and go.
+
+Source: fetch_table_list() and AlterSubscription_refresh() in src/backend/commands/subscriptioncmds.c.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.catalog import contact, origins, store, workers
+from subscriber.catalog.contact import Notice
+from subscriber.errors import StatementError
+from subscriber.source.publisher import Publisher
+from subscriber.subscription import Subscription
+
+LOCAL_RELATIONS = """
+SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.relkind::text AS relkind,
+       coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), true) AS may_use
+  FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w (nspname, relname, number)
+  LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+ ORDER BY w.number
+"""
+ADD_RELATIONS = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate)
+SELECT $1::oid, relid, $3::text::"char" FROM unnest($2::oid[]) AS relid ON CONFLICT DO NOTHING
+"""
+# With those whose table was dropped on the target, for which name and schema are NULL.
+RELATIONS = """
+SELECT r.srrelid AS relid, r.srsubstate::text AS state, n.nspname::text AS nspname, c.relname::text AS relname
+  FROM subscriber.subscription_rel r
+  LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.srsubid = $1 ORDER BY r.srrelid
+"""
+REMOVE_RELATION = """
+DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
+"""
+
+# errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
+RELKINDS = {
+    "i": "indexes",
+    "I": "partitioned indexes",
+    "S": "sequences",
+    "t": "TOAST tables",
+    "v": "views",
+    "m": "materialized views",
+    "c": "composite types",
+    "f": "foreign tables",
+}
+
+
+async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, str]]) -> list[int]:
+    """OIDs of the target's tables of these (schema, name), in their order.
+
+    Raises StatementError for the first that is missing or is something else than a table.
+    """
+    rows = await connection.fetch(LOCAL_RELATIONS, [schema for schema, _ in tables], [name for _, name in tables])
+    for row in rows:
+        schema, name = row["nspname"], row["relname"]
+        if not row["has_schema"]:
+            raise StatementError(f'schema "{schema}" does not exist', sqlstate="3F000")
+        if not row["may_use"]:
+            raise StatementError(f"permission denied for schema {schema}", sqlstate="42501")
+        if row["relid"] is None:
+            raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate="42P01")
+        if row["relkind"] not in ("r", "p"):
+            raise StatementError(
+                f'cannot use relation "{schema}.{name}" as logical replication target',
+                detail=f"This operation is not supported for {RELKINDS.get(row['relkind'], 'this')}.",
+                sqlstate="42809",
+            )
+    return [row["relid"] for row in rows]
+
+
+async def add_tables(
+    connection: asyncpg.Connection, subid: int, publisher: Publisher, publications: tuple[str, ...], *, copy_data: bool
+) -> list[int]:
+    """Make the publications' tables part of the subscription; those that are already stay as they are.
+
+    New ones are to be copied (state i), or without `copy_data` ready (r). Returns the OIDs of all the publications'
+    tables on the target.
+    """
+    relids = await local_relids(connection, await publisher.tables(publications))
+    await connection.execute(ADD_RELATIONS, subid, relids, "i" if copy_data else "r")
+    return relids
+
+
+async def refresh(
+    connection: asyncpg.Connection,
+    subscription: Subscription,
+    publications: tuple[str, ...],
+    notice: Notice,
+    *,
+    copy_data: bool,
+    validate: tuple[str, ...],
+) -> None:
+    """Make the subscription's tables those of `publications`, in the connection's transaction.
+
+    `validate` are publications to warn of if the publisher has none of that name. Slots are dropped last of all: no
+    rollback brings them back.
+    """
+    subid = subscription.oid
+    password = contact.must_use_password(subscription)
+    async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
+        if validate:
+            await contact.warn_of_missing_publications(publisher, validate, notice)
+        known = await connection.fetch(RELATIONS, subid)
+        if copy_data and subscription.origin.lower() == "none":
+            names = [(row["nspname"], row["relname"]) for row in known if row["relname"] is not None]
+            await contact.warn_of_other_origins(publisher, subscription.name, publications, notice, names)
+        wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data))
+        leftover_slots = [
+            origins.table_sync_slot(subid, row["relid"], await contact.system_identifier(connection))
+            for row in known
+            if row["relid"] not in wanted and await _remove_table(connection, subid, row["relid"], row["state"])
+        ]
+        for slot in leftover_slots:
+            await contact.drop_slot(publisher, slot, notice, missing_ok=True)
+
+
+async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, state: str) -> bool:
+    """Take a table out of the subscription; true if its synchronization may have left a slot behind."""
+    if state != "r":
+        # The state may still move until the worker is gone, so it is read again below.
+        await workers.hold_table_sync(connection, subid, relid)
+    state = await connection.fetchval(REMOVE_RELATION, subid, relid) or state
+    await store.remove_progress(connection, subid, relid)
+    await store.remove_worker(connection, subid, relid)
+    if state == "r":
+        return False
+    await origins.drop_origin(connection, origins.table_sync_origin(subid, relid), missing_ok=True)
+    return True

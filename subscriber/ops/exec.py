@@ -1,0 +1,92 @@
+"""`subscriber exec`: statements in, psql's lines out."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import TextIO
+
+from subscriber.errors import SubscriberError
+
+FAILED = 3
+
+DISPLAY_WIDTH = 60  # columns of the statement that psql shows of a syntax error
+RIGHT_MARGIN = 10  # of them at least this many after the error
+
+
+def run_statements(target: str, statements: str) -> int:
+    """Execute statements on the database `target` names; returns the exit status, 0 or 3.
+
+    What PostgreSQL would say goes to stderr as psql prints it, and nothing else does.
+    """
+    try:
+        asyncio.run(execute_statements(target, statements, sys.stderr))
+    except SubscriberError as error:
+        print_error(error, statements, sys.stderr)
+        return FAILED
+    return 0
+
+
+async def execute_statements(target: str, statements: str, output: TextIO) -> None:
+    """Connect, bring the schema up to date, execute; notices are printed as they come."""
+    from subscriber.catalog.commands import execute
+    from subscriber.catalog.schema import ensure_schema
+    from subscriber.catalog.statements import parse
+    from subscriber.connection.connect import connect
+
+    def notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
+        print_message(severity, message, detail, hint, output)
+
+    if not parse(statements):  # also: no use in connecting for a misspelt statement
+        return
+    connection = await connect(target, application_name="subscriber exec", settings={"synchronous_commit": "on"})
+    try:
+        await ensure_schema(connection)
+        await execute(connection, statements, notice=notice)
+    finally:
+        if not connection.is_closed():
+            connection.terminate()
+
+
+def print_message(severity: str, message: str, detail: str | None, hint: str | None, output: TextIO) -> None:
+    """One NOTICE, WARNING or ERROR with its parts."""
+    print(f"{severity}:  {message}", file=output)
+    if detail:
+        print(f"DETAIL:  {detail}", file=output)
+    if hint:
+        print(f"HINT:  {hint}", file=output)
+
+
+def print_error(error: SubscriberError, statements: str, output: TextIO) -> None:
+    """The error as psql prints it; for a syntax error with the line and a caret under the place."""
+    print(f"ERROR:  {error.message}", file=output)
+    position = getattr(error, "position", None)
+    if position is not None:
+        print(point_at(statements, position), file=output)
+    if error.detail:
+        print(f"DETAIL:  {error.detail}", file=output)
+    if error.hint:
+        print(f"HINT:  {error.hint}", file=output)
+    for line in error.context:
+        print(f"CONTEXT:  {line}", file=output)
+
+
+def point_at(text: str, position: int) -> str:
+    """The line of `text` that has character `position`, cut to DISPLAY_WIDTH around it, and a caret below.
+
+    Follows reportErrorPosition() in src/interfaces/libpq/fe-protocol3.c; every character is one column wide here.
+    """
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    line = text[start : end if end >= 0 else len(text)].replace("\t", " ")
+    number, at = text.count("\n", 0, start) + 1, position - start
+    first, last = 0, len(line)
+    if last > DISPLAY_WIDTH:
+        if at + RIGHT_MARGIN <= DISPLAY_WIDTH:
+            last = DISPLAY_WIDTH
+        else:
+            last = min(last, at + RIGHT_MARGIN)
+            first = max(0, last - DISPLAY_WIDTH)
+    prefix = f"LINE {number}: " + ("..." if first else "")
+    suffix = "..." if last < len(line) else ""
+    return f"{prefix}{line[first:last]}{suffix}\n{' ' * (len(prefix) + at - first)}^"
