@@ -101,10 +101,10 @@ class Publisher:
             conninfo = Conninfo.parse(conninfo)
         if must_use_password:
             check_password(conninfo)
+        if not conninfo.get("application_name"):  # PGAPPNAME is about whoever started us, not about this
+            conninfo = conninfo.with_(application_name=application_name)
         settings = SETTINGS if client_encoding == "UTF8" else {**SETTINGS, "client_encoding": client_encoding}
-        session = await open_session(
-            conninfo, application_name=application_name, settings=settings, replication=True, timeout=timeout
-        )
+        session = await open_session(conninfo, settings=settings, replication=True, timeout=timeout)
         publisher = cls(session)
         try:
             await publisher._rows(
