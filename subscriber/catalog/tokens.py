@@ -102,7 +102,7 @@ _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 def tokenize(sql: str) -> list[Token]:
     """All tokens, an END last. Raises StatementSyntaxError with PostgreSQL's message (42601; 22021 if not UTF-8)."""
-    _utf8(sql, 0)
+    _utf8(sql)
     scanner = _Scanner(sql)
     tokens: list[Token] = []
     while not tokens or tokens[-1].kind is not Kind.END:
@@ -110,15 +110,25 @@ def tokenize(sql: str) -> list[Token]:
     return tokens
 
 
-def _utf8(text: str, position: int) -> str:
-    """The text with bytes that came one by one (as surrogates) made characters again, if they are valid."""
+def _utf8(text: str) -> str:
+    """The text with bytes that came one by one (as surrogates) made characters again.
+
+    Raises StatementSyntaxError (22021), naming the bytes as report_invalid_encoding() in mbutils.c does.
+    """
     try:
-        text = text.encode("utf-8", "surrogateescape").decode("utf-8")
-    except UnicodeError:
-        text = "\0"
-    if "\0" in text:
-        raise StatementSyntaxError('invalid byte sequence for encoding "UTF8"', position, sqlstate="22021")
-    return text
+        data = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:  # half of a surrogate pair, which is no byte either
+        data = text.encode("utf-8", "surrogatepass")
+    try:
+        text, wrong = data.decode("utf-8"), data.find(b"\0")
+    except UnicodeDecodeError as error:
+        wrong = error.start
+    if wrong < 0:
+        return text
+    lead = data[wrong]
+    length = 1 if lead < 0xC0 or lead >= 0xF8 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
+    shown = " ".join(f"0x{byte:02x}" for byte in data[wrong : wrong + length])
+    raise StatementSyntaxError(f'invalid byte sequence for encoding "UTF8": {shown}', None, sqlstate="22021")
 
 
 class _Scanner:
@@ -142,8 +152,7 @@ class _Scanner:
         if lead in "nN" and following == "'":
             return self._token(Kind.STRING, self._string(at + 1, escapes=False))
         if lead in "bBxX" and following == "'":
-            self._string(at + 1, escapes=False)
-            raise syntax_error(self._token(Kind.SYMBOL, ""))  # a bit string stands nowhere here
+            raise syntax_error(self._token(Kind.SYMBOL, self._string(at + 1, escapes=False)))  # a bit string
         if lead in "uU" and following == "&" and sql[at + 2 : at + 3] in ("'", '"'):
             raise StatementSyntaxError(
                 "strings and identifiers with Unicode escapes (U&) are not supported",
@@ -176,10 +185,8 @@ class _Scanner:
         self._at = at + len(source)
         return Token(Kind.SYMBOL, source, source, at)
 
-    def _token(self, kind: Kind, text_and_end: tuple[str, int] | str) -> Token:
+    def _token(self, kind: Kind, text_and_end: tuple[str, int]) -> Token:
         at = self._at
-        if isinstance(text_and_end, str):
-            return Token(kind, text_and_end, self._sql[at : at + 2], at)
         text, self._at = text_and_end
         return Token(kind, text, self._sql[at : self._at], at)
 
@@ -233,7 +240,7 @@ class _Scanner:
 
         pieces = re.split(r"('')", body)
         text = "".join("'" if piece == "''" else _ESCAPE.sub(one, piece) for piece in pieces)
-        return _utf8(text, self._at)
+        return _utf8(text)
 
     def _identifier(self, at: int) -> Token:
         match = re.compile(r'"((?:[^"]|"")*)"').match(self._sql, at)

@@ -15,7 +15,19 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, StaticPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog import locks, schema, store
+from subscriber.catalog import (
+    commands,
+    contact,
+    create,
+    drop,
+    locks,
+    origins,
+    privileges,
+    refresh,
+    schema,
+    store,
+    workers,
+)
 from subscriber.catalog.tables import SCHEMA, metadata
 from subscriber.errors import StatementError
 
@@ -84,12 +96,14 @@ async def test_views_have_the_columns_of_postgresql_18(database: asyncpg.Connect
 
 
 async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Connection) -> None:
-    statements = [
+    modules = (commands, contact, create, drop, locks, origins, privileges, refresh, schema, store, workers)
+    statements = {
         value
-        for name, value in inspect.getmembers(store) + inspect.getmembers(locks)
-        if name.isupper() and not name.startswith("_") and isinstance(value, str)
-    ]
-    assert len(statements) > 20
+        for module in modules
+        for name, value in inspect.getmembers(module)
+        if name.isupper() and isinstance(value, str) and " " in value
+    }
+    assert len(statements) > 40
     for statement in statements:
         await database.prepare(statement)
 

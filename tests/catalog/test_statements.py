@@ -108,7 +108,7 @@ WRONG = [
     ("CREATE SUBSCRIPTION s CONNECTION 'c' PUBLICATION p WITH (a = )", 'syntax error at or near ")"', 61),
     ("CREATE SUBSCRIPTION s CONNECTION 'c' PUBLICATION p WITH (a b)", 'syntax error at or near "b"', 59),
     ("CREATE SUBSCRIPTION s CONNECTION 'c' PUBLICATION p WITH ('a')", "syntax error at or near \"'a'\"", 57),
-    ("CREATE SUBSCRIPTION s CONNECTION X'00' PUBLICATION p", 'syntax error at or near "X\'"', 33),
+    ("CREATE SUBSCRIPTION s CONNECTION X'00' PUBLICATION p", "syntax error at or near \"X'00'\"", 33),
     ("ALTER SUBSCRIPTION s", "syntax error at end of input", 20),
     ("ALTER SUBSCRIPTION s REFRESH", "syntax error at end of input", 28),
     ("ALTER SUBSCRIPTION s OWNER TO table", 'syntax error at or near "table"', 30),

@@ -1,0 +1,351 @@
+"""Statements that talk to a publisher: what they create there and here, and that failures leave nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+
+import anyio
+import asyncpg
+import pytest
+
+from subscriber.catalog import locks, workers
+from subscriber.catalog.commands import execute
+from subscriber.errors import SubscriberError
+from subscriber.ops.exec import execute_statements, point_at, run_statements
+from tests.plugins.fix_cluster import Database
+
+Notices = list[tuple[str, str, str | None, str | None]]
+
+SLOTS = "SELECT array_agg(slot_name::text ORDER BY 1) FROM pg_replication_slots WHERE database = current_database()"
+STATES = (
+    "SELECT array_agg(srrelid::regclass::text || srsubstate::text ORDER BY srrelid::regclass::text)"
+    " FROM subscriber.pg_subscription_rel"
+)
+
+
+async def run(connection: asyncpg.Connection, sql: str) -> list[str]:
+    """What is said on the way, without DETAIL and HINT."""
+    notices: list[str] = []
+    await execute(connection, sql, notice=lambda severity, message, *_: notices.append(f"{severity}: {message}"))
+    return notices
+
+
+async def fails(connection: asyncpg.Connection, sql: str) -> SubscriberError:
+    with pytest.raises(SubscriberError) as caught:
+        await run(connection, sql)
+    return caught.value
+
+
+@pytest.fixture
+async def conninfo(source_db: Database, target_db: Database) -> str:
+    """Of a publisher with publication p of tables a and b, which the target has too."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE a (i int PRIMARY KEY); CREATE TABLE b (i int PRIMARY KEY)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE a, b", "CREATE PUBLICATION none")
+    return source_db.dsn()
+
+
+async def test_create_and_drop(database: asyncpg.Connection, source_db: Database, conninfo: str) -> None:
+    said = await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    assert said == ['NOTICE: created replication slot "s" on publisher']
+    assert await source_db.value(SLOTS) == ["s"]
+    assert await database.fetchval(STATES) == ["ai", "bi"]
+    assert await database.fetchval("SELECT subenabled FROM subscriber.pg_subscription")
+    identifier = await source_db.value("SELECT system_identifier::text FROM pg_control_system()")
+    assert await database.fetchval("SELECT system_id FROM subscriber.progress") == identifier
+    assert await run(database, "DROP SUBSCRIPTION s") == ['NOTICE: dropped replication slot "s" on publisher']
+    assert await source_db.value(SLOTS) is None
+    assert await database.fetchval("SELECT count(*) FROM subscriber.subscription_rel") == 0
+    assert await database.fetchval("SELECT count(*) FROM subscriber.progress") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "slots", "states"),
+    [
+        ("copy_data = false", ["s"], ["ar", "br"]),
+        ("slot_name = other", ["other"], ["ai", "bi"]),
+        ("create_slot = false", None, ["ai", "bi"]),
+        ("enabled = false, failover, binary, streaming = on", ["s"], ["ai", "bi"]),
+    ],
+)
+async def test_options_of_create(
+    database: asyncpg.Connection,
+    source_db: Database,
+    conninfo: str,
+    options: str,
+    slots: list[str] | None,
+    states: list[str],
+) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH ({options})")
+    assert await source_db.value(SLOTS) == slots
+    assert await database.fetchval(STATES) == states
+    failover = await source_db.value("SELECT bool_or(failover) FROM pg_replication_slots WHERE slot_name = 's'")
+    assert bool(failover) is ("failover" in options)
+
+
+async def test_publications_that_do_not_exist_are_warned_of(database: asyncpg.Connection, conninfo: str) -> None:
+    said = await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p, later")
+    assert said[0] == 'WARNING: publication "later" does not exist on the publisher'
+    said = await run(database, "ALTER SUBSCRIPTION s ADD PUBLICATION x, y")
+    assert said == ['WARNING: publications "x", "y" do not exist on the publisher']
+    said = await run(database, "ALTER SUBSCRIPTION s SET PUBLICATION z")
+    assert said == ['WARNING: publication "z" does not exist on the publisher']
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "detail"),
+    [
+        ("DROP TABLE b", 'relation "public.b" does not exist', None),
+        (
+            "DROP TABLE b; CREATE VIEW b AS SELECT 1 AS i",
+            'cannot use relation "public.b" as logical replication target',
+            "This operation is not supported for views.",
+        ),
+        ("DROP SCHEMA public CASCADE", 'schema "public" does not exist', None),
+    ],
+)
+async def test_the_tables_must_be_there(
+    database: asyncpg.Connection, source_db: Database, conninfo: str, change: str, message: str, detail: str | None
+) -> None:
+    await database.execute(change)
+    error = await fails(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    assert (error.message, error.detail) == (message, detail)
+    assert await source_db.value(SLOTS) is None
+    assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 0
+
+
+async def test_a_slot_that_exists(database: asyncpg.Connection, source_db: Database, conninfo: str) -> None:
+    await source_db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    error = await fails(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    assert error.message == ('could not create replication slot "s": ERROR:  replication slot "s" already exists')
+    assert await source_db.value(SLOTS) == ["s"]
+    assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 0
+
+
+async def test_the_slot_goes_again_when_the_commit_fails(
+    database: asyncpg.Connection, source_db: Database, conninfo: str
+) -> None:
+    await database.execute("""
+        CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RAISE EXCEPTION $$not today$$; END';
+        CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON subscriber.subscription DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION refuse()
+    """)
+    before = await database.fetchval("SELECT count(*) FROM pg_replication_origin")
+    error = await fails(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    assert error.message == "not today"
+    assert await source_db.value(SLOTS) is None
+    assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 0
+    assert await database.fetchval("SELECT count(*) FROM pg_replication_origin") == before
+
+
+async def test_refresh_adds_and_removes_tables(
+    database: asyncpg.Connection, source_db: Database, target_db: Database, conninfo: str
+) -> None:
+    await source_db.execute("CREATE PUBLICATION q FOR TABLE a")
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION q WITH (copy_data = false)")
+    assert await database.fetchval(STATES) == ["ar"]
+    await source_db.execute("ALTER PUBLICATION q ADD TABLE b")
+    assert await run(database, "ALTER SUBSCRIPTION s REFRESH PUBLICATION") == []
+    assert await database.fetchval(STATES) == ["ar", "bi"]
+
+    # What a copy that was interrupted leaves behind.
+    subid, relid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription"), "b"
+    relid = await database.fetchval("SELECT 'b'::regclass::oid")
+    target_id = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
+    slot = f"pg_{subid}_sync_{relid}_{target_id}"
+    await source_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    await database.execute("SELECT subscriber.create_origin($1)", f"pg_{subid}_{relid}")
+    await database.execute("UPDATE subscriber.subscription_rel SET srsubstate = 'd' WHERE srrelid = $1", relid)
+    await source_db.execute("ALTER PUBLICATION q DROP TABLE b")
+    said = await run(database, "ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    assert said == [f'NOTICE: dropped replication slot "{slot}" on publisher']
+    assert await database.fetchval(STATES) == ["ar"]
+    assert (
+        await database.fetchval("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE $1", f"pg_{subid}%") == 1
+    )
+
+    await run(database, "ALTER SUBSCRIPTION s SET PUBLICATION p WITH (copy_data = false)")
+    assert await database.fetchval(STATES) == ["ar", "br"]
+    await run(database, "ALTER SUBSCRIPTION s ADD PUBLICATION none; ALTER SUBSCRIPTION s DROP PUBLICATION p")
+    assert await database.fetchval(STATES) is None
+
+
+async def test_dropping_takes_leftovers_of_table_synchronization_along(
+    database: asyncpg.Connection, source_db: Database, conninfo: str
+) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
+    relid = await database.fetchval("SELECT 'a'::regclass::oid")
+    target_id = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
+    slot = f"pg_{subid}_sync_{relid}_{target_id}"
+    await source_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    await database.execute("SELECT subscriber.create_origin($1)", f"pg_{subid}_{relid}")
+    said = await run(database, "DROP SUBSCRIPTION s")
+    assert said == [f'NOTICE: dropped replication slot "{name}" on publisher' for name in (slot, "s")]
+    assert await source_db.value(SLOTS) is None
+    assert (
+        await database.fetchval("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE $1", f"pg_{subid}%") == 0
+    )
+
+
+async def test_a_slot_that_is_gone_already(database: asyncpg.Connection, source_db: Database, conninfo: str) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    await source_db.execute("SELECT pg_drop_replication_slot('s')")
+    error = await fails(database, "DROP SUBSCRIPTION s")
+    assert error.message == (
+        'could not drop replication slot "s" on publisher: ERROR:  replication slot "s" does not exist'
+    )
+    assert await database.fetchval("SELECT subenabled FROM subscriber.subscription")
+    await run(
+        database,
+        "ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE); DROP SUBSCRIPTION s",
+    )
+    assert await database.fetchval("SELECT count(*) FROM subscriber.subscription") == 0
+
+
+async def test_failover_is_set_on_the_slot_too(
+    database: asyncpg.Connection, source_db: Database, conninfo: str
+) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (enabled = false)")
+    failover = "SELECT failover FROM pg_replication_slots WHERE slot_name = 's'"
+    await run(database, "ALTER SUBSCRIPTION s SET (failover = true)")
+    assert await source_db.value(failover) is True
+    await run(database, "ALTER SUBSCRIPTION s SET (failover = false, two_phase = false)")
+    assert await source_db.value(failover) is False
+    await run(database, "ALTER SUBSCRIPTION s SET (slot_name = other)")
+    error = await fails(database, "ALTER SUBSCRIPTION s SET (failover = true)")
+    assert error.message.startswith('could not alter replication slot "other": ERROR:  ')
+    assert not await database.fetchval("SELECT subfailover FROM subscriber.subscription")
+
+
+async def test_two_phase_of_a_slot_needs_the_worker_gone(
+    database: asyncpg.Connection, target_db: Database, conninfo: str
+) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (enabled = false)")
+    worker = await target_db.connect()
+    await locks.lock(
+        worker, locks.apply_worker_key(await database.fetchval("SELECT subid FROM subscriber.subscription"))
+    )
+    error = await fails(database, "ALTER SUBSCRIPTION s SET (two_phase = false)")
+    assert error.message == 'cannot alter "two_phase" when logical replication worker is still running'
+
+
+@pytest.mark.parametrize("obedient", [True, False])
+async def test_workers_are_gone_before_anything_is_dropped(
+    database: asyncpg.Connection,
+    target_db: Database,
+    source_db: Database,
+    conninfo: str,
+    obedient: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An obedient worker ends when its subscription is disabled; the other holds on to its origin until it is ended."""
+    if not obedient:
+        monkeypatch.setattr(workers, "GRACE", 0.2)
+        monkeypatch.setattr(workers.wait_until_gone, "__kwdefaults__", {"grace": 0.2})
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
+    subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
+    worker = await target_db.connect()
+    disabled = asyncio.Event()
+    await worker.add_listener("subscriber", lambda *_: disabled.set())
+    await locks.lock(worker, locks.apply_worker_key(subid))
+    await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{subid}")
+
+    async def obey() -> None:
+        await disabled.wait()
+        assert not await worker.fetchval("SELECT subenabled FROM subscriber.subscription")
+        await anyio.sleep(0.1)
+        await worker.close()
+
+    async with anyio.create_task_group() as tasks:
+        if obedient:
+            tasks.start_soon(obey)
+        assert await run(database, "DROP SUBSCRIPTION s") == ['NOTICE: dropped replication slot "s" on publisher']
+    assert worker.is_closed()
+    assert await source_db.value(SLOTS) is None
+
+
+async def test_no_worker_starts_while_its_subscription_is_dropped(
+    database: asyncpg.Connection, target_db: Database, conninfo: str
+) -> None:
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (create_slot = false)")
+    await run(database, "ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+    key = locks.apply_worker_key(await database.fetchval("SELECT oid FROM subscriber.pg_subscription"))
+    other = await target_db.connect()
+    async with database.transaction():
+        await run(database, "DROP SUBSCRIPTION s")
+        assert not await locks.try_lock(other, key)
+    assert await locks.try_lock(other, key)
+
+
+async def test_origin_none_warns_of_data_from_elsewhere(
+    database: asyncpg.Connection, source_db: Database, conninfo: str
+) -> None:
+    await source_db.execute(
+        "CREATE SUBSCRIPTION upstream CONNECTION 'dbname=nowhere' PUBLICATION x WITH (connect = false)",
+        "INSERT INTO pg_subscription_rel (srsubid, srrelid, srsubstate)"
+        " SELECT s.oid, 'a'::regclass, 'r' FROM pg_subscription s WHERE subname = 'upstream'",
+    )
+    notices: Notices = []
+    sql = f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (origin = none)"
+    await execute(database, sql, notice=lambda *parts: notices.append(parts))
+    assert notices[0] == (
+        "WARNING",
+        'subscription "s" requested copy_data with origin = NONE but might copy data that had a different origin',
+        'The subscription being created subscribes to a publication ("p") that contains tables that are written to by'
+        " other subscriptions.",
+        "Verify that initial data copied from the publisher tables did not come from other origins.",
+    )
+    assert await run(database, "ALTER SUBSCRIPTION s REFRESH PUBLICATION") == []
+    await source_db.execute(
+        "DELETE FROM pg_subscription_rel r USING pg_subscription s WHERE s.oid = r.srsubid AND subname = 'upstream'",
+        "ALTER SUBSCRIPTION upstream SET (slot_name = NONE)",
+        "DROP SUBSCRIPTION upstream",
+    )
+
+
+async def test_exec_prints_what_psql_prints(
+    target_db: Database, conninfo: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = io.StringIO()
+    sql = f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p, q WITH (enabled = false)"
+    await execute_statements(target_db.dsn(), sql, output)
+    assert output.getvalue() == (
+        'WARNING:  publication "q" does not exist on the publisher\n'
+        'NOTICE:  created replication slot "s" on publisher\n'
+    )
+
+    def failing(sql: str) -> str:
+        assert run_statements(target_db.dsn(), sql) == 3
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        return captured.err
+
+    assert await anyio.to_thread.run_sync(failing, "ALTER SUBSCRIPTION s SET PUBLICATION q") == (
+        "ERROR:  ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions\n"
+        "HINT:  Use ALTER SUBSCRIPTION ... SET PUBLICATION ... WITH (refresh = false).\n"
+    )
+    assert await anyio.to_thread.run_sync(failing, "ALTER SUBSCRIPTION s\nENABLED") == (
+        'ERROR:  syntax error at or near "ENABLED"\nLINE 2: ENABLED\n        ^\n'
+    )
+
+
+async def test_exec_says_which_server_did_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    status = await anyio.to_thread.run_sync(run_statements, "host=127.0.0.1 port=1 user=u", "DROP SUBSCRIPTION s")
+    assert status == 3
+    assert capsys.readouterr().err.startswith('ERROR:  connection to server at "127.0.0.1"')
+
+
+@pytest.mark.parametrize(
+    ("text", "position", "expected"),
+    [
+        ("short", 2, "LINE 1: short\n          ^"),
+        ("a\nbc", 3, "LINE 2: bc\n         ^"),
+        ("x" * 70, 5, f"LINE 1: {'x' * 60}...\n             ^"),
+        ("x" * 100, 70, f"LINE 1: ...{'x' * 60}...\n{' ' * (11 + 50)}^"),
+        ("x" * 100, 100, f"LINE 1: ...{'x' * 60}\n{' ' * (11 + 60)}^"),
+    ],
+)
+def test_the_place_of_a_syntax_error(text: str, position: int, expected: str) -> None:
+    assert point_at(text, position) == expected
