@@ -1,10 +1,282 @@
-"""`subscriber demo`: the main job between two servers from the wheel."""
+"""`subscriber demo`: the main job between two servers from the wheel, killed in the middle, and proved.
+
+    publisher ◀── pgbench, a writer of many types        two temporary servers, PostgreSQL 18
+        │
+    subscriber run   (a real process, killed with SIGKILL twice and started again)
+        ▼
+    target    ── compared with the publisher row by row when everything has arrived
+
+Writing begins before the subscription is created, so that the tables are copied while they change. The
+first kill comes right after that, the second in the middle of streaming.
+"""
 
 from __future__ import annotations
 
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from time import monotonic
+
+import anyio
+
+from subscriber.catalog.session import Catalog, Connection
+from subscriber.connection.connect import connect
 from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.ops import demo_processes, demo_schema, units
+from subscriber.ops.compare import TableResult, compare
+from subscriber.ops.demo_view import View, open_view
+from subscriber.ops.demo_writer import Writer, prepare
+from subscriber.ops.servers import Server, Servers, temporary_servers
+from subscriber.ops.status import assess_all, read_catalog
+from subscriber.ops.status_report import Look, SubscriptionStatus
+
+RATE = 400  # pgbench transactions a second: everything here shares one machine
+KILLS = (0.15, 0.6)  # when the worker is killed, as parts of the time
+DOWN = 1.0  # seconds until it is started again
+CATCH_UP = 90.0  # seconds for the target to reach the publisher after the last write
+LOOK = 0.5  # seconds between two looks
+DIFFERENT = 1  # the exit status
+
+# What pgbench keeps equal in each of its transactions, whatever else happens.
+_BALANCES = """
+SELECT (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches)
+     = ALL (ARRAY[(SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),
+                  (SELECT coalesce(sum(delta), 0) FROM pgbench_history)])
+"""
+
+
+class Demo:
+    """One run. `kills` and `looks` count what happened."""
+
+    def __init__(self, source: Server, target: Server, view: View, servers: Servers, seconds: int) -> None:
+        self.source, self.target, self.view, self.seconds = source, target, view, seconds
+        self.launcher = demo_processes.launcher(target.dsn(), servers.directory)
+        self.pgbench = demo_processes.pgbench(source, seconds, RATE, servers.directory)
+        self.writer = Writer(source.dsn())
+        self.kills = 0
+        self.looks = 0
+        self.balanced = 0
+        self.latest: tuple[Look, list[SubscriptionStatus]] | None = None
+        self._stop_writing = anyio.Event()
+        self._ready = False
+
+    async def run(self) -> Lsn:
+        """Write, subscribe, kill, catch up; the position at which both sides are to be equal."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.writer.run, self._stop_writing)
+            self.pgbench.start()
+            self.view.event(
+                f"writing: pgbench, {RATE} transactions/s, and a writer for {len(demo_schema.START)} tables"
+            )
+            await self._subscribe()
+            tasks.start_soon(self._watch)
+            await self._kill_now_and_then()
+            position = await self._finish_writing()
+            await self._catch_up(position)
+            tasks.cancel_scope.cancel()
+        return position
+
+    async def _subscribe(self) -> None:
+        statement = (
+            f"CREATE SUBSCRIPTION {demo_schema.SUBSCRIPTION} CONNECTION '{self.source.dsn()}' "
+            f"PUBLICATION {demo_schema.PUBLICATION}"
+        )
+        await demo_processes.execute(self.target.dsn(), statement)
+        self.view.event(f"subscriber exec: {statement}")
+        self.launcher.start()
+        self.view.event(f"subscriber run: started, pid {self.launcher.pid}")
+
+    async def _kill_now_and_then(self) -> None:
+        start = monotonic()
+        for part in KILLS:
+            await anyio.sleep(max(0.0, start + part * self.seconds - monotonic()))
+            self._check_launcher()
+            pid = self.launcher.pid
+            await self.launcher.kill9()
+            self.kills += 1
+            self.view.event(f"kill -9 {pid}: the worker is gone, {self._tables()}", style="bold red")
+            await anyio.sleep(DOWN)
+            self.launcher.start()
+            self.view.event(f"subscriber run: started again, pid {self.launcher.pid}")
+        await anyio.sleep(max(0.0, start + self.seconds - monotonic()))
+
+    def _check_launcher(self) -> None:
+        if self.launcher.pid is None:
+            raise SubscriberError("subscriber run has ended by itself", detail=self.launcher.last_lines())
+
+    def _tables(self) -> str:
+        status = self._status()
+        if status is None or not status.tables:
+            return "nothing copied yet"
+        return "tables: " + ", ".join(f"{number} {state}" for state, number in status.tables.items())
+
+    def _status(self) -> SubscriptionStatus | None:
+        return self.latest[1][0] if self.latest and self.latest[1] else None
+
+    async def _finish_writing(self) -> Lsn:
+        self._stop_writing.set()
+        await self.pgbench.wait()
+        async with _connection(self.source) as connection:
+            position = Lsn.parse(await connection.fetchval("SELECT pg_current_wal_lsn()::text"))
+        self.view.event(f"writers stopped; the publisher stands at {position}")
+        return position
+
+    async def _catch_up(self, position: Lsn) -> None:
+        """Wait until all tables are ready and the target has durably all before `position`."""
+        started = monotonic()
+        with anyio.move_on_after(CATCH_UP):
+            while not self._has_reached(position):
+                self._check_launcher()
+                await anyio.sleep(LOOK / 2)
+            self.view.event(f"the target has reached {position}, {monotonic() - started:.1f} s later")
+            return
+        status = self._status()
+        raise SubscriberError(
+            f"the target has not reached {position} within {CATCH_UP:.0f} s",
+            detail=f"It is at {status.confirmed if status else None}; {self._tables()}.\n{self.launcher.last_lines()}",
+        )
+
+    def _has_reached(self, position: Lsn) -> bool:
+        status = self._status()
+        if status is None or status.state != "streaming" or status.not_ready or not status.tables:
+            return False
+        return status.publisher.confirmed is not None and status.publisher.confirmed >= position
+
+    async def _watch(self) -> None:
+        """Look at the status and the target over and over; show it."""
+        async with (
+            Catalog.open(self.target.dsn(), "subscriber demo") as catalog,
+            _connection(self.target) as connection,
+        ):
+            before: Look | None = None
+            while True:
+                look = await read_catalog(catalog)
+                statuses = await assess_all(look, before)
+                if before is None or (look.at - before.at).total_seconds() >= 1:
+                    before = look
+                self.latest = look, statuses
+                await self._look_at_balances(connection)
+                self.view.show(look, statuses, self._header())
+                await anyio.sleep(LOOK)
+
+    async def _look_at_balances(self, connection: Connection) -> None:
+        """A source transaction is seen whole or not at all, once the tables are handed over."""
+        status = self._status()
+        self._ready = self._ready or (status is not None and bool(status.tables) and not status.not_ready)
+        if self._ready:
+            self.looks += 1
+            self.balanced += bool(await connection.fetchval(_BALANCES))
+
+    def _header(self) -> str:
+        return f"writer: {units.count(self.writer.transactions, 'transaction')}, kills: {self.kills}"
+
+
+@asynccontextmanager
+async def _connection(server: Server) -> AsyncIterator[Connection]:
+    connection = await connect(server.dsn(), application_name="subscriber demo")
+    try:
+        yield connection
+    finally:
+        connection.terminate()
 
 
 async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
-    """Show it and print what it proved; 1 if both sides differ."""
-    raise SubscriberError("this version of subscriber has no demo yet")
+    """Show it and print what it proved; DIFFERENT if both sides differ."""
+    async with temporary_servers() as servers:
+        with open_view() as view:
+            source, target = await _start(servers, view)
+            await _prepare(source, target, scale, view)
+            demo = Demo(source, target, view, servers, seconds)
+            try:
+                position = await demo.run()
+                results = await _compare(demo)
+            except BaseException:
+                await demo.launcher.stop()
+                await demo.pgbench.stop()
+                raise
+        try:
+            same = _report(demo, position, results)
+            if keep:
+                await _keep(demo)
+        finally:
+            await demo.launcher.stop()
+        return 0 if same else DIFFERENT
+
+
+async def _start(servers: Servers, view: View) -> tuple[Server, Server]:
+    started = monotonic()
+    made: dict[str, Server] = {}
+
+    async def make(name: str) -> None:
+        made[name] = await servers.create(name)
+        await made[name].start()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(make, "publisher")
+        tasks.start_soon(make, "target")
+    source, target = made["publisher"], made["target"]
+    version = (await source.program("psql", "-XAtc", "SHOW server_version")).strip()
+    view.event(
+        f"two servers, PostgreSQL {version}, ports {source.port} and {target.port}, in {monotonic() - started:.1f} s"
+    )
+    return source, target
+
+
+async def _prepare(source: Server, target: Server, scale: int, view: View) -> None:
+    await source.program("pgbench", "--initialize", "--quiet", f"--scale={scale}")
+    async with _connection(source) as connection:
+        await connection.execute(demo_schema.SCHEMA)
+        await prepare(connection)
+        await connection.execute(f"CREATE PUBLICATION {demo_schema.PUBLICATION} FOR ALL TABLES")
+    await demo_processes.copy_schema(source, target)
+    view.event(f"schema on both sides, rows on the publisher: pgbench at scale {scale}, and tables of many types")
+
+
+async def _compare(demo: Demo) -> list[TableResult]:
+    results = []
+    async for result in compare(demo.source.dsn(), demo.target.dsn()):
+        demo.view.compared(result)
+        results.append(result)
+    return results
+
+
+def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
+    """Print what was proved; whether both sides are the same."""
+    different = [result for result in results if result.differs]
+    rows = sum(result.same for result in results)
+    done = demo_processes.transactions_of(demo.pgbench.log.read_text())
+    seen_whole = demo.looks == demo.balanced
+    print()
+    for result in different:
+        print(
+            f"{result.schema}.{result.name}: "
+            + (
+                result.note
+                or f"{result.only_source:,} rows only on the publisher, {result.only_target:,} on the target"
+            )
+        )
+    print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
+    print(f"  {units.count(rows, 'row')} in {units.count(len(results), 'table')} compared by their exact text")
+    print(
+        f"  {units.count(done, 'transaction')} of pgbench and {demo.writer.transactions:,} of a writer of many types "
+        f"({demo.writer.rolled_back:,} more rolled back)"
+    )
+    print(f"  the worker was killed with -9 {demo.kills} times, while copying and while streaming")
+    print(f"  {demo.looks} looks at the target meanwhile, {demo.balanced} of them between two whole transactions")
+    return not different and seen_whole
+
+
+async def _keep(demo: Demo) -> None:
+    """Print where everything is, and wait to be interrupted."""
+    print(
+        f"\nThe servers and the worker go on until Ctrl-C (or: kill {os.getpid()}).\n"
+        f"  publisher  {demo.source.dsn()}\n"
+        f"  target     {demo.target.dsn()}\n"
+        f"  log        {demo.launcher.log}\n"
+        f"Try:\n"
+        f"  subscriber status --watch --target {demo.target.dsn()}\n"
+        f"  {demo.source.bin / 'psql'} {demo.source.dsn()}",
+        flush=True,
+    )
+    await anyio.sleep_forever()
