@@ -205,6 +205,8 @@ async def test_a_slot_that_is_gone_already(database: asyncpg.Connection, source_
 async def test_failover_is_set_on_the_slot_too(
     database: asyncpg.Connection, source_db: Database, conninfo: str
 ) -> None:
+    if await source_db.value("SELECT current_setting('server_version_num')::int") < 180000:
+        pytest.skip("needs a publisher that can alter both options")
     await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (enabled = false)")
     failover = "SELECT bool_or(failover) FROM pg_replication_slots WHERE slot_name IN ('s', 't')"
     await run(database, f"CREATE SUBSCRIPTION t CONNECTION '{conninfo}' PUBLICATION p WITH (failover)")
