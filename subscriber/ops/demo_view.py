@@ -101,6 +101,9 @@ def summary(status: SubscriptionStatus) -> str:
         parts.append(f"{status.rates.changes:,.0f} changes/s")
     if status.tables:
         parts.append("tables: " + ", ".join(f"{number} {state}" for state, number in status.tables.items()))
+    parts += [f"{table.name}: {table.error}" for table in status.not_ready if table.error]
+    if status.error:
+        parts.append(status.error)
     return "; ".join(parts)
 
 

@@ -24,6 +24,7 @@ _PICK_CODE = "(SELECT code FROM demo.codes OFFSET floor(random() * 450) LIMIT 1)
 _ROW = '"select" = floor(1 + random() * 100)'
 _PICK_DAY = "(SELECT id FROM demo.measurements OFFSET floor(random() * 2500) LIMIT 1)"
 
+TRUNCATE = "truncate of two tables"
 # name, weight, statements
 OPERATIONS: list[tuple[str, int, tuple[str, ...]]] = [
     ("update of many types", 10, (
@@ -56,7 +57,7 @@ OPERATIONS: list[tuple[str, int, tuple[str, ...]]] = [
         "INSERT INTO demo.measurements (day, value) VALUES ('2030-07-01', random())",
         f"UPDATE demo.measurements SET day = '2029-06-01'::date + floor(random() * 900)::int WHERE id = {_PICK_DAY}",
         f"DELETE FROM demo.measurements WHERE id = {_PICK_DAY}")),
-    ("truncate of two tables", 1, (
+    (TRUNCATE, 2, (
         "TRUNCATE demo.parents, demo.children",
         "INSERT INTO demo.parents SELECT i, 'again' FROM generate_series(1, 20) i",
         "INSERT INTO demo.children SELECT i, i FROM generate_series(1, 20) i")),
@@ -72,6 +73,9 @@ class Writer:
         self.counts: Counter[str] = Counter()
         self.transactions = 0
         self.rolled_back = 0
+        # Truncating two tables with a foreign key between them takes one statement, which the worker that
+        # synchronizes only one of the two cannot repeat: neither PostgreSQL's own nor ours.
+        self.may_truncate = False
         self._dsn = dsn
         self._random = random.Random(seed)
 
@@ -115,6 +119,8 @@ class Writer:
     async def _operation(self, connection: Connection, done: Counter[str]) -> None:
         weights = [weight for _, weight, _ in OPERATIONS]
         ((name, _, statements),) = self._random.choices(OPERATIONS, weights)
+        if name == TRUNCATE and not self.may_truncate:
+            return
         for statement in statements:
             await connection.execute(statement)
         done[name] += 1
