@@ -18,6 +18,9 @@ P <= F < T, and the apply worker those with F >= T, where T is srsublsn of syncd
 commit record or a position at which nothing was open, so no commit record straddles it; and T is never
 below the apply worker's own position, or it would already have passed over what it should apply.
 
+srsublsn stays T in ready, and is still looked at: transactions that the apply worker passed over leave no
+trace in its progress row, so after a crash of the publisher they may come again, and must be passed over again.
+
 Source: tablesync.c and should_apply_changes_for_rel() in worker.c.
 """
 
@@ -63,7 +66,7 @@ class RelationState:
     """One table of a subscription, as its workers see it. `relid` is the OID on the target.
 
     `lsn` belongs to the state: the snapshot's position in syncwait, the target in catchup, srsublsn
-    in syncdone and ready; 0 when no position is known.
+    in syncdone and ready; 0 when no position is known, and in ready when the table was not copied.
     """
 
     relid: int
@@ -78,7 +81,7 @@ class RelationState:
 
     def applies(self, finish_lsn: Lsn) -> bool:
         """Whether the apply worker applies a change of a transaction that finished at `finish_lsn`."""
-        return self.state is State.READY or (self.state is State.SYNCDONE and self.lsn <= finish_lsn)
+        return self.state in (State.SYNCDONE, State.READY) and self.lsn <= finish_lsn
 
 
 def catchup_target(snapshot: Lsn, position: Lsn) -> Lsn:

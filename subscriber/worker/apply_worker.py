@@ -128,18 +128,20 @@ class ApplyWorker:
         for table in list(self._tables.unready.values()):
             if table.state is State.SYNCDONE:
                 if position >= table.lsn:
-                    await self._make_ready(table.relid, position)
+                    await self._make_ready(table.relid, table.lsn)
             elif self._is_syncing(table.relid):
                 if table.state is State.SYNCWAIT:
-                    await self._hand_over(table.relid, position)
+                    self._tables.move(table.relid, State.CATCHUP, catchup_target(table.lsn, position))
+                if table.state is State.CATCHUP:  # or an apply worker before us has moved it there
+                    await self._wait_for_sync(table.relid)
             else:
                 self._start_sync(table.relid)
         return False
 
-    async def _hand_over(self, relid: int, position: Lsn) -> None:
+    async def _wait_for_sync(self, relid: int) -> None:
+        """Stay where we are, which is not after the position that the sync worker is catching up to."""
         table = self._tables.get(relid)
         assert table is not None
-        self._tables.move(relid, State.CATCHUP, catchup_target(table.lsn, position))
 
         def handed_over() -> bool:
             gone = self._tables.get(relid) is not table or not self._is_syncing(relid)
@@ -147,10 +149,10 @@ class ApplyWorker:
 
         await self._tables.wait_until(handed_over)
 
-    async def _make_ready(self, relid: int, position: Lsn) -> None:
+    async def _make_ready(self, relid: int, lsn: Lsn) -> None:
         async with self._catalog.use() as connection:
-            await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, position)
-        self._tables.move(relid, State.READY, position)
+            await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
+        self._tables.move(relid, State.READY, lsn)
 
 
 def stream_options(subscription: Subscription) -> StreamOptions:

@@ -1,0 +1,172 @@
+"""The table states, and the promise they are there for: every change reaches the table exactly once."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from subscriber.apply.subrel import NEXT, NOWHERE, STORED, RelationState, State, catchup_target
+from subscriber.lsn import Lsn
+
+STEPS = {
+    (State.INIT, State.DATASYNC),
+    (State.DATASYNC, State.DATASYNC),
+    (State.DATASYNC, State.FINISHEDCOPY),
+    (State.FINISHEDCOPY, State.SYNCWAIT),
+    (State.SYNCWAIT, State.CATCHUP),
+    (State.SYNCWAIT, State.FINISHEDCOPY),
+    (State.CATCHUP, State.SYNCDONE),
+    (State.CATCHUP, State.FINISHEDCOPY),
+    (State.SYNCDONE, State.READY),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(State, State)))
+def test_only_the_steps_of_the_table_are_possible(before: State, after: State) -> None:
+    table = RelationState(16384, before, Lsn(7))
+    if (before, after) in STEPS:
+        table.move(after, Lsn(8))
+        assert (table.state, table.lsn) == (after, 8)
+    else:
+        with pytest.raises(ValueError, match=f"cannot go from {before.name} to {after.name}"):
+            table.move(after, Lsn(8))
+        assert (table.state, table.lsn) == (before, 7)
+
+
+def test_every_state_has_its_row_in_the_table() -> None:
+    assert set(NEXT) == set(State)
+    assert {letter.value for letter in State} == set("idfwcsr")
+    assert {letter.value for letter in STORED} == set("idfsr")
+
+
+@pytest.mark.parametrize("state", State)
+def test_whose_change_it_is(state: State) -> None:
+    table = RelationState(16384, state, Lsn(100))
+    handed_over = state in (State.SYNCDONE, State.READY)
+    assert not table.applies(Lsn(99))
+    assert table.applies(Lsn(100)) is handed_over
+    assert table.applies(Lsn(101)) is handed_over
+
+
+def test_a_table_that_was_never_copied_is_the_apply_workers_from_the_start() -> None:
+    assert RelationState(16384, State.READY).applies(Lsn(1))
+
+
+def test_the_catch_up_target_is_behind_neither() -> None:
+    assert catchup_target(Lsn(5), Lsn(3)) == catchup_target(Lsn(3), Lsn(5)) == 5
+
+
+class Handover(RuleBasedStateMachine):
+    """One table, an apply worker and a sync worker that take turns in any order and die at any time.
+
+    A transaction is (start of its commit record, end of it). The apply worker goes back, when it is started
+    again, to what its progress row says or to what the publisher has heard, which may be older than what
+    it has seen: transactions that changed nothing leave no trace in the row.
+    """
+
+    @initialize(gaps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=8))
+    def publish(self, gaps: list[tuple[int, int]]) -> None:
+        self.wal: list[tuple[Lsn, Lsn]] = []
+        position = 10
+        for gap, length in gaps:
+            self.wal.append((Lsn(position + gap), Lsn(position + gap + length)))
+            position += gap + length
+        self.table = RelationState(16384, State.INIT)
+        self.position = Lsn(10)  # of the apply worker
+        self.row = Lsn(10)  # its progress row
+        self.sync_position = NOWHERE
+        self.applied: dict[Lsn, list[str]] = {finish: [] for finish, _ in self.wal}
+
+    def next_of(self, position: Lsn) -> tuple[Lsn, Lsn] | None:
+        return next(((finish, end) for finish, end in self.wal if finish >= position), None)
+
+    def between_transactions(self, data: st.DataObject, start: Lsn) -> Lsn:
+        """A position from `start` on, up to the next commit record: what a keepalive says."""
+        following = self.next_of(start)
+        return Lsn(data.draw(st.integers(start, following[0] if following else start + 3)))
+
+    def boundary(self) -> None:
+        """What the apply worker does between transactions."""
+        if self.table.state is State.SYNCWAIT:
+            self.table.move(State.CATCHUP, catchup_target(self.table.lsn, self.position))
+        elif self.table.state is State.SYNCDONE and self.position >= self.table.lsn:
+            self.table.move(State.READY, self.table.lsn)
+
+    @property
+    def waits_for_sync(self) -> bool:
+        return self.table.state is State.CATCHUP
+
+    @precondition(lambda self: not self.waits_for_sync)
+    @rule()
+    def apply_worker_gets_a_transaction(self) -> None:
+        if following := self.next_of(self.position):
+            finish, end = following
+            if self.table.applies(finish):
+                self.applied[finish].append("apply worker")
+                self.row = end
+            self.position = end
+            self.boundary()
+
+    @precondition(lambda self: not self.waits_for_sync)
+    @rule(data=st.data())
+    def apply_worker_gets_a_keepalive(self, data: st.DataObject) -> None:
+        self.position = self.between_transactions(data, self.position)
+        self.boundary()
+
+    @rule(data=st.data())
+    def apply_worker_dies(self, data: st.DataObject) -> None:
+        candidates = [self.row, *(end for _, end in self.wal if self.row <= end <= self.position)]
+        self.position = data.draw(st.sampled_from(candidates))
+        self.boundary()
+
+    @precondition(lambda self: self.table.state in (State.INIT, State.DATASYNC))
+    @rule(data=st.data(), dies=st.booleans())
+    def sync_worker_copies(self, data: st.DataObject, dies: bool) -> None:
+        self.table.move(State.DATASYNC, NOWHERE)
+        if dies:
+            return
+        snapshot = self.between_transactions(data, data.draw(st.sampled_from([Lsn(10), *(end for _, end in self.wal)])))
+        for finish, _ in self.wal:
+            if finish < snapshot:
+                self.applied[finish].append("copy")
+        self.sync_position = snapshot
+        self.table.move(State.FINISHEDCOPY, snapshot)
+
+    @precondition(lambda self: self.table.state is State.FINISHEDCOPY)
+    @rule()
+    def sync_worker_waits(self) -> None:
+        self.table.move(State.SYNCWAIT, self.sync_position)
+
+    @precondition(lambda self: self.table.state is State.CATCHUP)
+    @rule(data=st.data(), idle=st.booleans())
+    def sync_worker_goes_on(self, data: st.DataObject, idle: bool) -> None:
+        following = self.next_of(self.sync_position)
+        if self.sync_position >= self.table.lsn:
+            self.table.move(State.SYNCDONE, self.sync_position)
+        elif idle or following is None:
+            self.sync_position = self.between_transactions(data, self.sync_position)
+        else:
+            finish, self.sync_position = following
+            self.applied[finish].append("sync worker")
+
+    @precondition(lambda self: self.table.state in (State.SYNCWAIT, State.CATCHUP))
+    @rule()
+    def sync_worker_dies(self) -> None:
+        self.table.move(State.FINISHEDCOPY, NOWHERE)
+
+    @invariant()
+    def nothing_twice(self) -> None:
+        assert all(len(by) <= 1 for by in self.applied.values()), self.applied
+
+    @invariant()
+    def nothing_lost(self) -> None:
+        if self.table.state is State.READY:
+            assert all(by for finish, by in self.applied.items() if finish < self.position), self.applied
+
+
+Handover.TestCase.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestHandover = Handover.TestCase
