@@ -32,10 +32,11 @@ from subscriber.ops.status import assess_all, read_catalog
 from subscriber.ops.status_report import Look, SubscriptionStatus
 
 RATE = 1000  # pgbench transactions a second: everything here shares one machine
-KILLS = (0.15, 0.6)  # when the worker is killed, as parts of the time
+LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
+SECOND_KILL = 0.6  # part of the time
 DOWN = 1.0  # seconds until it is started again
 CATCH_UP = 90.0  # seconds for the target to reach the publisher after the last write
-LOOK = 0.5  # seconds between two looks
+LOOK = 0.3  # seconds between two looks
 DIFFERENT = 1  # the exit status
 
 # What pgbench keeps equal in each of its transactions, whatever else happens.
@@ -89,17 +90,27 @@ class Demo:
 
     async def _kill_now_and_then(self) -> None:
         start = monotonic()
-        for part in KILLS:
-            await anyio.sleep(max(0.0, start + part * self.seconds - monotonic()))
-            self._check_launcher()
-            pid = self.launcher.pid
-            await self.launcher.kill9()
-            self.kills.append("while tables were copied" if not self._ready else "while it was streaming")
-            self.view.event(f"kill -9 {pid}: the worker is gone, {self._tables()}", style="bold red")
-            await anyio.sleep(DOWN)
-            self.launcher.start()
-            self.view.event(f"subscriber run: started again, pid {self.launcher.pid}")
+        with anyio.move_on_after(LATEST_FIRST_KILL * self.seconds):
+            while not self._is_copying():
+                await anyio.sleep(LOOK / 10)
+        await self._kill()
+        await anyio.sleep(max(0.0, start + SECOND_KILL * self.seconds - monotonic()))
+        await self._kill()
         await anyio.sleep(max(0.0, start + self.seconds - monotonic()))
+
+    async def _kill(self) -> None:
+        self._check_launcher()
+        pid = self.launcher.pid
+        await self.launcher.kill9()
+        self.kills.append("while it was streaming" if self._ready else "while tables were copied")
+        self.view.event(f"kill -9 {pid}: the worker is gone, {self._tables()}", style="bold red")
+        await anyio.sleep(DOWN)
+        self.launcher.start()
+        self.view.event(f"subscriber run: started again, pid {self.launcher.pid}")
+
+    def _is_copying(self) -> bool:
+        status = self._status()
+        return status is not None and status.tables.keys() - {"waiting"} != set()
 
     def _check_launcher(self) -> None:
         if self.launcher.pid is None:
@@ -162,8 +173,7 @@ class Demo:
 
     async def _look_at_balances(self, connection: Connection) -> None:
         """A source transaction is seen whole or not at all, once the tables are handed over."""
-        status = self._status()
-        if status is not None and status.tables and not status.not_ready:
+        if not self._ready and self.latest is not None and _is_handed_over(self.latest[0]):
             self._ready = self.writer.may_truncate = True
         if self._ready:
             self.looks += 1
@@ -171,6 +181,14 @@ class Demo:
 
     def _header(self) -> str:
         return f"writer: {units.count(self.writer.transactions, 'transaction')}, kills: {len(self.kills)}"
+
+
+def _is_handed_over(look: Look) -> bool:
+    """Whether all tables are where the apply worker is; each was copied at a position of its own."""
+    (subscription,) = look.subscriptions
+    relations = look.relations[subscription.oid]
+    progress = look.progress.get(subscription.oid, Lsn(0))
+    return all(relation.state == "r" and (relation.lsn or Lsn(0)) <= progress for relation in relations)
 
 
 @asynccontextmanager
