@@ -30,10 +30,14 @@ class Positions(NamedTuple):
     apply: Lsn
 
 
+Waiting = deque[tuple[int, Lsn]]  # (commit number, position), the numbers rising
+
+
 class Progress:
     def __init__(self, start: Lsn) -> None:
         """`start`: durable before this connection, from the progress row."""
-        self._noted: deque[tuple[int, Lsn]] = deque()  # (commit number, position), both rising
+        self._uncommitted: Waiting = deque()
+        self._volatile: Waiting = deque()
         self._write = self._flush = self._apply = start
         self.sent = 0  # commits sent to the target
         self.committed = 0  # of those, answered
@@ -43,11 +47,8 @@ class Progress:
         """The stream has been processed up to `position`; nothing new was sent for it."""
         if position > self._write:
             self._write = position
-        if self._noted and self._noted[-1][0] == self.sent:
-            if position > self._noted[-1][1]:
-                self._noted[-1] = (self.sent, position)
-        else:
-            self._noted.append((self.sent, position))
+        _append(self._uncommitted, self.sent, position)
+        _append(self._volatile, self.sent, position)
         self._settle()
 
     def commit_sent(self, end_lsn: Lsn) -> int:
@@ -58,23 +59,33 @@ class Progress:
 
     def commit_done(self, number: int) -> None:
         """The target has answered commit `number`, and so all before it."""
-        self.committed = number
-        for sent, position in self._noted:
-            if sent > number:
-                break
-            self._apply = max(self._apply, position)
+        self.committed = max(self.committed, number)
+        self._settle()
 
     def made_durable(self, number: int) -> None:
         """Everything up to commit `number` is on the target's disk."""
         self.durable = max(self.durable, number)
+        self.committed = max(self.committed, number)
         self._settle()
 
     def _settle(self) -> None:
-        while self._noted and self._noted[0][0] <= self.durable:
-            _, position = self._noted.popleft()
-            self._flush = max(self._flush, position)
-            self._apply = max(self._apply, position)
+        self._apply = _reached(self._uncommitted, self.committed, self._apply)
+        self._flush = _reached(self._volatile, self.durable, self._flush)
 
     @property
     def positions(self) -> Positions:
         return Positions(self._write, self._flush, self._apply)
+
+
+def _append(waiting: Waiting, number: int, position: Lsn) -> None:
+    if not waiting or waiting[-1][0] != number:
+        waiting.append((number, position))
+    elif position > waiting[-1][1]:
+        waiting[-1] = (number, position)
+
+
+def _reached(waiting: Waiting, number: int, position: Lsn) -> Lsn:
+    """Take out what waits for commits up to `number`; the highest of those positions and of `position`."""
+    while waiting and waiting[0][0] <= number:
+        position = max(position, waiting.popleft()[1])
+    return position
