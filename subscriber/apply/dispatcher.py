@@ -122,4 +122,5 @@ class Dispatcher:
                 f"incorrect commit LSN {message.commit_lsn} in commit message (expected {transaction.finish_lsn})"
             )
         self.transaction = None
+        self._begun = False
         return Close(transaction, message.end_lsn)
