@@ -5,6 +5,7 @@ Source: conflict.c and conflict.h.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +13,9 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol.messages import Delete, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 
-VALUE_BYTES = 64  # a value is cut there in a message
+VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
+
+_PLAIN_NAME = re.compile("[a-z_][a-z0-9_]*")  # keywords apart, what quote_identifier() leaves as it is
 
 
 class ConflictType(StrEnum):
@@ -58,22 +61,25 @@ def _identity(mapping: RelationMapping, row: TupleData) -> str:
     if mapping.search is None:
         return f"replica identity full {_local_row(mapping, row)}"
     status, values = row.split()
-    names = ", ".join(mapping.attributes[i].name for i in mapping.search)
+    names = ", ".join(_quoted(mapping.attributes[i].name) for i in mapping.search)
     shown = ", ".join(_shown(status[i], values[i]) for i in mapping.search)
     return f"replica identity ({names})=({shown})"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
 def _local_row(mapping: RelationMapping, row: TupleData) -> str:
     """All columns of the target's table, in its order; what the publisher did not send is null."""
     status, values = row.split()
-    sent = {column.name: _shown(status[i], values[i]) for i, column in enumerate(mapping.attributes)}
+    sent = {column.name: _shown(status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)}
     return "(" + ", ".join(sent.get(column.name, "null") for column in mapping.local.columns) + ")"
 
 
-def _shown(status: int, value: bytes | None) -> str:
+def _shown(status: int, value: bytes | None, limit: int | None = None) -> str:
     if status in (NULL, UNCHANGED) or value is None:
         return "null"
-    if status == BINARY:
-        return "\\x" + value[:VALUE_BYTES].hex()
-    cut = value[:VALUE_BYTES].decode("utf-8", "ignore")
-    return cut + "..." if len(value) > VALUE_BYTES else cut
+    cut = value[:limit]
+    text = "\\x" + cut.hex() if status == BINARY else cut.decode("utf-8", "ignore")
+    return text + "..." if len(cut) < len(value) else text

@@ -1,0 +1,36 @@
+"""CONTEXT lines, letter for letter as apply_error_callback() in PostgreSQL's worker.c prints them."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.lsn import Lsn
+
+TRANSACTION = RemoteTransaction(739, Lsn.parse("0/14EFEE8"), 0)
+
+
+@pytest.mark.parametrize(
+    ("relation", "column", "transaction", "expected"),
+    [
+        (None, None, None, ""),
+        (None, None, TRANSACTION, " in transaction 739, finished at 0/14EFEE8"),
+        (
+            "s.t",
+            None,
+            TRANSACTION,
+            ' for replication target relation "s.t" in transaction 739, finished at 0/14EFEE8',
+        ),
+        (
+            "s.t",
+            "c",
+            TRANSACTION,
+            ' for replication target relation "s.t" column "c" in transaction 739, finished at 0/14EFEE8',
+        ),
+    ],
+)
+def test_only_what_is_known_is_said(
+    relation: str | None, column: str | None, transaction: RemoteTransaction | None, expected: str
+) -> None:
+    beginning = 'processing remote data for replication origin "pg_3500000000" during message type "INSERT"'
+    assert error_context("pg_3500000000", "INSERT", relation, column, transaction) == beginning + expected

@@ -1,0 +1,140 @@
+"""From published tables to the target's: columns, and which row an UPDATE or DELETE means."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.apply.relation_map import LocalRelation, RelationMap, map_relation
+from subscriber.errors import MappingError
+from subscriber.protocol.messages import Relation, ReplicaIdentity
+from tests.apply.build import column, local, remote
+
+FULL, NOTHING, INDEX = ReplicaIdentity.FULL, ReplicaIdentity.NOTHING, ReplicaIdentity.INDEX
+NO_IDENTITY = (
+    'logical replication target relation "s.t" has neither REPLICA IDENTITY index nor PRIMARY KEY and published '
+    "relation does not have REPLICA IDENTITY FULL"
+)
+NOT_SENT = 'publisher did not send replica identity column expected by the logical replication target relation "s.t"'
+
+
+def test_columns_are_found_by_name() -> None:
+    mapping = map_relation(remote("b", "a*"), local("a", "x", "b", identity=("a",)))
+    assert [c.name for c in mapping.attributes] == ["b", "a"]
+    assert mapping.search == (1,)
+    assert mapping.unsearchable is None
+    assert [c.name for c in mapping.local_only] == ["x"]
+    assert mapping.label == "s.t"
+
+
+def test_names_are_compared_exactly() -> None:
+    with pytest.raises(MappingError, match=r'missing replicated column: "A"'):
+        map_relation(remote("A"), local("a"))
+
+
+def test_a_generated_column_of_the_target_is_nobodys() -> None:
+    mapping = map_relation(remote("a*"), local("a", column("g", generated=True), identity=("a",)))
+    assert mapping.local_only == ()
+
+
+@pytest.mark.parametrize(
+    ("published", "table", "message"),
+    [
+        (
+            remote("a", "b"),
+            local("a"),
+            'logical replication target relation "s.t" is missing replicated column: "b"',
+        ),
+        (
+            remote("c", "a", "b"),
+            local("a"),
+            'logical replication target relation "s.t" is missing replicated columns: "c", "b"',
+        ),
+        (
+            remote("a", "b"),
+            local("a", column("b", generated=True)),
+            'logical replication target relation "s.t" has incompatible generated column: "b"',
+        ),
+        (
+            remote("a", "b"),
+            local(column("a", generated=True), column("b", generated=True)),
+            'logical replication target relation "s.t" has incompatible generated columns: "a", "b"',
+        ),
+        (  # missing ones come first
+            remote("a", "b"),
+            local(column("a", generated=True)),
+            'logical replication target relation "s.t" is missing replicated column: "b"',
+        ),
+        (  # an empty schema on the wire is pg_catalog
+            remote("a", namespace=""),
+            local(schema="pg_catalog"),
+            'logical replication target relation "pg_catalog.t" is missing replicated column: "a"',
+        ),
+    ],
+)
+def test_columns_that_do_not_fit(published: Relation, table: LocalRelation, message: str) -> None:
+    with pytest.raises(MappingError) as caught:
+        map_relation(published, table)
+    assert caught.value.message == message
+    assert caught.value.sqlstate == "55000"
+
+
+@pytest.mark.parametrize(
+    ("published", "table", "search", "unsearchable"),
+    [
+        pytest.param(remote("a*", "b"), local("a", "b", identity=("a",)), (0,), None, id="the same key"),
+        pytest.param(remote("a*", "b*", "c"), local("a", "b", "c", identity=("b",)), (1,), None, id="part of the key"),
+        pytest.param(
+            remote("a*", "b*"), local("a", "b", identity=("b", "a")), (1, 0), None, id="in the order of the index"
+        ),
+        pytest.param(
+            remote("a*", "b"), local("a", "b", identity=("a", "b")), None, NOT_SENT, id="more than the published key"
+        ),
+        pytest.param(remote("a*", "b"), local("a", "b", identity=("b",)), None, NOT_SENT, id="another column"),
+        pytest.param(
+            remote("a*"), local("a", "z", identity=("z",)), None, NOT_SENT, id="a column the publisher does not have"
+        ),
+        pytest.param(
+            remote("a", replica_identity=FULL), local("a", identity=("a",)), (0,), None, id="full, and a key here"
+        ),
+        pytest.param(remote("a", "b", replica_identity=FULL), local("a", "b"), None, None, id="full, and no key here"),
+        pytest.param(remote("a*"), local("a"), None, NO_IDENTITY, id="no key here"),
+        pytest.param(remote("a*", replica_identity=INDEX), local("a"), None, NO_IDENTITY, id="an index there only"),
+        pytest.param(
+            remote("a*", "b", replica_identity=INDEX), local("a", "b", identity=("a",)), (0,), None, id="index"
+        ),
+        pytest.param(remote("a", replica_identity=NOTHING), local("a"), None, NO_IDENTITY, id="nothing"),
+        pytest.param(
+            remote("a", replica_identity=NOTHING), local("a", identity=("a",)), None, NOT_SENT, id="nothing, a key here"
+        ),
+        pytest.param(remote(replica_identity=FULL), local("z"), None, None, id="no columns"),
+    ],
+)
+def test_which_row_is_meant(
+    published: Relation, table: LocalRelation, search: tuple[int, ...] | None, unsearchable: str | None
+) -> None:
+    mapping = map_relation(published, table)
+    assert (mapping.search, mapping.unsearchable) == (search, unsearchable)
+
+
+def test_a_relation_message_replaces_everything() -> None:
+    relations = RelationMap()
+    old, new = remote("a"), remote("b")
+    relations.update(old)
+    assert relations.get(old.relid) is None
+    mapping = map_relation(old, local("a"))
+    relations.put(mapping)
+    assert relations.get(old.relid) is mapping
+    relations.update(new)
+    assert relations.get(new.relid) is None
+    assert relations.relation(new.relid) is new
+
+
+def test_a_mapping_can_be_forgotten_and_made_again() -> None:
+    relations = RelationMap()
+    published = remote("a")
+    relations.update(published)
+    relations.put(map_relation(published, local("a")))
+    relations.forget(published.relid)
+    relations.forget(published.relid)
+    assert relations.get(published.relid) is None
+    assert relations.relation(published.relid) is published
