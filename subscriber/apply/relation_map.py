@@ -24,8 +24,10 @@ class LocalColumn:
     """A live column of a target table."""
 
     name: str
-    type_name: str  # as format_type() prints it, with modifier: numeric(10,2)
-    type_modifier: int  # -1: none
+    type_name: str  # as format_type() prints it, with schema and modifier: numeric(10,2)
+    # A value to search for must be cast to the type: it may have to be rounded, or is of a composite type,
+    # whose equality operator takes any record. Never texts and bits, which a cast would cut.
+    search_cast: bool
     equality: str | None  # qualified operator, as OPERATOR("pg_catalog".=); None: the type has none
     generated: bool  # GENERATED ALWAYS AS (…)
     identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it

@@ -51,6 +51,12 @@ _EQUALITY = """
   ORDER BY oc.opcintype = base.oid DESC, oc.opcmethod LIMIT 1)
 """
 
+# numeric, date and time types whose modifier rounds (a domain may have one), and composite types.
+_SEARCH_CAST = """
+(base.typtype = 'c' OR (a.atttypmod >= 0 OR a.atttypid <> base.oid)
+                   AND base.oid IN (1700, 1114, 1184, 1083, 1266, 1186))
+"""
+
 _INTROSPECT = f"""
 WITH RECURSIVE rel AS (
   SELECT c.*, n.nspname, {_SHAPE} AS shape FROM pg_catalog.pg_class c
@@ -64,7 +70,7 @@ SELECT pg_catalog.json_build_object(
   'oid', rel.oid, 'kind', rel.relkind, 'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
-             a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), a.atttypmod, {_EQUALITY},
+             a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), {_SEARCH_CAST}, {_EQUALITY},
              a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum)
       FROM pg_catalog.pg_attribute a
       JOIN domains d ON d.attnum = a.attnum

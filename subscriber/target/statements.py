@@ -14,6 +14,7 @@ Rules that are not obvious, each from a difference between SQL and the executor:
   it keeps its value; when it changes, the row is deleted and inserted again.
 - A numeric or time value of the publisher may be finer than the target's column; the row to find has
   the rounded one. Such search values are cast to the column's type; texts and bits never, see above.
+  So are values of composite types, whose equality operator is that of all records.
 """
 
 from __future__ import annotations
@@ -27,8 +28,6 @@ from subscriber.protocol.messages import OldPart
 from subscriber.protocol.tuples import NULL, UNCHANGED
 
 NEW, OLD = 0, 1  # which row of the change a parameter comes from
-
-_ROUNDED = ("numeric", "timestamp", "time", "interval")  # types whose modifier rounds instead of refusing
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +86,7 @@ class _Builder:
         if column.equality is None:
             raise MappingError(f"could not identify an equality operator for type {column.type_name}", sqlstate="42883")
         parameter = self.parameter(row, index)
-        if column.type_modifier >= 0 and column.type_name.startswith(_ROUNDED):
+        if column.search_cast:
             parameter += f"::{column.type_name}"
         return f"{quote(column.name)} {column.equality} {parameter}"
 

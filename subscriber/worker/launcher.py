@@ -4,6 +4,9 @@ Only one launcher works on a database at a time. A second one waits as a standby
 second when the first is gone; the lock is the first one's session, so it cannot be held by a dead one.
 When the launcher loses its connection it has lost the lock: it stops all workers before it tries again.
 
+A database without subscriptions is not kept open, so that it can be dropped: the launcher comes back
+every EMPTY_POLL seconds to see whether there is one now.
+
 Statements on subscriptions are noticed at once through LISTEN; every POLL seconds the catalog is read
 anyway, should a notification be lost.
 """
@@ -29,6 +32,7 @@ from subscriber.worker.supervisor import Supervisor, Surroundings
 
 CHANNEL = "subscriber"
 POLL = 10.0  # seconds between two looks at the catalog without a notification
+EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
 STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
 
 
@@ -43,9 +47,11 @@ class Launcher:
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
         backoff = Backoff()
+        telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
         while True:
             try:
                 await self._work(on_ready, backoff)
+                await anyio.sleep(EMPTY_POLL)
             except Exception as group:
                 error = root_cause(group)
                 how = reaction(error)
@@ -74,9 +80,9 @@ class Launcher:
                 tasks.start_soon(flusher.run)
                 tasks.start_soon(board.run)
                 tasks.start_soon(_fail_when, lost)
-                telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
                 on_ready()
-                await self._reconcile_for_ever(tasks, around)
+                await self._reconcile_while_any(tasks, around)
+                tasks.cancel_scope.cancel()
 
     async def _become_active(self, catalog: Catalog) -> None:
         waiting = False
@@ -96,12 +102,15 @@ class Launcher:
     def _notified(self) -> None:
         self._wake.set()
 
-    async def _reconcile_for_ever(self, tasks: TaskGroup, around: Surroundings) -> None:
+    async def _reconcile_while_any(self, tasks: TaskGroup, around: Surroundings) -> None:
+        """Until the database has no subscription any more."""
         while True:
             self._wake = anyio.Event()
             async with around.catalog.use() as connection:
                 subscriptions = await store.load_subscriptions(connection)
             await self._reconcile(tasks, around, subscriptions)
+            if not subscriptions:
+                return
             with anyio.move_on_after(POLL):
                 await self._wake.wait()
 
