@@ -124,8 +124,8 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        """Whether every answer is back."""
-        return not self._pending
+        """Whether every answer is back and was none of an error."""
+        return not self._pending and self.error is None
 
     def _name(self, sql: str, note: object) -> bytes:
         name = self._names.get(sql)

@@ -20,16 +20,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import asyncpg
 
-from subscriber.errors import ConnectionLost, EndOfStream, ServerError, SubscriberError
+from subscriber.errors import ConnectionLost, EndOfStream, ProtocolError, ServerError, SubscriberError
 from subscriber.protocol import wire
 
 BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that is larger
 LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
+MAX_MESSAGE = 0x3FFFFFFF + 4  # bytes; no server sends more (MaxAllocSize)
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
 
 # Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
@@ -47,6 +49,10 @@ class Result:
 
 class Conversation(Protocol):
     """Who gets the server's messages until ReadyForQuery."""
+
+    @property
+    def idle(self) -> bool:
+        """Whether no answer is outstanding, so that another conversation may begin."""
 
     def received(self, kind: str, body: bytes) -> None: ...
     def lost(self, error: SubscriberError) -> None: ...
@@ -98,7 +104,7 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> int:
-        """As server_version_num: 180006 for 18.6, 90603 for 9.6.3."""
+        """As server_version_num: 180006 for 18.6, 190000 for 19devel."""
         numbers = self.parameters["server_version"].split()[0]
         digits = "".join(c if c.isdigit() or c == "." else " " for c in numbers).split()[0]
         major, _, minor = digits.partition(".")
@@ -113,10 +119,11 @@ class Session(asyncio.BufferedProtocol):
     async def query(self, sql: str) -> list[Result]:
         """Run one or more statements; the results of all of them.
 
-        Raises ServerError with the server's fields, or ConnectionLost.
+        Raises ServerError with the server's fields, or ConnectionLost. A caller who is cancelled leaves the
+        session in the middle of the query until its answer has come.
         """
         query = self._start_query(sql)
-        await query.ready
+        await asyncio.shield(query.ready)
         return query.results
 
     async def rows(self, sql: str) -> list[tuple[str | None, ...]]:
@@ -130,10 +137,10 @@ class Session(asyncio.BufferedProtocol):
         return query
 
     def begin(self, conversation: Conversation) -> None:
-        """Make `conversation` the one that gets messages; it must call end() at ReadyForQuery."""
+        """Make `conversation` the one that gets messages. The one before it must have come to its end."""
         if self.error is not None:
             raise self.error
-        if isinstance(self._conversation, _Query) and not self._conversation.ready.done():
+        if self._conversation is not None and not self._conversation.idle:
             raise RuntimeError("the session is in the middle of a query")
         self._conversation = conversation
 
@@ -145,7 +152,7 @@ class Session(asyncio.BufferedProtocol):
         Their boundaries mean nothing to COPY FROM, so they may be joined.
         """
         query = self._start_query(sql)
-        await query.copying
+        await asyncio.shield(query.copying)
         while True:
             if self._copied:
                 yield self._take()
@@ -153,12 +160,12 @@ class Session(asyncio.BufferedProtocol):
                 break
             else:
                 await self._wait(query.ready)
-        await query.ready
+        await asyncio.shield(query.ready)
 
     async def copy_in(self, sql: str, chunks: AsyncIterable[bytes]) -> str:
         """Feed a COPY … FROM STDIN; the command tag. An error in `chunks` fails the COPY and is raised."""
         query = self._start_query(sql)
-        await query.copying
+        await asyncio.shield(query.copying)
         try:
             async for chunk in chunks:
                 if query.error is not None:
@@ -168,15 +175,19 @@ class Session(asyncio.BufferedProtocol):
             else:
                 self.write(wire.COPY_DONE)
         except BaseException as error:
-            self.write(wire.copy_fail(type(error).__name__))
+            if self.error is None:
+                self.write(wire.copy_fail(type(error).__name__))
+            if isinstance(error, Exception):  # a cancelled caller does not wait for the server
+                with suppress(SubscriberError):
+                    await asyncio.shield(query.ready)
             raise
-        await query.ready
+        await asyncio.shield(query.ready)
         return query.results[-1].tag
 
     async def start_copy_both(self, sql: str) -> None:
         """Send START_REPLICATION; from here on receive() and send_copy_data() carry the stream."""
         query = self._start_query(sql)
-        await query.copying
+        await asyncio.shield(query.copying)
 
     async def receive(self) -> list[bytes]:
         """All CopyData payloads that have arrived since the last call, in order.
@@ -269,8 +280,9 @@ class Session(asyncio.BufferedProtocol):
             self._lose(ConnectionLost("the session was closed"))
             self._transport.close()
         try:
-            async with asyncio.timeout(CLOSE_TIMEOUT):
-                await asyncio.shield(self._closed)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await asyncio.shield(self._closed)
         finally:
             self._transport.abort()
 
@@ -284,6 +296,8 @@ class Session(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._start == self._end:
             self._start = self._end = 0
+            if len(self._buffer) > 4 * BUFFER:  # a large message has passed: give its room back
+                self._buffer = bytearray(BUFFER)
         free = len(self._buffer) - self._end
         if free < BUFFER // 4:
             waiting = self._end - self._start
@@ -297,12 +311,22 @@ class Session(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
+        try:
+            self._cut()
+        except Exception as error:  # the event loop would take it for a lost connection
+            self._lose(error if isinstance(error, SubscriberError) else _bug(error))
+            self._transport.abort()
+
+    def _cut(self) -> None:
+        """Hand on every message that is complete."""
         buffer, start, end = self._buffer, self._start, self._end
         view = memoryview(buffer)
         unpack = wire.HEADER.unpack_from
         copied = self._copied
         while end - start >= 5:
             kind, length = unpack(buffer, start)
+            if not 4 <= length <= MAX_MESSAGE:
+                raise ProtocolError(f"the server sent a message of {length} bytes")
             stop = start + 1 + length
             if stop > end:
                 break
@@ -361,6 +385,17 @@ class Session(asyncio.BufferedProtocol):
         self.resume_writing()
 
 
+def _bug(error: Exception) -> SubscriberError:
+    """For an error of the code that gets the messages: whoever uses the session has to hear of it."""
+    found = SubscriberError(
+        "what the server sent could not be handled",
+        detail=f"{type(error).__name__} in the program.",
+        hint="This is a bug; please report it.",
+    )
+    found.__cause__ = error
+    return found
+
+
 class _Query:
     """The conversation of a simple query, until ReadyForQuery."""
 
@@ -371,6 +406,10 @@ class _Query:
         self.ready: asyncio.Future[None] = loop.create_future()
         self.copying: asyncio.Future[None] = loop.create_future()
         self._current = Result()
+
+    @property
+    def idle(self) -> bool:
+        return self.ready.done()
 
     def received(self, kind: str, body: bytes) -> None:
         match kind:
