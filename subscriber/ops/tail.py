@@ -8,6 +8,7 @@ that stops taking lines stops the stream; the publisher is answered meanwhile.
 
 from __future__ import annotations
 
+import os
 import secrets
 import sys
 from collections.abc import Callable, Sequence
@@ -77,8 +78,13 @@ async def _check(publisher: Publisher, publications: Sequence[str], slot: str | 
 
 
 def _to_stdout(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    """Write all of it; raises BrokenPipeError when nobody reads any more.
+
+    Not with sys.stdout.write(): under PYTHONUNBUFFERED that drops what a pipe did not take at once, silently.
+    """
+    left = memoryview(text.encode(errors="replace"))
+    while left:
+        left = left[os.write(sys.stdout.fileno(), left) :]
 
 
 class Tail:
