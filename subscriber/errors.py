@@ -7,6 +7,7 @@
     │   └── EndOfStream      the publisher ended the stream in good order
     ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
     ├── StatementError       a SUBSCRIPTION statement is wrong or refused: correct it
+    ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
     ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
     │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
     │   └── PublisherReplaced  another cluster, or one behind our progress, answers at that address
@@ -103,6 +104,10 @@ class SlotLost(PublisherError):
 
 class PublisherReplaced(PublisherError):
     pass
+
+
+class StaleCatalog(SubscriberError):
+    sqlstate = "40001"
 
 
 class ApplyError(SubscriberError):

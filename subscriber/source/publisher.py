@@ -268,12 +268,12 @@ class Publisher:
         sources = ["pg_catalog.pg_subscription_rel"]
         ours = await self._rows(
             "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-            " WHERE n.nspname = 'subscriber' AND c.relname = 'subscription_rel'"
+            " WHERE n.nspname = 'subscriber' AND c.relname = 'pg_subscription_rel'"
             " AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')",
             failure,
         )
         if ours:
-            sources.append("subscriber.subscription_rel")
+            sources.append("subscriber.pg_subscription_rel")
         found: set[str] = set()
         for source in sources:
             rows = await self._rows(tables.foreign_origins_query(publications, known, source), failure)

@@ -17,7 +17,7 @@ from subscriber import telemetry
 from subscriber.catalog import locks, origins
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ConnectionLost
+from subscriber.errors import ConnectionLost, StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.target.postgres import OnMissing, PostgresTarget
 from subscriber.target.progress import ProgressRow
@@ -29,7 +29,16 @@ POLL = 0.05  # seconds
 # So that the server notices within a minute when we are gone without a word.
 KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
 
-_HOLDER = locks.HOLDER.replace("$1::bigint", "$1::text::bigint").replace("$2::bigint", "$2::text::bigint")
+# Only workers are ended: a statement that holds the lock, to drop the subscription, is waited for.
+_END_HOLDER = """
+SELECT l.pid, pg_catalog.pg_terminate_backend(l.pid)
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2 AND a.datname = pg_catalog.current_database()
+   AND l.database = a.datid AND a.application_name LIKE 'subscriber: %'
+   AND l.classid::bigint = $1::text::bigint & 4294967295 AND l.objid::bigint = $2::text::bigint & 4294967295
+"""
+_TRY_LOCK = "SELECT pg_catalog.pg_try_advisory_lock($1::text::int4, $2::text::int4)"
+_IS_ENABLED = "SELECT subenabled FROM subscriber.subscription WHERE subid = $1::text::oid"
 _FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
 _READ_PROGRESS = """
 SELECT remote_lsn, system_id FROM subscriber.progress WHERE subid = $1::text::oid AND relid = $2::text::oid
@@ -49,6 +58,8 @@ async def open_target(
         origin = origins.table_sync_origin(subid, relid) if relid else origins.apply_origin(subid)
         target = PostgresTarget(session, origin, on_missing)
         await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
+        if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
+            raise StaleCatalog("the subscription was disabled or dropped meanwhile")
         await target.configure(synchronous_commit)
         yield target
     finally:
@@ -58,19 +69,14 @@ async def open_target(
 async def _lock(pipeline: Pipeline, key: tuple[int, int]) -> None:
     values = (str(key[0]), str(key[1]))
     waited = 0.0
-    while (await pipeline.rows(_try_lock(), *values))[0][0] != "t":
+    while (await pipeline.rows(_TRY_LOCK, *values))[0][0] != "t":
         if waited >= LOCK_TIMEOUT:
             raise ConnectionLost("another worker of this subscription is still connected to the target")
         if waited >= LOCK_PATIENCE:
-            for (pid,) in await pipeline.rows(_HOLDER, *values):
-                telemetry.log(telemetry.WARNING, f"ending backend {pid} of an earlier worker that is still connected")
-                await pipeline.rows("SELECT pg_catalog.pg_terminate_backend($1::text::int)", pid)
+            for pid, _ in await pipeline.rows(_END_HOLDER, *values):
+                telemetry.log(telemetry.WARNING, f"ended backend {pid} of an earlier worker that was still connected")
         await anyio.sleep(POLL)
         waited += POLL
-
-
-def _try_lock() -> str:
-    return "SELECT pg_catalog.pg_try_advisory_lock($1::text::int4, $2::text::int4)"
 
 
 async def read_progress(pipeline: Pipeline, subid: int, relid: int) -> tuple[Lsn, str | None] | None:

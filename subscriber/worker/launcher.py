@@ -61,10 +61,7 @@ class Launcher:
                 await anyio.sleep(backoff.next(how))
 
     async def _work(self, on_ready: Callable[[], None], backoff: Backoff) -> None:
-        async with (
-            Catalog.open(self._target, "subscriber launcher") as catalog,
-            Catalog.open(self._target, "subscriber flush") as flushing,
-        ):
+        async with Catalog.open(self._target, "subscriber launcher") as catalog:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
             await self._become_active(catalog)
@@ -72,17 +69,22 @@ class Launcher:
             await catalog.listen(CHANNEL, self._notified)
             async with catalog.use() as connection:
                 await ensure_schema(connection)
+                if not await store.load_subscriptions(connection):
+                    return
                 system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
-            flusher, board = Flusher(flushing), Board(catalog)
-            around = Surroundings(self._target, system_id, catalog, flusher, board)
-            self._supervisors.clear()
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(flusher.run)
-                tasks.start_soon(board.run)
-                tasks.start_soon(_fail_when, lost)
-                on_ready()
-                await self._reconcile_while_any(tasks, around)
-                tasks.cancel_scope.cancel()
+            async with Catalog.open(self._target, "subscriber flush") as flushing:
+                around = Surroundings(self._target, system_id, catalog, Flusher(flushing), Board(catalog))
+                await self._run_subscriptions(around, lost, on_ready)
+
+    async def _run_subscriptions(self, around: Surroundings, lost: anyio.Event, on_ready: Callable[[], None]) -> None:
+        self._supervisors.clear()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(around.flusher.run)
+            tasks.start_soon(around.board.run)
+            tasks.start_soon(_fail_when, lost)
+            on_ready()
+            await self._reconcile_while_any(tasks, around)
+            tasks.cancel_scope.cancel()
 
     async def _become_active(self, catalog: Catalog) -> None:
         waiting = False

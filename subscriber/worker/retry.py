@@ -2,6 +2,7 @@
 
     class        which errors                                        reaction
     at once      StaleMapping: the target's table has a new shape    again, without a word
+    in a moment  StaleCatalog: the launcher is about to stop us      again, without a word
     transient    connections, shutdowns, slot active, deadlocks      backoff with jitter, unlimited
     data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
                  needs on the target                                 somebody may have repaired it
@@ -16,7 +17,7 @@ from __future__ import annotations
 import random
 from enum import Enum
 
-from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleMapping
+from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, StaleMapping
 
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
 FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
@@ -26,6 +27,7 @@ _TRANSIENT = ("08", "57P", "53300", "55006", "40001", "40P01", "55P03", "SB002")
 
 class Reaction(Enum):
     AT_ONCE = "at once"
+    IN_A_MOMENT = "in a moment"
     BACKOFF = "backoff"
     INTERVAL = "interval"
     STOP = "stop"
@@ -35,6 +37,8 @@ def reaction(error: BaseException) -> Reaction:
     match error:
         case StaleMapping():
             return Reaction.AT_ONCE
+        case StaleCatalog():
+            return Reaction.IN_A_MOMENT
         case PublisherError():
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
@@ -60,6 +64,8 @@ class Backoff:
             raise ValueError("a permanent error has no next attempt")
         if how is Reaction.AT_ONCE:
             return 0.0
+        if how is Reaction.IN_A_MOMENT:
+            return FIRST_BACKOFF
         if how is Reaction.INTERVAL:
             return RETRY_INTERVAL
         delay = min(RETRY_INTERVAL, FIRST_BACKOFF * 2.0 ** min(self._failures, 10))

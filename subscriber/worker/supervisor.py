@@ -154,7 +154,8 @@ class Supervisor:
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
             how = reaction(error)
-            if how is Reaction.AT_ONCE:
+            if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+                await anyio.sleep(backoff.next(how))
                 return True
             telemetry.log_error(error)
             await self._count("apply_error_count")
@@ -239,7 +240,7 @@ class Supervisor:
             self.tables.restore(relid)
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
-        if reaction(error) is not Reaction.AT_ONCE:
+        if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
             await self._count("sync_error_count")
         else:
