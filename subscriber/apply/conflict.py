@@ -6,10 +6,11 @@ Source: conflict.c and conflict.h.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.protocol.messages import Delete, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 
@@ -42,24 +43,26 @@ class Conflict:
         return f'conflict detected on relation "{self.relation}": conflict={self.type}'
 
 
-def missing(mapping: RelationMapping, change: Update | Delete, relation: str | None = None) -> Conflict:
-    """The row that `change` is about is not there. `relation` is the partition it belongs to, if any."""
-    label = relation or mapping.label
+def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:
+    """The row that `change` is about is not there. `leaf` is the partition it belongs to, if any."""
+    label = leaf.label if leaf else mapping.label
+    columns = leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
     if isinstance(change, Update):
         what = ConflictType.UPDATE_MISSING
         detail = "Could not find the row to be updated."
-        rows = f"Remote row {_local_row(mapping, change.new)}; {_identity(mapping, change.old or change.new)}."
+        rows = f"Remote row {_local_row(mapping, columns, change.new)}; "
+        rows += f"{_identity(mapping, columns, change.old or change.new)}."
     else:
         what = ConflictType.DELETE_MISSING
         detail = "Could not find the row to be deleted."
-        identity = _identity(mapping, change.old)
+        identity = _identity(mapping, columns, change.old)
         rows = f"{identity[0].upper()}{identity[1:]}."
     return Conflict(what, label, detail, rows)
 
 
-def _identity(mapping: RelationMapping, row: TupleData) -> str:
+def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
     if mapping.search is None:
-        return f"replica identity full {_local_row(mapping, row)}"
+        return f"replica identity full {_local_row(mapping, columns, row)}"
     status, values = row.split()
     names = ", ".join(_quoted(mapping.attributes[i].name) for i in mapping.search)
     shown = ", ".join(_shown(status[i], values[i]) for i in mapping.search)
@@ -70,11 +73,11 @@ def _quoted(name: str) -> str:
     return name if _PLAIN_NAME.fullmatch(name) else '"' + name.replace('"', '""') + '"'
 
 
-def _local_row(mapping: RelationMapping, row: TupleData) -> str:
-    """All columns of the target's table, in its order; what the publisher did not send is null."""
+def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
+    """All columns of the target's table or partition, in its order; what was not sent is null."""
     status, values = row.split()
     sent = {column.name: _shown(status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)}
-    return "(" + ", ".join(sent.get(column.name, "null") for column in mapping.local.columns) + ")"
+    return "(" + ", ".join(sent.get(name, "null") for name in columns) + ")"
 
 
 def _shown(status: int, value: bytes | None, limit: int | None = None) -> str:

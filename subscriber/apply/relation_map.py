@@ -34,6 +34,15 @@ class LocalColumn:
 
 
 @dataclass(frozen=True, slots=True)
+class Partition:
+    """A leaf partition of a target table."""
+
+    label: str  # schema.name
+    constraint: str  # as SQL; empty for a lone default partition, which takes every row
+    columns: tuple[str, ...]  # in its own order
+
+
+@dataclass(frozen=True, slots=True)
 class LocalRelation:
     """A table of the target, as introspected."""
 
@@ -47,6 +56,7 @@ class LocalRelation:
     shape: str  # changes whenever anything here may have changed
     # BEFORE row triggers that fire in replica role may turn a change into nothing.
     row_may_be_suppressed: bool = False
+    partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
 
 
 @dataclass(slots=True)

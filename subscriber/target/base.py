@@ -33,9 +33,7 @@ class Target(Protocol):
     async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
         """Truncate all of `mappings` together."""
 
-    async def commit(
-        self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]
-    ) -> None:
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         """Commit the rows and the progress together; `on_committed` is called once that has succeeded.
 
         Only for a transaction that changed something.

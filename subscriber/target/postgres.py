@@ -13,14 +13,14 @@ from dataclasses import dataclass
 from struct import Struct
 
 from subscriber.apply.context import RemoteTransaction, error_context
-from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.relation_map import Partition, RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.connection.session import Session
 from subscriber.errors import ProtocolError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
-from subscriber.protocol.tuples import BINARY, UNCHANGED
+from subscriber.protocol.tuples import BINARY, UNCHANGED, TupleData
 from subscriber.target import relations, statements
 from subscriber.target.progress import ProgressRow
 from subscriber.target.statements import OLD, Plan
@@ -58,7 +58,8 @@ class Note:
 
 Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
 _NO_ROW: Row = (b"", [])
-OnMissing = Callable[[RelationMapping, Update | Delete, RemoteTransaction], None]
+# The mapping, the change, its transaction, and the leaf partition it belongs to, None when there is none.
+OnMissing = Callable[[RelationMapping, Update | Delete, RemoteTransaction, Partition | None], None]
 
 
 class PostgresTarget:
@@ -170,9 +171,7 @@ class PostgresTarget:
         self._checked.clear()
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
-    async def commit(
-        self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]
-    ) -> None:
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         note = Note("COMMIT", transaction)
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
@@ -189,28 +188,41 @@ class PostgresTarget:
             return
         if tag.split()[-1] != "0" or self.pipeline.error is not None:
             return
+        values = searched(note.change).split()
         if note.mapping.local.row_may_be_suppressed:
-            self._look_for(note)
+            self._look_for(note, values)
         else:
-            self._on_missing(note.mapping, note.change, note.transaction)
+            self._report_missing(note, values)
 
-    def _look_for(self, note: Note) -> None:
+    def _look_for(self, note: Note, values: Row) -> None:
         """Nothing was changed: is the row missing, or did a BEFORE trigger refuse?"""
+        assert note.mapping is not None
+
+        def found(_note: object, tag: str, _rows: Rows) -> None:
+            if tag == "SELECT 0" and self.pipeline.error is None:
+                self._report_missing(note, values)
+
+        self._ask(statements.exists(note.mapping, OLD, values[0]), note, values, found)
+
+    def _report_missing(self, note: Note, values: Row) -> None:
         mapping, change, transaction = note.mapping, note.change, note.transaction
         assert mapping is not None
         assert transaction is not None
         assert isinstance(change, Update | Delete)
-        row = change.new if isinstance(change, Update) and change.old is None else change.old
-        assert row is not None
-        values = row.split()
 
-        def found(_note: object, tag: str, _rows: Rows) -> None:
-            if tag == "SELECT 0":
-                self._on_missing(mapping, change, transaction)
+        def routed(_note: object, _tag: str, rows: Rows) -> None:
+            number = rows[0][0] if rows else None
+            leaf = mapping.local.partitions[int(number)] if number is not None else None
+            self._on_missing(mapping, change, transaction, leaf)
 
-        plan = statements.exists(mapping, OLD, values[0])
+        if mapping.local.partitions:
+            self._ask(statements.find_partition(mapping, values[0]), note, values, routed)
+        else:
+            self._on_missing(mapping, change, transaction, None)
+
+    def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
         formats, parameters = _bind(plan, values, values)
-        self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=found)
+        self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result)
         self.pipeline.sync()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
@@ -248,6 +260,13 @@ def _bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
     if any(binary):
         formats = _COUNT(len(binary)) + b"".join(b"\0\1" if b else b"\0\0" for b in binary)
     return formats, b"".join(parts)
+
+
+def searched(change: Update | Delete) -> TupleData:
+    """The row by which the row to be changed is found: the old one if it was sent, else the new one."""
+    if isinstance(change, Update):
+        return change.old if change.old is not None else change.new
+    return change.old
 
 
 def _require_columns(mapping: RelationMapping, status: bytes) -> None:

@@ -9,8 +9,9 @@ lock: from then on nobody can alter the table before we commit. TRUNCATE and VAC
 from __future__ import annotations
 
 import json
+from typing import Any
 
-from subscriber.apply.relation_map import LocalColumn, LocalRelation
+from subscriber.apply.relation_map import LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
@@ -23,7 +24,11 @@ concat_ws(' ', n.nspname, c.relname, c.relkind, c.relreplident, c.relowner, c.re
  (SELECT pg_catalog.string_agg(pg_catalog.concat(i.indexrelid, ':', i.xmin), ',' ORDER BY i.indexrelid)
     FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid), '/',
  (SELECT pg_catalog.string_agg(t.xmin::pg_catalog.text, ',' ORDER BY t.oid)
-    FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid))
+    FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid),
+ CASE c.relkind WHEN 'p' THEN
+  (SELECT pg_catalog.string_agg(pg_catalog.concat(p.relid::pg_catalog.oid, ':', i.indexrelid, ':', i.xmin), ','
+                                ORDER BY p.relid::pg_catalog.oid, i.indexrelid)
+     FROM pg_catalog.pg_partition_tree(c.oid) p LEFT JOIN pg_catalog.pg_index i ON i.indrelid = p.relid) END)
 """
 
 CHECK_SHAPE = f"""
@@ -51,6 +56,17 @@ _EQUALITY = """
   ORDER BY oc.opcintype = base.oid DESC, oc.opcmethod LIMIT 1)
 """
 
+# The columns of the index that identifies a row: the one REPLICA IDENTITY names, else the primary key.
+_IDENTITY = """
+(SELECT pg_catalog.json_agg(a.attname ORDER BY k.place)
+   FROM (SELECT i.indkey, i.indnkeyatts FROM pg_catalog.pg_index i
+          WHERE i.indrelid = RELATION AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
+          ORDER BY i.indisreplident DESC LIMIT 1) i,
+        pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
+   JOIN pg_catalog.pg_attribute a ON a.attrelid = RELATION AND a.attnum = k.attnum
+  WHERE k.place <= i.indnkeyatts)
+"""
+
 # numeric, date and time types whose modifier rounds (a domain may have one), and composite types.
 _SEARCH_CAST = """
 (base.typtype = 'c' OR (a.atttypmod >= 0 OR a.atttypid <> base.oid)
@@ -76,15 +92,16 @@ SELECT pg_catalog.json_build_object(
       JOIN domains d ON d.attnum = a.attnum
       JOIN pg_catalog.pg_type base ON base.oid = d.typid AND base.typtype <> 'd'
      WHERE a.attrelid = rel.oid),
-  'identity', (
-    SELECT pg_catalog.json_agg(a.attname ORDER BY k.place)
-      FROM (SELECT i.indkey, i.indnkeyatts FROM pg_catalog.pg_index i
-             WHERE i.indrelid = rel.oid AND i.indisvalid AND i.indimmediate
-               AND (i.indisreplident OR i.indisprimary)
-             ORDER BY i.indisreplident DESC LIMIT 1) i,
-           pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
-      JOIN pg_catalog.pg_attribute a ON a.attrelid = rel.oid AND a.attnum = k.attnum
-     WHERE k.place <= i.indnkeyatts),
+  'identity', {_IDENTITY.replace("RELATION", "rel.oid")},
+  'partitions', CASE rel.relkind WHEN 'p' THEN (
+    SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
+             ln.nspname || '.' || l.relname, pg_catalog.pg_get_partition_constraintdef(l.oid),
+             {_IDENTITY.replace("RELATION", "l.oid")},
+             (SELECT pg_catalog.json_agg(a.attname ORDER BY a.attnum) FROM pg_catalog.pg_attribute a
+               WHERE a.attrelid = l.oid AND a.attnum > 0 AND NOT a.attisdropped)))
+      FROM pg_catalog.pg_partition_tree(rel.oid) p
+      JOIN pg_catalog.pg_class l ON l.oid = p.relid JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
+     WHERE p.isleaf AND p.relid <> rel.oid) END,
   'suppressed', EXISTS (
     SELECT FROM pg_catalog.pg_trigger t
      WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0))
@@ -126,10 +143,9 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
             detail=f"This operation is not supported for {_NOT_SUPPORTED.get(kind, 'this kind of relation')}.",
             sqlstate="42809",
         )
-    columns = found["columns"] or []
-    identity = found["identity"] or []
-    assert isinstance(columns, list)
-    assert isinstance(identity, list)
+    columns = _list(found["columns"])
+    partitions = _list(found["partitions"])
+    identity = _list(found["identity"]) or _common_identity([_list(part[2]) for part in partitions])
     return LocalRelation(
         oid=int(str(found["oid"])),
         schema=schema,
@@ -140,4 +156,19 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         identity=tuple(identity),
         shape=str(found["shape"]),
         row_may_be_suppressed=bool(found["suppressed"]),
+        partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
     )
+
+
+def _list(value: object) -> list[Any]:
+    """A json array that the server gives as null when it is empty."""
+    assert value is None or isinstance(value, list)
+    return value or []
+
+
+def _common_identity(identities: list[list[str]]) -> list[str]:
+    """Rows of a partitioned table without identity are found by that of its partitions, if they agree.
+
+    The built-in worker routes the row to its partition and searches by that one's identity.
+    """
+    return identities[0] if identities and all(identity == identities[0] for identity in identities) else []

@@ -204,6 +204,26 @@ def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     return build.plan(f"SELECT 1 FROM {build.only} WHERE {_where(build, row, status)}", b"SELECT 1")
 
 
+def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
+    """Which of the leaf partitions a row belongs to: its index among them, or NULL.
+
+    Columns that were not sent are NULL, as they are where the built-in worker routes a row to be found.
+    """
+    build = _Builder(mapping)
+    names = {column.name: index for index, column in enumerate(mapping.attributes)}
+    columns = []
+    for column in mapping.local.columns:
+        index = names.get(column.name)
+        given = index is not None and status[index] != UNCHANGED
+        value = build.parameter(OLD, index) if given and index is not None else "NULL"
+        columns.append(f"{value}::{column.type_name} AS {quote(column.name)}")
+    cases = " ".join(
+        f"WHEN {partition.constraint or 'true'} THEN {number}"
+        for number, partition in enumerate(mapping.local.partitions)
+    )
+    return build.plan(f"SELECT CASE {cases} END FROM (SELECT {', '.join(columns)}) AS row", b"")
+
+
 def _where(build: _Builder, row: int, status: bytes) -> str:
     search = build.mapping.search
     return build.where_row(row, status) if search is None else build.where_key(row, search)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from subscriber import telemetry
 from subscriber.apply import conflict
 from subscriber.apply.context import RemoteTransaction, error_context
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.apply.subrel import State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
@@ -118,8 +118,10 @@ class ApplyWorker:
             await pipeline.rows(_SET_SYSTEM_ID, str(subid), str(identity.systemid))
         return start
 
-    def _missing(self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
-        log_missing(apply_origin(self.subscription.oid), mapping, change, transaction)
+    def _missing(
+        self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction, leaf: Partition | None
+    ) -> None:
+        log_missing(apply_origin(self.subscription.oid), mapping, change, transaction, leaf)
 
     # --- the apply worker's part in table synchronization (apply/subrel.py) -----------------------
 
@@ -178,8 +180,15 @@ def log_notice(fields: dict[str, str]) -> None:
     telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
 
 
-def log_missing(origin: str, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
-    found = conflict.missing(mapping, change)
+def log_missing(
+    origin: str,
+    mapping: RelationMapping,
+    change: Update | Delete,
+    transaction: RemoteTransaction,
+    leaf: Partition | None,
+) -> None:
+    """`leaf` is the partition the row belongs to; None: the table is not partitioned, or no partition takes it."""
+    found = conflict.missing(mapping, change, leaf)
     context = error_context(origin, change.message_type, mapping.label, None, transaction)
     telemetry.log(
         telemetry.LOG,

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 
 from subscriber import telemetry
 from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.relation_map import Partition, RelationMapping, map_relation
 from subscriber.apply.subrel import State
 from subscriber.catalog import origins, store
 from subscriber.catalog.session import Catalog
@@ -213,8 +213,11 @@ class TableSync:
     def _set_state(self, state: str) -> None:
         self._report.status.state = state
 
-    def _missing(self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction) -> None:
-        log_missing(origins.table_sync_origin(self.subscription.oid, self.relid), mapping, change, transaction)
+    def _missing(
+        self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction, leaf: Partition | None
+    ) -> None:
+        origin = origins.table_sync_origin(self.subscription.oid, self.relid)
+        log_missing(origin, mapping, change, transaction, leaf)
 
     def log(self, what: str) -> None:
         telemetry.log(
