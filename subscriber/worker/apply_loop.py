@@ -36,6 +36,7 @@ from subscriber.protocol.walstream import KEEPALIVE, XLogData, decode_from_publi
 from subscriber.source.walsender import ReplicationStream
 from subscriber.target.postgres import Note, PostgresTarget
 from subscriber.worker.causes import root_cause
+from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
@@ -173,6 +174,7 @@ class ApplyLoop:
                     mapping = await self._mapping(action.message.relid)
                     if self._wants(mapping.local.oid, action.transaction.finish_lsn):
                         await self._target.change(action.transaction, mapping, action.message)
+                        reach(Point.CHANGE_SENT)
                 case Close():
                     return await self._close(action)
                 case Empty():
@@ -186,8 +188,10 @@ class ApplyLoop:
     async def _close(self, action: Close) -> bool:
         self.counters.transactions += 1
         if action.transaction.changed:
+            reach(Point.COMMIT_READY)
             number = self.progress.commit_sent(action.end_lsn)
             await self._target.commit(action.transaction, action.end_lsn, partial(self._commit_done, number))
+            reach(Point.COMMIT_SENT)
         else:
             self.progress.note(action.end_lsn)
         self._received(action.end_lsn)
@@ -218,6 +222,7 @@ class ApplyLoop:
     # --- confirming -----------------------------------------------------------------------------
 
     def _commit_done(self, number: int) -> None:
+        reach(Point.COMMITTED)
         self.progress.commit_done(number)
         if self._flush is None:
             self.progress.made_durable(number)
@@ -231,5 +236,6 @@ class ApplyLoop:
             self._committed = anyio.Event()
             number = self.progress.committed
             await flush()
+            reach(Point.FLUSHED)
             self.progress.made_durable(number)
             self._feedback.moved()

@@ -24,6 +24,7 @@ import anyio.lowlevel
 from subscriber.apply.progress import Positions
 from subscriber.errors import ConnectionLost
 from subscriber.source.walsender import ReplicationStream
+from subscriber.worker.failpoints import Point, reach
 
 STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
 RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
@@ -85,4 +86,6 @@ class Feedback:
     def _send(self, *, reply_requested: bool) -> None:
         positions = self._positions()
         self._stream.send_status(positions.write, positions.flush, positions.apply, reply_requested=reply_requested)
-        self.sent = positions
+        before, self.sent = self.sent, positions
+        if before is not None and positions.flush > before.flush:
+            reach(Point.CONFIRMED)
