@@ -59,14 +59,20 @@ class SubscriberError(Exception):
 
 
 class ProtocolError(SubscriberError):
+    """The bytes are damaged, or a message came that may not come now."""
+
     sqlstate = "08P01"
 
 
 class ConninfoError(SubscriberError):
+    """A connection string cannot be understood, or asks for what we cannot do."""
+
     sqlstate = "42601"
 
 
 class ConnectionLost(SubscriberError):
+    """A server could not be reached, or went away."""
+
     sqlstate = "08006"
 
 
@@ -91,32 +97,42 @@ class ServerError(SubscriberError):
 
 
 class StatementError(SubscriberError):
+    """A SUBSCRIPTION statement is wrong, or refused."""
+
     sqlstate = "42601"
 
 
 class PublisherError(SubscriberError):
+    """The publisher cannot serve this subscription as it stands; trying again does not help."""
+
     sqlstate = "55000"
 
 
 class SlotLost(PublisherError):
+    """The replication slot is gone or invalidated: a new slot and a new copy are needed."""
+
     sqlstate = "42704"
 
 
 class PublisherReplaced(PublisherError):
-    pass
+    """Another cluster, or one that is behind our progress, answers at the publisher's address."""
 
 
 class StaleCatalog(SubscriberError):
+    """A statement has changed the subscription while a worker was starting."""
+
     sqlstate = "40001"
 
 
 class ApplyError(SubscriberError):
+    """A change cannot be applied to the target."""
+
     sqlstate = "55000"
 
 
 class MappingError(ApplyError):
-    pass
+    """The target has no table, column or identity that a change needs."""
 
 
 class StaleMapping(ApplyError):
-    pass
+    """The target's table has another shape than when it was looked at; look again."""

@@ -7,9 +7,9 @@ While the statement's transaction lasts, the worker's lock is ours and no new on
 
 from __future__ import annotations
 
-import asyncio
 import time
 
+import anyio
 import asyncpg
 
 from subscriber.catalog import locks
@@ -34,7 +34,7 @@ async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: 
             await connection.fetchval(TERMINATE, subid, None)
         if waited >= grace + PATIENCE:
             raise _still_running(living)
-        await asyncio.sleep(POLL)
+        await anyio.sleep(POLL)
 
 
 async def hold_apply_worker(connection: asyncpg.Connection, subid: int) -> None:
@@ -55,7 +55,7 @@ async def _hold(connection: asyncpg.Connection, subid: int, relid: int | None, k
     ):
         if time.monotonic() - asked >= PATIENCE:
             raise _still_running(await locks.workers(connection, subid))
-        await asyncio.sleep(POLL)
+        await anyio.sleep(POLL)
 
 
 async def check_none_is_running(connection: asyncpg.Connection, subid: int) -> None:

@@ -7,7 +7,7 @@ the first answer is back, which asyncpg's prepared statements do not do. What as
 anybody should again (DSN, TLS, SCRAM, passfile, several hosts) has happened before we take over.
 
 Theory of operation. Bytes arrive in one buffer and are cut into messages. Each message goes to the
-conversation that is going on: a simple query (`_Query`, below) or a pipeline (pipeline.py). Only one is
+conversation that is going on: a simple query (conversation.py) or a pipeline (pipeline.py). Only one is
 going on at a time, and it ends with ReadyForQuery. CopyData is the exception: it piles up in the
 session until somebody takes it, and when LIMIT bytes are waiting, reading from the socket stops until
 they are taken. That is the back-pressure of a change stream and of a table copy alike.
@@ -21,11 +21,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import asyncpg
 
+from subscriber.connection.conversation import Conversation, Query, Result
 from subscriber.errors import ConnectionLost, EndOfStream, ProtocolError, ServerError, SubscriberError
 from subscriber.protocol import wire
 
@@ -36,26 +36,6 @@ CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socke
 
 # Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
 _PARAMETERS = ("server_version", "server_encoding", "in_hot_standby", "is_superuser", "TimeZone")
-
-
-@dataclass(slots=True)
-class Result:
-    """What one statement of a simple query returned. NULL is None; values are in text format."""
-
-    tag: str = ""  # the command tag, as "INSERT 0 1"
-    columns: tuple[str, ...] = ()
-    rows: list[tuple[str | None, ...]] = field(default_factory=list)
-
-
-class Conversation(Protocol):
-    """Who gets the server's messages until ReadyForQuery."""
-
-    @property
-    def idle(self) -> bool:
-        """Whether no answer is outstanding, so that another conversation may begin."""
-
-    def received(self, kind: str, body: bytes) -> None: ...
-    def lost(self, error: SubscriberError) -> None: ...
 
 
 class Session(asyncio.BufferedProtocol):
@@ -75,7 +55,6 @@ class Session(asyncio.BufferedProtocol):
         self._copied_bytes = 0
         self._reading = True
         self._wake: asyncio.Future[None] | None = None  # somebody waits for CopyData
-        self._interrupted = False
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
         self._closed = self._loop.create_future()
 
@@ -130,8 +109,8 @@ class Session(asyncio.BufferedProtocol):
         """The rows of the last statement in `sql`."""
         return (await self.query(sql))[-1].rows
 
-    def _start_query(self, sql: str) -> _Query:
-        query = _Query(self._loop)
+    def _start_query(self, sql: str) -> Query:
+        query = Query(self._loop)
         self.begin(query)
         self.write(wire.query(sql))
         return query
@@ -192,16 +171,13 @@ class Session(asyncio.BufferedProtocol):
     async def receive(self) -> list[bytes]:
         """All CopyData payloads that have arrived since the last call, in order.
 
-        Waits for at least one; interrupt() ends the wait with an empty list. Raises EndOfStream when the
-        server ended the stream, ServerError when it reported an error in it, ConnectionLost when it went
-        away; only after everything that arrived before was returned.
+        Waits for at least one. Raises EndOfStream when the server ended the stream, ServerError when it
+        reported an error in it, ConnectionLost when it went away; only after everything that arrived before
+        was returned.
         """
         query = self._conversation
-        assert isinstance(query, _Query)
+        assert isinstance(query, Query)
         while not self._copied:
-            if self._interrupted:
-                self._interrupted = False
-                return []
             if query.error is not None:
                 raise query.error
             if query.copy_ended:
@@ -211,18 +187,13 @@ class Session(asyncio.BufferedProtocol):
             await self._wait(query.ready)
         return self._take()
 
-    def interrupt(self) -> None:
-        """Make the present or the next call of receive() return, with whatever there is."""
-        self._interrupted = True
-        self._notify()
-
     def send_copy_data(self, payload: bytes) -> None:
         self.write(wire.copy_data(payload))
 
     async def finish_copy_both(self) -> None:
         """Send CopyDone, discard what still comes, and wait for ReadyForQuery."""
         query = self._conversation
-        assert isinstance(query, _Query)
+        assert isinstance(query, Query)
         self.write(wire.COPY_DONE)
         while not query.ready.done():
             self._take()
@@ -394,59 +365,3 @@ def _bug(error: Exception) -> SubscriberError:
     )
     found.__cause__ = error
     return found
-
-
-class _Query:
-    """The conversation of a simple query, until ReadyForQuery."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.results: list[Result] = []
-        self.error: ServerError | None = None
-        self.copy_ended = False
-        self.ready: asyncio.Future[None] = loop.create_future()
-        self.copying: asyncio.Future[None] = loop.create_future()
-        self._current = Result()
-
-    @property
-    def idle(self) -> bool:
-        return self.ready.done()
-
-    def received(self, kind: str, body: bytes) -> None:
-        match kind:
-            case "T":
-                self._current.columns = wire.read_columns(body)
-            case "D":
-                self._current.rows.append(wire.read_row(body))
-            case "C":
-                self._current.tag = wire.decode_text(body[:-1])
-                # A publisher that shuts down ends the stream with this alone, without CopyDone.
-                self.copy_ended = True
-                self._complete()
-            case "I":
-                self._complete()
-            case "G" | "H" | "W":
-                if not self.copying.done():
-                    self.copying.set_result(None)
-            case "c":
-                self.copy_ended = True
-            case "E":
-                self.error = ServerError(wire.read_fields(body))
-            case "Z":
-                self._finish(self.error)
-
-    def _complete(self) -> None:
-        self.results.append(self._current)
-        self._current = Result()
-
-    def lost(self, error: SubscriberError) -> None:
-        self._finish(error)
-
-    def _finish(self, error: SubscriberError | None) -> None:
-        for future in (self.copying, self.ready):
-            if future.done():
-                continue
-            if error is None:
-                future.set_result(None)
-            else:
-                future.set_exception(error)
-                future.exception()  # retrieved: nobody may be waiting for this one

@@ -12,8 +12,9 @@ from subscriber.apply.subrel import State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
 from subscriber.catalog.session import Catalog
+from subscriber.connection.failures import libpq_message
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import PublisherError, SubscriberError
+from subscriber.errors import ConnectionLost, PublisherError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Update
 from subscriber.source.commands import StreamOptions
@@ -23,9 +24,11 @@ from subscriber.subscription import Subscription
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.status import Report
 from subscriber.worker.tables import Tables
+from subscriber.worker.tidy import tidy
 
 _SET_SYSTEM_ID = """
 INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
@@ -40,6 +43,7 @@ class ApplyWorker:
         self,
         subscription: Subscription,
         target: str,
+        system_id: int,
         catalog: Catalog,
         flusher: Flusher,
         tables: Tables,
@@ -47,9 +51,12 @@ class ApplyWorker:
         start_sync: Callable[[int], None],
         is_syncing: Callable[[int], bool],
     ) -> None:
-        """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs."""
+        """`target` and `system_id` are of the target's database and cluster; `start_sync` asks for a
+        table's sync worker, `is_syncing` says whether it runs.
+        """
         self.subscription = subscription
         self._target = target
+        self._system_id = system_id
         self._catalog = catalog
         self._flusher = flusher
         self._tables = tables
@@ -68,11 +75,7 @@ class ApplyWorker:
             self._target, subscription.name, subscription.oid, 0, self._missing, subscription.synchronous_commit
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
-            publisher = await Publisher.connect(
-                subscription.conninfo,
-                application_name=subscription.name,
-                must_use_password=subscription.password_required and not subscription.owner_is_superuser,
-            )
+            publisher = await connect_publisher(subscription, subscription.name, "apply worker")
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
@@ -85,6 +88,7 @@ class ApplyWorker:
     ) -> None:
         subscription = self.subscription
         start = await self._identify(target.pipeline, publisher)
+        await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
         await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
         sender_timeout = await read_sender_timeout(publisher)
         stream = await ReplicationStream.start(
@@ -154,7 +158,22 @@ class ApplyWorker:
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
         async with self._catalog.use() as connection:
             await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
+        reach(Point.READY_STORED)
         self._tables.move(relid, State.READY, lsn)
+
+
+async def connect_publisher(subscription: Subscription, application_name: str, worker: str) -> Publisher:
+    """Connect as the subscription says; an error names the worker that could not."""
+    try:
+        return await Publisher.connect(
+            subscription.conninfo,
+            application_name=application_name,
+            must_use_password=subscription.password_required and not subscription.owner_is_superuser,
+        )
+    except (ServerError, ConnectionLost) as error:
+        what = f'{worker} for subscription "{subscription.name}" could not connect to the publisher'
+        error.message = f"{what}: {libpq_message(error)}"
+        raise
 
 
 def stream_options(subscription: Subscription) -> StreamOptions:

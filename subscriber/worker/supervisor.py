@@ -138,6 +138,7 @@ class Supervisor:
         worker = ApplyWorker(
             subscription,
             around.target,
+            around.system_id,
             around.catalog,
             around.flusher,
             self.tables,

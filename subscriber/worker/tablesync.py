@@ -12,7 +12,7 @@ killed, or a server, or a connection:
 - in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
   from there, as no position is confirmed before it is durable.
 - after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
-  applied is durable too. Slot and origin are dropped by whoever comes next: `tidy` in the supervisor.
+  applied is durable too. Slot, origin and progress row are dropped by the next apply worker (tidy.py).
 """
 
 from __future__ import annotations
@@ -38,11 +38,20 @@ from subscriber.target.postgres import PostgresTarget
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import open_target, read_progress, resume
-from subscriber.worker.apply_worker import flush_for, log_missing, log_notice, read_sender_timeout, stream_options
+from subscriber.worker.apply_worker import (
+    connect_publisher,
+    flush_for,
+    log_missing,
+    log_notice,
+    read_sender_timeout,
+    stream_options,
+)
+from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.status import Report
 from subscriber.worker.tables import Tables
 
+_WORKER = "table synchronization worker"
 _SAVE_PROGRESS = (
     "INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({subid}, {relid}, '{lsn}')"
     " ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn"
@@ -82,11 +91,7 @@ class TableSync:
     async def run(self) -> None:
         subscription = self.subscription
         origin = origins.table_sync_origin(subscription.oid, self.relid)
-        publisher = await Publisher.connect(
-            subscription.conninfo,
-            application_name=self.slot,
-            must_use_password=subscription.password_required and not subscription.owner_is_superuser,
-        )
+        publisher = await connect_publisher(subscription, self.slot, _WORKER)
         try:
             async with open_target(
                 self._target,
@@ -116,6 +121,7 @@ class TableSync:
             async with self._catalog.use() as connection, connection.transaction():
                 await origins.create_origin(connection, origin)
                 await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            reach(Point.DATASYNC_STORED)
             self._tables.move(self.relid, State.DATASYNC, Lsn(0))
             position = await self._copy(target, publisher)
             self._tables.move(self.relid, State.FINISHEDCOPY, position)
@@ -129,6 +135,7 @@ class TableSync:
         await session.query(f"LOCK TABLE {qualified(local.schema, local.name)} IN ROW EXCLUSIVE MODE")
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
+        reach(Point.SLOT_CREATED)
         table = await publisher.table(self.schema, self.table, self.subscription.publications)
         mapping = map_relation(as_relation(table), local)
         self._report.status.copy_total_bytes = table.total_bytes
@@ -141,7 +148,9 @@ class TableSync:
         values = {"subid": self.subscription.oid, "relid": self.relid, "lsn": slot.consistent_point}
         await session.query(_SAVE_PROGRESS.format(**values))
         await session.query(_SAVE_STATE.format(**values, state=State.FINISHEDCOPY.value))
+        reach(Point.COPIED)
         await session.query("COMMIT")
+        reach(Point.COPY_COMMITTED)
         target.pipeline.attach()
         return slot.consistent_point
 
@@ -164,10 +173,12 @@ class TableSync:
         await resume(target, subscription.oid, self.relid, start, subscription.synchronous_commit)
         self._set_state("waiting for the apply worker")
         self._tables.move(self.relid, State.SYNCWAIT, start)
+        reach(Point.SYNCWAIT)
         await self._tables.wait_until(lambda: self._state() is State.CATCHUP)
         table = self._tables.get(self.relid)
         assert table is not None
         self._catchup = table.lsn
+        reach(Point.CATCHUP)
         self._set_state("catching up")
         sender_timeout = await read_sender_timeout(publisher)
         stream = await ReplicationStream.start(
@@ -184,8 +195,10 @@ class TableSync:
         )
         self._report.follow(loop)
         await loop.run()
+        reach(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:  # synchronously: what was applied is durable then, too
             await store.set_relation_state(connection, subscription.oid, self.relid, "s", loop.position)
+        reach(Point.SYNCDONE_STORED)
         self._tables.move(self.relid, State.SYNCDONE, loop.position)
         await stream.stop()
 
@@ -195,11 +208,12 @@ class TableSync:
 
     async def _finish(self, origin: str) -> None:
         """Slot, origin and progress row have served; missing ones are fine."""
-        publisher = await Publisher.connect(self.subscription.conninfo, application_name=self.slot)
+        publisher = await connect_publisher(self.subscription, self.slot, _WORKER)
         try:
             await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
         finally:
             await publisher.close()
+        reach(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await store.remove_progress(connection, self.subscription.oid, self.relid)

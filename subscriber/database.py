@@ -1,0 +1,106 @@
+"""One target database and its subscriptions, from inside an async program."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import anyio
+
+from subscriber.catalog import commands, store
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.session import Catalog, Connection
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
+from subscriber.worker.launcher import Launcher
+
+POLL = 0.05  # seconds between two looks at the catalog while waiting
+
+Notice = Callable[[str, str, str | None, str | None], None]
+
+
+@asynccontextmanager
+async def connect(target: str) -> AsyncIterator[Database]:
+    """Connect to the target database, and create or upgrade schema "subscriber" in it if need be.
+
+    `target` is a URI or libpq `key=value` string. Raises ConninfoError, ConnectionLost, ServerError.
+    """
+    async with Catalog.open(target, "subscriber") as catalog:
+        async with catalog.use() as connection:
+            await ensure_schema(connection)
+        yield Database(target, catalog)
+
+
+class Database:
+    """Made by connect(). Its methods may be called from several tasks."""
+
+    def __init__(self, target: str, catalog: Catalog) -> None:
+        self._target = target
+        self._catalog = catalog
+
+    async def execute(self, statements: str, *, notice: Notice | None = None) -> None:
+        """Run CREATE, ALTER or DROP SUBSCRIPTION statements, spelled as PostgreSQL 18 spells them.
+
+        `notice(severity, message, detail, hint)` gets what the server would say besides; None drops it.
+        Raises SubscriberError with PostgreSQL's own message; nothing is left half done.
+        """
+        async with self._catalog.use() as connection:
+            await commands.execute(connection, statements, notice=notice or (lambda *_: None))
+
+    async def subscriptions(self) -> list[Subscription]:
+        """All subscriptions of this database, oldest first."""
+        async with self._catalog.use() as connection:
+            return await store.load_subscriptions(connection)
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run the launcher in this task group: all enabled subscriptions work while the block lasts.
+
+        Leaving the block stops them; the next start goes on where they stopped. The first error that
+        the launcher cannot get over is raised here.
+        """
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Launcher(self._target).run)
+            try:
+                yield
+            finally:
+                tasks.cancel_scope.cancel()
+
+    async def wait_for_sync(self, name: str) -> None:
+        """Wait until every table of the subscription has been copied and caught up.
+
+        Raises StatementError if there is no such subscription. Put a timeout around it if you want one.
+        """
+        while True:
+            async with self._catalog.use() as connection:
+                subscription = await _find(connection, name)
+                states = await store.load_relation_states(connection, subscription.oid)
+            if all(state.state in ("s", "r") for state in states):
+                return
+            await anyio.sleep(POLL)
+
+    async def wait_for_lsn(self, name: str, lsn: Lsn) -> None:
+        """Wait until everything the publisher committed before `lsn` is visible on the target.
+
+        The subscription's tables must be in sync; see wait_for_sync(). Take `lsn` from the publisher's
+        pg_current_wal_lsn() after the commit to wait for.
+        """
+        while True:
+            async with self._catalog.use() as connection:
+                subscription = await _find(connection, name)
+                progress = await store.load_progress(connection, subscription.oid)
+                workers = await store.load_workers(connection)
+            reached = [w.latest_end_lsn for w in workers if w.subid == subscription.oid and w.relid == 0]
+            # The row has the last commit; behind it, only the worker knows that there was nothing for us.
+            reached.append(progress.remote_lsn if progress is not None else None)
+            if any(position is not None and position >= lsn for position in reached):
+                return
+            await anyio.sleep(POLL)
+
+
+async def _find(connection: Connection, name: str) -> Subscription:
+    found = await store.find_subscription(connection, name)
+    if found is None:
+        raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+    return found
