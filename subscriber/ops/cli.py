@@ -150,11 +150,35 @@ def tail(
 
 
 @app.command()
-def check(target: Target, source: Source, publications: Publications, json: Json = False) -> None:
-    """Look for what would keep a subscription from working, and say how to mend it; exits 1 if anything would."""
+def check(
+    target: Target,
+    name: Annotated[
+        str | None, typer.Argument(help="A subscription that exists.", metavar="[NAME]", show_default=False)
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="The publisher's database, for a subscription that does not exist yet.",
+            envvar=SOURCE_VARIABLE,
+            metavar="DSN",
+            show_default=False,
+        ),
+    ] = None,
+    publications: Annotated[
+        list[str] | None,
+        typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Look for what would keep a subscription from working, and say how to mend it; exits 1 if anything would.
+
+    Of a subscription that exists give the name, of one that does not yet its source and publications.
+    """
     from subscriber.ops.check import run_checks
 
-    _finish(run_checks, target, source, publications, json=json)
+    if name is None and (source is None or not publications):
+        raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")
+    _finish(run_checks, target, None if name else source, publications or [], name=name, json=json)
 
 
 @app.command()

@@ -158,7 +158,8 @@ async def test_what_is_missing_is_said(source: Database) -> None:
 
 async def test_a_reader_that_leaves_early_confirms_nothing_it_did_not_get(source: Database) -> None:
     await source.execute("INSERT INTO t SELECT i, repeat('y', 2000), NULL FROM generate_series(1, 2000) i")
-    command = f"PYTHONUNBUFFERED=1 {sys.executable} -m subscriber tail --source {source.dsn()} -p p --slot {source.name} | head -n 3"
+    tail = f"{sys.executable} -m subscriber tail --source {source.dsn()} -p p --slot {source.name}"
+    command = f"PYTHONUNBUFFERED=1 {tail} | head -n 3"
     done = await anyio.to_thread.run_sync(
         lambda: subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=30, check=False)
     )

@@ -1,0 +1,202 @@
+"""What `subscriber check` asks both servers. Nothing is changed on either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from subscriber.catalog import schema, store
+from subscriber.catalog.session import Connection
+from subscriber.connection.session import Session
+from subscriber.errors import SubscriberError
+from subscriber.ops.check_rules import (
+    ColumnFacts,
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+)
+from subscriber.source import quoting
+from subscriber.source.publisher import Publisher
+from subscriber.source.tables import PublishedTable
+from subscriber.subscription import Subscription
+
+_PUBLISHER = """
+SELECT current_setting('server_version_num'), current_setting('server_version'), current_setting('wal_level'),
+       (SELECT count(*) FROM pg_catalog.pg_replication_slots), current_setting('max_replication_slots'),
+       (SELECT count(*) FROM pg_catalog.pg_stat_replication), current_setting('max_wal_senders'), current_user,
+       (SELECT r.rolsuper OR r.rolreplication FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
+       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery()
+"""
+_SOURCE_COLUMNS = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_READABLE = """
+SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+  FROM pg_catalog.pg_class c WHERE c.oid = {relid}
+"""
+_TARGET = """
+SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text,
+       current_setting('is_superuser')::bool, current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(),
+       coalesce(current_setting('max_active_replication_origins', true), current_setting('max_replication_slots'))::int,
+       current_setting('max_active_replication_origins', true) IS NOT NULL, current_database()::text
+"""
+_MAY_CREATE = """
+SELECT pg_catalog.has_database_privilege(current_database(), 'CREATE')
+   AND pg_catalog.pg_has_role(current_user, 'pg_create_subscription', 'USAGE')
+"""
+_MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
+_FORBIDDEN = """
+SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
+ WHERE p.proname IN ('pg_replication_origin_progress', 'pg_replication_origin_advance',
+                     'pg_replication_origin_session_setup', 'pg_replication_origin_xact_setup')
+   AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
+ ORDER BY 1
+"""
+_TARGET_TABLE = """
+SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{membership}'),
+       c.relrowsecurity AND c.relforcerowsecurity AND NOT (r.rolsuper OR r.rolbypassrls),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
+                 pg_catalog.format_type(a.atttypid, a.atttypmod), {generated},
+                 a.attnotnull AND NOT a.atthasdef AND a.attidentity = '') ORDER BY a.attnum)
+          FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
+       (SELECT pg_catalog.json_agg(a.attname)
+          FROM (SELECT i.indkey::int2[], i.indnkeyatts FROM pg_catalog.pg_index i
+                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
+                 ORDER BY i.indisreplident DESC LIMIT 1) i (columns, number)
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.columns[0:i.number - 1]))::text
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+ WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+
+async def read_publisher(session: Session) -> PublisherFacts:
+    (
+        (version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery),
+    ) = await session.rows(_PUBLISHER)
+    return PublisherFacts(
+        version=int(version or 0),
+        version_text=(text or "").split()[0],
+        wal_level=level or "",
+        slots=int(slots or 0),
+        max_slots=int(max_slots or 0),
+        senders=int(senders or 0),
+        max_senders=int(max_senders or 0),
+        role=role or "",
+        may_replicate=may == "t",
+        encoding=encoding or "",
+        in_recovery=recovery == "t",
+    )
+
+
+async def read_publications(session: Session, names: Sequence[str]) -> list[PublicationFacts]:
+    truncates = "pubtruncate" if session.server_version >= 110000 else "false"
+    rows = await session.rows(
+        f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
+        f" WHERE pubname IN ({quoting.literals(names)})"
+    )
+    found = {name or "": PublicationFacts(name or "", True, *(flag == "t" for flag in flags)) for name, *flags in rows}
+    return [found.get(name, PublicationFacts(name, exists=False)) for name in names]
+
+
+async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFacts | None:
+    """None: the subscription has no slot."""
+    if subscription.slot_name is None:
+        return None
+    slot = await publisher.slot(subscription.slot_name)
+    if slot is None:
+        return SlotFacts(subscription.slot_name, exists=False)
+    return SlotFacts(slot.name, True, slot.plugin, slot.is_lost, slot.in_this_database)
+
+
+async def read_source_tables(publisher: Publisher, publications: Sequence[str], facts: Facts) -> list[SourceTable]:
+    """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
+    tables = []
+    for schema_name, name in await publisher.tables(publications):
+        try:
+            table = await publisher.table(schema_name, name, publications)
+            tables.append(await _source_table(publisher.session, table))
+        except SubscriberError as error:
+            facts.failures.append(Finding(Level.ERROR, f"table {schema_name}.{name}", error.message, error.hint))
+    return tables
+
+
+async def _source_table(session: Session, table: PublishedTable) -> SourceTable:
+    types = {name or "": kind or "" for name, kind in await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))}
+    ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
+    return SourceTable(
+        schema=table.schema,
+        name=table.name,
+        replica_identity=table.replica_identity,
+        partitioned=table.relkind == "p",
+        columns=tuple(ColumnFacts(c.name, types.get(c.name, "")) for c in table.columns),
+        key=tuple(c.name for c in table.columns if c.is_key),
+        readable=readable == "t",
+    )
+
+
+async def read_target(connection: Connection) -> TargetFacts:
+    row = await connection.fetchrow(_TARGET)
+    assert row is not None
+    version, text, role, is_superuser, encoding, recovery, max_origins, own_setting, database = row
+    may_create = may_set = is_superuser
+    if not is_superuser and version >= 160000:
+        may_create = await connection.fetchval(_MAY_CREATE)
+    if not is_superuser and version >= 150000:
+        may_set = await connection.fetchval(_MAY_SET)
+    return TargetFacts(
+        version=version,
+        version_text=text.split()[0],
+        role=role,
+        is_superuser=is_superuser,
+        encoding=encoding,
+        in_recovery=recovery,
+        has_schema=await schema.current_revision(connection) is not None,
+        may_create_subscription=may_create,
+        may_set_replication_role=may_set,
+        forbidden_functions=tuple(row[0] for row in await connection.fetch(_FORBIDDEN)),
+        origins=await connection.fetchval("SELECT count(*) FROM pg_catalog.pg_replication_origin"),
+        max_origins=max_origins,
+        origins_setting="max_active_replication_origins" if own_setting else "max_replication_slots",
+        database=database,
+    )
+
+
+async def read_target_table(connection: Connection, source: SourceTable, *, rows: bool) -> TargetTable | None:
+    """The target table of that name; None if there is none. `rows`: look whether it has any."""
+    version = connection.get_server_version().major
+    query = _TARGET_TABLE.format(
+        membership="SET" if version >= 16 else "MEMBER", generated="a.attgenerated <> ''" if version >= 12 else "false"
+    )
+    row = await connection.fetchrow(query, source.schema, source.name)
+    if row is None:
+        return None
+    relkind, owner, may_act, row_security, readable, columns, key = row
+    has_rows = None
+    if rows and readable and relkind in ("r", "p"):
+        name = quoting.qualified(source.schema, source.name)
+        has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
+    return TargetTable(
+        relkind=relkind,
+        columns=tuple(ColumnFacts(*column) for column in json.loads(columns or "[]")),
+        key=tuple(json.loads(key or "[]")),
+        owner=owner,
+        may_act_as_owner=may_act,
+        row_security=row_security,
+        has_rows=has_rows,
+    )
+
+
+async def find_subscription(connection: Connection, name: str) -> Subscription | None:
+    """By its name; None if there is none, or no catalog."""
+    if await schema.current_revision(connection) is None:
+        return None
+    return await store.find_subscription(connection, name)

@@ -1,0 +1,246 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from subscriber.errors import StatementError
+from subscriber.ops.check import run_checks
+from subscriber.ops.check_rules import (
+    ColumnFacts,
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+    findings,
+    publisher_findings,
+    slot_findings,
+    table_findings,
+    target_findings,
+)
+from tests.plugins.fix_cluster import Database
+
+PUBLISHER = PublisherFacts(180006, "18.6", "logical", 0, 10, 0, 10, "repl", True, "UTF8", False)
+TARGET = TargetFacts(
+    180006, "18.6", "app", True, "UTF8", False, True, True, True, (), 0, 10, "max_active_replication_origins", "db"
+)
+COLUMNS = (ColumnFacts("id", "integer"), ColumnFacts("note", "text"))
+SOURCE = SourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
+THERE = TargetTable("r", COLUMNS, ("id",), "app", True, False, False)
+FACTS = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)])
+
+
+def levels(found: list[Finding]) -> list[Level]:
+    return [finding.level for finding in found]
+
+
+def test_nothing_is_wrong() -> None:
+    facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)], tables=[(SOURCE, THERE)])
+    found = findings(facts)
+    assert set(levels(found)) == {Level.OK}
+    assert Finding(Level.OK, "table s.t", "has its 2 columns on both sides") in found
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "fix"),
+    [
+        (
+            replace(PUBLISHER, wal_level="replica"),
+            Level.ERROR,
+            "ALTER SYSTEM SET wal_level = 'logical'; -- and restart the server",
+        ),
+        (replace(PUBLISHER, may_replicate=False), Level.ERROR, 'ALTER ROLE "repl" WITH REPLICATION;'),
+        (
+            replace(PUBLISHER, slots=10),
+            Level.ERROR,
+            "ALTER SYSTEM SET max_replication_slots = 18; -- and restart the server",
+        ),
+        (
+            replace(PUBLISHER, senders=8),
+            Level.WARNING,
+            "ALTER SYSTEM SET max_wal_senders = 16; -- and restart the server",
+        ),
+        (replace(PUBLISHER, version=90600), Level.ERROR, "Upgrade to 10 or later."),
+        (replace(PUBLISHER, version=150000, in_recovery=True), Level.ERROR, "Use the primary."),
+    ],
+)
+def test_publishers(facts: PublisherFacts, level: Level, fix: str) -> None:
+    (found,) = [finding for finding in publisher_findings(facts, True) if finding.level is not Level.OK]
+    assert (found.level, found.fix) == (level, fix)
+
+
+def test_targets_without_a_superuser() -> None:
+    facts = replace(
+        TARGET,
+        is_superuser=False,
+        has_schema=False,
+        may_create_subscription=False,
+        may_set_replication_role=False,
+        forbidden_functions=("pg_replication_origin_progress(text,boolean)",),
+    )
+    found = [finding for finding in target_findings(facts) if finding.level is Level.ERROR]
+    assert [finding.fix for finding in found] == [
+        "Run any subscriber exec once on this database as a superuser.",
+        'GRANT pg_create_subscription TO "app"; GRANT CREATE ON DATABASE "db" TO "app";',
+        '-- as a superuser: GRANT SET ON PARAMETER session_replication_role TO "app";',
+        '-- as a superuser: GRANT EXECUTE ON FUNCTION pg_replication_origin_progress(text,boolean) TO "app";',
+    ]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "level", "fix"),
+    [
+        (SOURCE, None, Level.ERROR, 'pg_dump --schema-only --table=\'"s"."t"\' (publisher) | psql (target)'),
+        (
+            SOURCE,
+            replace(THERE, columns=COLUMNS[:1]),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ADD COLUMN "note" text;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(COLUMNS[0], ColumnFacts("note", "text", is_generated=True))),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ALTER COLUMN "note" DROP EXPRESSION;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(ColumnFacts("id", "bigint"), COLUMNS[1])),
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ALTER COLUMN "id" TYPE integer;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(*COLUMNS, ColumnFacts("extra", "text", is_required=True))),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ALTER COLUMN "extra" DROP NOT NULL; -- or SET DEFAULT …',
+        ),
+        (SOURCE, replace(THERE, key=()), Level.ERROR, 'ALTER TABLE "s"."t" ADD PRIMARY KEY ("id");'),
+        (
+            SOURCE,
+            replace(THERE, key=("note",)),
+            Level.ERROR,
+            'CREATE UNIQUE INDEX i ON "s"."t" ("id"); ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX i;',
+        ),
+        (
+            replace(SOURCE, key=()),
+            THERE,
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…); -- or: ALTER TABLE "s"."t" REPLICA IDENTITY FULL;',
+        ),
+        (
+            replace(SOURCE, replica_identity="f", key=()),
+            replace(THERE, key=()),
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…);',
+        ),
+        (
+            replace(SOURCE, readable=False),
+            THERE,
+            Level.ERROR,
+            'GRANT USAGE ON SCHEMA "s" TO "repl"; GRANT SELECT ON TABLE "s"."t" TO "repl";',
+        ),
+        (
+            SOURCE,
+            replace(THERE, has_rows=True),
+            Level.WARNING,
+            'TRUNCATE "s"."t"; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)',
+        ),
+        (SOURCE, replace(THERE, relkind="v"), Level.ERROR, 'Make "s"."t" a table there.'),
+        (SOURCE, replace(THERE, row_security=True), Level.ERROR, 'ALTER TABLE "s"."t" NO FORCE ROW LEVEL SECURITY;'),
+    ],
+)
+def test_tables(source: SourceTable, target: TargetTable | None, level: Level, fix: str) -> None:
+    (found,) = table_findings(source, target, FACTS)
+    assert (found.level, found.fix) == (level, fix)
+
+
+def test_an_insert_only_publication_needs_no_key() -> None:
+    facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True, updates=False, deletes=False)])
+    assert levels(list(table_findings(replace(SOURCE, key=()), replace(THERE, key=()), facts))) == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        None,
+        SlotFacts("s", exists=False),
+        SlotFacts("s", True, "pgoutput", is_lost=True),
+        SlotFacts("s", True, "pgoutput", in_this_database=False),
+        SlotFacts("s", True, "test_decoding"),
+    ],
+)
+def test_slots(slot: SlotFacts | None) -> None:
+    assert levels(list(slot_findings(slot))) == [Level.ERROR]
+
+
+# --- with servers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def both(source_db: Database, target_db: Database) -> tuple[Database, Database]:
+    await source_db.execute(
+        "CREATE TABLE good (id int PRIMARY KEY, note text)",
+        "CREATE TABLE only_source (id int PRIMARY KEY)",
+        "CREATE TABLE shifted (id int PRIMARY KEY, extra numeric(5, 2), more text)",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    await target_db.execute(
+        "CREATE TABLE good (note text, id int PRIMARY KEY)",
+        "CREATE TABLE shifted (id int PRIMARY KEY, extra numeric, must text NOT NULL)",
+        "INSERT INTO shifted VALUES (1, 1, 'x')",
+    )
+    return source_db, target_db
+
+
+async def test_a_subscription_that_does_not_exist_yet(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    assert await run_checks(target.dsn(), source.dsn(), ["p", "q"], json=True) == 1
+    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
+    assert wrong == [
+        ("error", "publication q", 'CREATE PUBLICATION "q" FOR ALL TABLES;'),
+        ("error", "table public.only_source", "pg_dump --schema-only --table='\"public\".\"only_source\"' (publisher)"
+         " | psql (target)"),
+        ("warning", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "extra" TYPE numeric(5,2);'),
+        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),
+        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "must" DROP NOT NULL;'
+         " -- or SET DEFAULT …"),
+        ("warning", "table public.shifted", 'TRUNCATE "public"."shifted"; -- or: CREATE SUBSCRIPTION …'
+         " WITH (copy_data = false)"),
+    ]  # fmt: skip
+
+
+async def test_the_fixes_are_printed(both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = both
+    await source.execute("DROP TABLE only_source, shifted")
+    assert await run_checks(target.dsn(), source.dsn(), ["p"], json=False) == 0
+    out = capsys.readouterr().out
+    assert "ok       table public.good: has its 2 columns on both sides\n" in out
+    assert out.endswith("0 errors, 0 warnings\n")
+
+
+async def test_a_server_that_does_not_answer_is_a_finding(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    nowhere = "host=127.0.0.1 port=1 password=secret"
+    assert await run_checks(nowhere, source.dsn(), ["p"], json=False) == 1
+    assert await run_checks(target.dsn(), nowhere, ["p"], json=False) == 1
+    out = capsys.readouterr().out
+    assert "error    target: connection to server" in out
+    assert "error    publisher: connection to server" in out
+    assert "secret" not in out
+
+
+async def test_a_subscription_that_does_not_exist_is_an_error(both: tuple[Database, Database]) -> None:
+    with pytest.raises(StatementError, match='subscription "none" does not exist'):
+        await run_checks(both[1].dsn(), None, [], name="none", json=False)

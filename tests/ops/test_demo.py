@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import anyio
+import pytest
+
+COMMAND = [sys.executable, "-m", "subscriber", "demo"]
+
+
+async def test_both_sides_are_identical_after_two_kills() -> None:
+    with anyio.fail_after(100):
+        done = await anyio.run_process([*COMMAND, "--seconds", "6"], check=False, stderr=subprocess.STDOUT)
+    out = done.stdout.decode()
+    assert done.returncode == 0, out
+    assert re.search(r"(?m)^identical at [0-9A-F]+/[0-9A-F]+:$", out), out
+    assert "kill -9 of the worker, 2 times" in out
+    assert "DIFFERENT" not in out
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
+async def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    tmp_path.chmod(0o755)
+    for parent in tmp_path.parents:  # pytest closes them; the servers' account has to get in
+        if parent.name.startswith("pytest"):
+            parent.chmod(0o755)
+    async with await anyio.open_process([*COMMAND, "--seconds", "30"], env=environment, stderr=None) as process:
+        assert process.stdout is not None
+        out = ""
+        with anyio.fail_after(60):
+            while "subscriber run: started" not in out:
+                out += (await process.stdout.receive()).decode()
+        pids = [int(re.findall(r"started, pid (\d+)", out)[0])]
+        process.send_signal(number)
+        with anyio.fail_after(20):
+            await process.wait()
+    pids += [int(file.read_text().split()[0]) for file in tmp_path.glob("*/*/data/postmaster.pid")]
+    with anyio.fail_after(30):
+        while list(tmp_path.iterdir()) or any(Path(f"/proc/{pid}").exists() for pid in pids):
+            await anyio.sleep(0.1)
