@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.plugins.fix_cluster"]
+pytest_plugins = ["tests.plugins.fix_cluster", "tests.plugins.fix_subscriber"]

@@ -1,0 +1,266 @@
+"""The launcher at work on a test's database: in the test's own process, or as the program people run.
+
+    subscriber      a running launcher for target_db, with what it has logged
+    program         the command `subscriber run` for target_db, not started yet
+
+Waiting times between attempts are shortened in our own process only; the program has its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import monotonic
+from typing import Any, Literal
+
+import anyio
+import pytest
+
+from subscriber import telemetry
+from subscriber.catalog.commands import execute
+from subscriber.catalog.schema import ensure_schema
+from subscriber.connection.connect import connect
+from subscriber.ops.logs import JsonFormatter, PostgresFormatter
+from subscriber.telemetry import Parts
+from subscriber.worker import launcher, retry, supervisor
+from subscriber.worker.launcher import Launcher
+from tests.plugins.fix_cluster import Database
+
+RETRY_INTERVAL = 0.2  # seconds instead of 5
+EMPTY_POLL = 0.1  # seconds instead of 0.5
+
+# Tables of a subscription that are not handed over yet.
+UNFINISHED = """
+SELECT count(*) FROM subscriber.subscription_rel r JOIN subscriber.subscription s ON s.subid = r.srsubid
+ WHERE s.subname = '{name}' AND r.srsubstate NOT IN ({states})
+"""
+
+
+class Log(logging.Handler):
+    """Every record of the package since the launcher's start."""
+
+    def __init__(self) -> None:
+        super().__init__(telemetry.LOG)
+        self.records: list[logging.LogRecord] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+    def parts(self) -> list[Parts]:
+        """Message, detail, hint and context of each record, as the json and rich formats show them."""
+        return [record.__dict__["parts"] for record in self.records]
+
+    def text(self, style: Literal["postgres", "json"] = "postgres") -> str:
+        """All records as that log format prints them."""
+        formatter = PostgresFormatter() if style == "postgres" else JsonFormatter()
+        return "\n".join(formatter.format(record) for record in self.records)
+
+    def has(self, pattern: str) -> bool:
+        return re.search(pattern, self.text()) is not None
+
+    def clear(self) -> None:
+        self.records.clear()
+
+    async def wait_for(self, pattern: str, *, timeout: float = 20.0) -> re.Match[str]:
+        """Wait until the regular expression is found in the log's lines, in the postgres format."""
+        with anyio.move_on_after(timeout):
+            while True:
+                if found := re.search(pattern, self.text()):
+                    return found
+                await anyio.sleep(0.02)
+        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it has:\n{self.text()}")
+
+
+@dataclass
+class Subscriptions:
+    """The statements and the waiting that tests need, for the subscriptions of one target database."""
+
+    database: Database
+    log: Log = field(default_factory=Log)
+
+    async def execute(self, *statements: str) -> list[tuple[str, str]]:
+        """Run SUBSCRIPTION statements; the notices as (severity, message)."""
+        notices: list[tuple[str, str]] = []
+        connection = await connect(self.database.dsn(), settings={"synchronous_commit": "on"})
+        try:
+            await ensure_schema(connection)
+            for statement in statements:
+                await execute(
+                    connection,
+                    statement,
+                    notice=lambda severity, message, _detail, _hint: notices.append((severity, message)),
+                )
+        finally:
+            connection.terminate()
+        return notices
+
+    async def create(self, source: Database | str, publications: str, name: str = "s", **options: object) -> None:
+        """CREATE SUBSCRIPTION; `publications` and the options' values as the statement spells them."""
+        dsn = source if isinstance(source, str) else source.dsn()
+        given = ", ".join(f"{option} = {_spelt(value)}" for option, value in options.items())
+        await self.execute(
+            f"CREATE SUBSCRIPTION {name} CONNECTION '{dsn}' PUBLICATION {publications}"
+            + (f" WITH ({given})" if given else "")
+        )
+
+    async def wait_for_sync(self, source: Database, name: str = "s", *, timeout: float = 30.0) -> None:
+        """Until each table is copied and handed over, and what the source has is confirmed."""
+        await self.database.wait_for(UNFINISHED.format(name=name, states="'s', 'r'"), 0, timeout=timeout)
+        await source.wait_for_catchup(name, timeout=timeout)
+
+    async def wait_for_ready(self, source: Database, name: str = "s", *, timeout: float = 30.0) -> None:
+        """Until the apply worker alone has all tables, and what the source has is confirmed."""
+        # The hand-over is finished at a position after the table's own; a transaction brings one.
+        await source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+        await self.database.wait_for(UNFINISHED.format(name=name, states="'r'"), 0, timeout=timeout)
+        await source.wait_for_catchup(name, timeout=timeout)
+
+    async def worker(self, name: str = "s") -> dict[str, Any]:
+        """What the apply worker reports about itself; empty before it does."""
+        connection = await self.database.connect()
+        row = await connection.fetchrow(
+            "SELECT w.* FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
+            " WHERE s.subname = $1 AND w.relid = 0",
+            name,
+        )
+        await connection.close()
+        return dict(row) if row is not None else {}
+
+    async def wait_for_state(self, state: str, name: str = "s", *, timeout: float = 20.0) -> dict[str, Any]:
+        """Until the apply worker reports that state; what it reports."""
+        await self.database.wait_for(
+            "SELECT state FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
+            f" WHERE s.subname = '{name}' AND w.relid = 0",
+            state,
+            timeout=timeout,
+        )
+        return await self.worker(name)
+
+
+def _spelt(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return str(value)
+
+
+@dataclass
+class Subscriber(Subscriptions):
+    """A launcher in this process. stop() cancels it, which is as sudden as a kill for what it had begun."""
+
+    _task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        assert self._task is None, "it runs already"
+        # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
+        self._task = asyncio.create_task(Launcher(self.database.dsn()).run())
+
+    async def stop(self) -> None:
+        """Cancel the launcher and wait for its end; raises what it died of if it did."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    async def restart(self) -> None:
+        await self.stop()
+        self.start()
+
+
+@asynccontextmanager
+async def running_subscriber(database: Database, *, start: bool = True) -> AsyncIterator[Subscriber]:
+    """A launcher for `database`, stopped at the end."""
+    subscriber = Subscriber(database)
+    level = telemetry.logger.level
+    telemetry.logger.addHandler(subscriber.log)
+    telemetry.logger.setLevel(telemetry.LOG)
+    try:
+        if start:
+            subscriber.start()
+        yield subscriber
+    finally:
+        telemetry.logger.removeHandler(subscriber.log)
+        telemetry.logger.setLevel(level)
+        await subscriber.stop()
+
+
+@pytest.fixture
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried again after seconds is tried again at once."""
+    monkeypatch.setattr(retry, "RETRY_INTERVAL", RETRY_INTERVAL)
+    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", RETRY_INTERVAL)
+    monkeypatch.setattr(launcher, "EMPTY_POLL", EMPTY_POLL)
+
+
+@pytest.fixture
+async def subscriber(target_db: Database, quick_retries: None) -> AsyncIterator[Subscriber]:
+    async with running_subscriber(target_db) as subscriber:
+        yield subscriber
+
+
+class Program:
+    """`subscriber run` as a process of its own, logging to a file in one of its formats."""
+
+    def __init__(self, dsn: str, log: Path, log_format: str = "postgres") -> None:
+        self._command = [sys.executable, "-m", "subscriber", "run", "--target", dsn, "--log-format", log_format]
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def text(self) -> str:
+        """What it has logged, in all its runs."""
+        return self._log.read_text() if self._log.exists() else ""
+
+    async def start(self, expect: str = "launcher started") -> None:
+        """Start, and wait until the log says so."""
+        seen = len(self.text)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        await self.wait_for(expect, since=seen)
+
+    async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 20.0) -> re.Match[str]:
+        with anyio.move_on_after(timeout):
+            while True:
+                if found := re.search(pattern, self.text[since:]):
+                    return found
+                if self._process is not None and self._process.poll() is not None:
+                    pytest.fail(f"it ended with {self._process.returncode}:\n{self.text}")
+                await anyio.sleep(0.02)
+        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it has:\n{self.text}")
+
+    async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
+        """Send a signal and wait for the end: (exit status, seconds that took)."""
+        assert self._process is not None
+        began = monotonic()
+        self._process.send_signal(number)
+        status = await asyncio.to_thread(self._process.wait, 30)
+        self._process = None
+        return status, monotonic() - began
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+@pytest.fixture
+def program(target_db: Database, tmp_path: Path) -> Iterator[Program]:
+    program = Program(target_db.dsn(), tmp_path / "log")
+    yield program
+    program.kill()
+
+
+@pytest.fixture
+def subscriptions(target_db: Database) -> Subscriptions:
+    """Statements for target_db, whoever runs its launcher."""
+    return Subscriptions(target_db)
