@@ -87,9 +87,9 @@ def exec_(
         typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
     ],
 ) -> None:
-    """Run CREATE, ALTER and DROP SUBSCRIPTION as PostgreSQL 18 spells them.
+    """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
-    Silent on success. NOTICE and WARNING lines go to stderr as psql prints them. After an error, which
+    They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints them. After an error, which
     exits 3, nothing is left half done. The role of the DSN owns the subscription.
     """
     from subscriber.ops.exec import run_statements
@@ -103,9 +103,9 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
     debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
 ) -> None:
-    """Run all enabled subscriptions of the target database until SIGTERM or Ctrl-C.
+    """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
-    Changes of the catalog are noticed at once. Started twice on one database, the second waits and takes
+    They are those of the target database. Changes of the catalog are noticed at once. Started twice on one database, the second waits and takes
     over when the first is gone.
     """
     from subscriber import telemetry
@@ -126,7 +126,11 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, with rates.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two looks with --watch.", min=0.1)] = 1.0,
 ) -> None:
-    """Show the subscriptions: workers, lag in bytes and seconds, table states, what went wrong last."""
+    """Show subscriptions: state, lag, tables, errors.
+
+    Exits 1 if one of them is stopped, failing or enabled without a launcher. --watch adds rates; with --json
+    it prints one line for each look.
+    """
     from subscriber.ops.status import show
 
     _finish(show, target, names or [], json=json, watch=watch, interval=interval)
@@ -143,7 +147,11 @@ def tail(
     limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many changes.", min=1)] = None,
     json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or words for people.")] = True,
 ) -> None:
-    """Print the decoded change stream of a publisher, one line for each change."""
+    """Print the decoded change stream of a publisher.
+
+    One line for each change, begin and commit. With --slot what has been printed is confirmed, by whole
+    transactions, and does not come again.
+    """
     from subscriber.ops.tail import follow
 
     _finish(follow, source, publications, slot=slot, limit=limit, json=json)
@@ -170,9 +178,10 @@ def check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Look for what would keep a subscription from working, and say how to mend it; exits 1 if anything would.
+    """Find what would keep a subscription from working.
 
-    Of a subscription that exists give the name, of one that does not yet its source and publications.
+    Each finding comes with its fix; exits 1 if one of them is an error. Of a subscription that exists give the
+    name, of one that does not yet its source and publications.
     """
     from subscriber.ops.check import run_checks
 
@@ -189,9 +198,10 @@ def demo(
         bool, typer.Option("--keep", help="Leave the servers up until Ctrl-C and print their DSNs.")
     ] = False,
 ) -> None:
-    """Replicate between two servers of its own, kill the worker in the middle, compare both sides row by row.
+    """Replicate between two servers of its own, and prove it.
 
-    Exits 1 if anything differs.
+    While pgbench and a writer of many types write, the worker is killed with -9 and started again. Then both
+    sides are compared row by row; exits 1 if anything differs.
     """
     from subscriber.ops.demo import run_demo
 
