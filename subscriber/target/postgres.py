@@ -8,6 +8,7 @@ transaction, in target/relations.py.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
@@ -19,7 +20,7 @@ from subscriber.connection.session import Session
 from subscriber.errors import ProtocolError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
-from subscriber.protocol.messages import Delete, Insert, Message, Relation, Truncate, Update
+from subscriber.protocol.messages import Delete, Insert, Message, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import BINARY, UNCHANGED, TupleData
 from subscriber.target import relations, statements
 from subscriber.target.progress import ProgressRow
@@ -40,6 +41,9 @@ SETTINGS = {
     "transaction_timeout": "0",  # 17+
 }
 _SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
+
+# CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
+_PARAMETER = re.compile(r"[^$\n]*\$(\d+)(?: = .*)?", re.DOTALL)
 
 _COUNT = Struct(">H").pack
 _LENGTH = Struct(">i").pack
@@ -108,8 +112,9 @@ class PostgresTarget:
         elif isinstance(change, Update):
             self._update(mapping, change, note)
         else:
-            status, values = change.old.split()
-            self._run(statements.delete(mapping, status), _NO_ROW, (status, values), note)
+            old = change.old.split()
+            _require_columns(mapping, old[0])
+            self._run(statements.delete(mapping, old[0]), _NO_ROW, old, note)
         if mapping.local.oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
@@ -123,16 +128,21 @@ class PostgresTarget:
         new = change.new.split()
         old = change.old.split() if change.old is not None else _NO_ROW
         _require_columns(mapping, new[0])
+        if change.old is not None:
+            _require_columns(mapping, old[0])
         identity_changed = False
         for index, column in enumerate(mapping.attributes):
             if not column.identity_always or new[0][index] == UNCHANGED:
                 continue
             in_key = mapping.search is None or index in mapping.search
-            if change.old is not None and in_key:
+            if change.old is None:
+                if not in_key:
+                    plan = statements.replace_if_changed(mapping, index, new[0])
+                    self._run(plan, new, new, Note("UPDATE", note.transaction, mapping))
+            elif in_key or change.old_part is OldPart.ROW:
                 identity_changed = identity_changed or old[1][index] != new[1][index]
-            elif not in_key:
-                plan = statements.replace_if_changed(mapping, index, new[0])
-                self._run(plan, new, new, Note("UPDATE", note.transaction, mapping))
+            else:  # the old value was not sent, and the new key would find another row
+                identity_changed = True
         old_status = old[0] if change.old is not None else None
         plan = statements.update(mapping, change.old_part, old_status, new[0], identity_changed)
         self._run(plan, new, old, note)
@@ -226,20 +236,40 @@ class PostgresTarget:
         self.pipeline.sync()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
-        """Add the CONTEXT of what was being done, or say that only the table's shape has changed."""
+        """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
+
+        For an error of this session's statements; any other is returned as it is.
+        """
+        note = self.pipeline.failed_note
+        if error is not self.pipeline.error or not isinstance(note, Note) or note.transaction is None:
+            return error
         if error.sqlstate == relations.SHAPE_CHANGED:
             return StaleMapping(error.message)
-        note = self.pipeline.failed_note
-        if isinstance(note, Note) and not error.context:
+        if self.pipeline.session.error is None:
             self.add_context(error, note)
+            # A column or table that the statement names may be gone, or of another kind, since it was mapped.
+            if note.mapping is not None and error.sqlstate.startswith("42"):
+                return StaleMapping(error.message, error)
         return error
 
     def add_context(self, error: SubscriberError, note: Note) -> None:
-        column = None
-        relation = None
-        if note.mapping is not None:
-            relation = note.mapping.label
+        """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
+        column = _failed_column(error, note)
+        if column is not None:
+            error.context.clear()  # names the parameter, and shows its value if the server is so configured
+        relation = note.mapping.label if note.mapping is not None else None
         error.context.append(error_context(self.origin, note.message, relation, column, note.transaction))
+
+
+def _failed_column(error: SubscriberError, note: Note) -> str | None:
+    """The column whose value could not be read; None when the error is no such one."""
+    if len(error.context) != 1 or note.plan is None or note.mapping is None:
+        return None
+    found = _PARAMETER.fullmatch(error.context[0])
+    if found is None or int(found[1]) > len(note.plan.parameters):
+        return None
+    _, index = note.plan.parameters[int(found[1]) - 1]
+    return note.mapping.attributes[index].name
 
 
 def _bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:

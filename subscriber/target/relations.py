@@ -67,10 +67,13 @@ _IDENTITY = """
   WHERE k.place <= i.indnkeyatts)
 """
 
-# numeric, date and time types whose modifier rounds (a domain may have one), and composite types.
+# numeric, date and time types whose modifier rounds (a domain may have one): cast to the column's type.
+# Composite and reg* types, which are compared as record and oid: without the cast the value would be read as such.
 _SEARCH_CAST = """
-(base.typtype = 'c' OR (a.atttypmod >= 0 OR a.atttypid <> base.oid)
-                   AND base.oid IN (1700, 1114, 1184, 1083, 1266, 1186))
+CASE WHEN (a.atttypmod >= 0 OR a.atttypid <> base.oid) AND base.oid IN (1700, 1114, 1184, 1083, 1266, 1186)
+     THEN pg_catalog.format_type(a.atttypid, a.atttypmod)
+     WHEN base.typtype = 'c' OR base.typnamespace = 11 AND base.typname ~ '^reg[a-z]+$'
+     THEN pg_catalog.format_type(base.oid, -1) END
 """
 
 _INTROSPECT = f"""
@@ -87,7 +90,8 @@ SELECT pg_catalog.json_build_object(
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
              a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), {_SEARCH_CAST}, {_EQUALITY},
-             a.attgenerated <> '', a.attidentity = 'a') ORDER BY a.attnum)
+             a.attgenerated <> '', a.attidentity = 'a',
+             CASE WHEN base.oid <> a.atttypid THEN pg_catalog.format_type(base.oid, -1) END) ORDER BY a.attnum)
       FROM pg_catalog.pg_attribute a
       JOIN domains d ON d.attnum = a.attnum
       JOIN pg_catalog.pg_type base ON base.oid = d.typid AND base.typtype <> 'd'

@@ -14,7 +14,8 @@ Rules that are not obvious, each from a difference between SQL and the executor:
   it keeps its value; when it changes, the row is deleted and inserted again.
 - A numeric or time value of the publisher may be finer than the target's column; the row to find has
   the rounded one. Such search values are cast to the column's type; texts and bits never, see above.
-  So are values of composite types, whose equality operator is that of all records.
+  So are values of composite and reg* types, whose equality operator is that of all records and of oids.
+- A domain is compared as the type it is of: operators of all enums or ranges do not know domains.
 """
 
 from __future__ import annotations
@@ -85,10 +86,12 @@ class _Builder:
         column = self.mapping.attributes[index]
         if column.equality is None:
             raise MappingError(f"could not identify an equality operator for type {column.type_name}", sqlstate="42883")
-        parameter = self.parameter(row, index)
-        if column.search_cast:
-            parameter += f"::{column.type_name}"
-        return f"{quote(column.name)} {column.equality} {parameter}"
+        stored, sought = quote(column.name), self.parameter(row, index)
+        if column.base_type is not None:
+            stored += f"::{column.base_type}"
+        if column.search_cast is not None:
+            sought += f"::{column.search_cast}"
+        return f"{stored} {column.equality} {sought}"
 
 
 def insert(mapping: RelationMapping) -> Plan:

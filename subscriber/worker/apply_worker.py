@@ -158,8 +158,8 @@ class ApplyWorker:
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
         async with self._catalog.use() as connection:
             await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
-        reach(Point.READY_STORED)
-        self._tables.move(relid, State.READY, lsn)
+            reach(Point.READY_STORED)
+            self._tables.move(relid, State.READY, lsn)
 
 
 async def connect_publisher(subscription: Subscription, application_name: str, worker: str) -> Publisher:

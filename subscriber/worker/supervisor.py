@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
-from subscriber.errors import EndOfStream, SubscriberError
+from subscriber.errors import EndOfStream, StaleMapping, SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker
 from subscriber.worker.causes import root_cause
@@ -65,6 +65,7 @@ class Supervisor:
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
         self._changed = anyio.Event()
+        self._suspected: str | None = None  # the message of the last error that was tried again
         self._tasks: TaskGroup
 
     async def run(self) -> None:
@@ -97,7 +98,7 @@ class Supervisor:
         async with self._around.catalog.use() as connection:
             await store.forget_dropped_relations(connection, self.subscription.oid)
             rows = await store.load_relation_states(connection, self.subscription.oid)
-        self.tables.load(rows, self._syncing)
+            self.tables.load(rows, self._syncing)
         for relid, scope in self._syncing.items():
             if self.tables.get(relid) is None:
                 scope.cancel()
@@ -151,19 +152,20 @@ class Supervisor:
 
     async def _failed(self, error: BaseException, report: Report, backoff: Backoff, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
+        error = self._confirmed(error)
+        how = reaction(error)
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
-            how = reaction(error)
             if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
                 await anyio.sleep(backoff.next(how))
                 return True
             telemetry.log_error(error)
             await self._count("apply_error_count")
-            if self.subscription.disable_on_error:
+            # Kinder than PostgreSQL, which disables after a lost connection as well.
+            if self.subscription.disable_on_error and how is Reaction.INTERVAL:
                 await self._disable()
                 return False
-        how = reaction(error)
         status = report.status
         status.pid = None
         status.error = error.message if isinstance(error, SubscriberError) else repr(error)
@@ -183,6 +185,18 @@ class Supervisor:
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
+
+    def _confirmed(self, error: BaseException) -> BaseException:
+        """A statement that failed because its table may look different now is tried again, once.
+
+        The second time the mapping was fresh, so the error is what it says.
+        """
+        if not isinstance(error, StaleMapping) or error.reason is None:
+            return error
+        if self._suspected == error.reason.message:
+            return error.reason
+        self._suspected = error.reason.message
+        return error
 
     async def _disable(self) -> None:
         async with self._around.catalog.use() as connection:
@@ -233,14 +247,16 @@ class Supervisor:
                 sync.log("started")
                 await sync.run()
                 sync.log("finished")
-                around.board.remove(report)
+            around.board.remove(report)
         except Exception as error:
             await self._sync_failed(root_cause(error), report)
         finally:
             self._syncing.pop(relid, None)
             self.tables.restore(relid)
+        await self.reload_tables()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
+        error = self._confirmed(error)
         if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
             await self._count("sync_error_count")
@@ -255,5 +271,5 @@ class Supervisor:
             error_time=datetime.now(UTC),
         )
         self._around.board.publish()
-        if self.subscription.disable_on_error:
+        if self.subscription.disable_on_error and reaction(error) is Reaction.INTERVAL:
             await self._disable()

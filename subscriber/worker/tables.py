@@ -24,14 +24,18 @@ class Tables:
         self.on_change: Callable[[], None] | None = None  # wakes the apply loop
 
     def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int]) -> None:
-        """Take over what the catalog says, but leave alone the tables that are `syncing` just now."""
+        """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
+
+        The catalog is never behind: every state is stored before it is moved to. (Call this under the
+        catalog's lock, so that nothing is stored between reading the rows and taking them over.)
+        """
         busy = set(syncing)
         found = {}
         for row in rows:
             known = self._states.get(row.relid)
             if known is None:
                 known = RelationState(row.relid, State(row.state), row.lsn or Lsn(0))
-            elif row.relid not in busy and known.state is not State.READY:
+            elif row.relid not in busy:
                 known.state, known.lsn = State(row.state), row.lsn or Lsn(0)
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)

@@ -198,8 +198,8 @@ class TableSync:
         reach(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:  # synchronously: what was applied is durable then, too
             await store.set_relation_state(connection, subscription.oid, self.relid, "s", loop.position)
-        reach(Point.SYNCDONE_STORED)
-        self._tables.move(self.relid, State.SYNCDONE, loop.position)
+            reach(Point.SYNCDONE_STORED)
+            self._tables.move(self.relid, State.SYNCDONE, loop.position)
         await stream.stop()
 
     async def _caught_up(self, position: Lsn) -> bool:

@@ -230,7 +230,7 @@ async def test_a_reader_that_pauses_holds_up_the_server_and_not_our_memory(sessi
         if rows < 20000:
             await anyio.sleep(0.05)
     assert rows == 30000
-    assert longest < LIMIT + session_module.BUFFER
+    assert longest < LIMIT + 2 * session_module.BUFFER  # the limit, and what one read brought
 
 
 async def test_a_copy_out_given_up_in_the_middle_does_not_mix_with_what_follows(session: Session) -> None:
