@@ -319,7 +319,7 @@ Problem = tuple[Level, str, str | None]
 def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
     name = qualified(source.schema, source.name)
     changes = [kind for kind in ("update", "delete") if any(getattr(p, f"{kind}s") for p in facts.publications)]
-    what = " and ".join(kind.upper() for kind in changes)
+    what = " and ".join(kind.upper() for kind in changes) + (" fails" if len(changes) == 1 else " fail")
     if not source.readable and facts.publisher is not None:
         role = identifier(facts.publisher.role)
         schema = identifier(source.schema)
@@ -332,11 +332,11 @@ def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
         return
     mend = f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
     if source.replica_identity == "n":
-        yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} fails on the publisher", mend
+        yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", mend
     elif source.replica_identity == "f":
         return
     elif not source.key:
-        yield Level.WARNING, f"has no replica identity: {what} fails on the publisher", mend
+        yield Level.WARNING, f"has no replica identity: {what} on the publisher", mend
 
 
 def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Problem]:

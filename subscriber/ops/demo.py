@@ -282,9 +282,9 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
         f"({demo.writer.rolled_back:,} more rolled back)"
     )
     print(f"  kill -9 of the worker, {len(demo.kills)} times: {', '.join(demo.kills)}")
-    if seen_whole:
+    if seen_whole and demo.looks:
         print(f"  {units.count(demo.looks, 'look')} at the target meanwhile saw whole transactions only")
-    else:
+    elif not seen_whole:
         print(f"WRONG: {demo.looks - demo.balanced} of {demo.looks} looks at the target saw part of a transaction")
     return not different and seen_whole
 
