@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import anyio
+import anyio.lowlevel
 
 from subscriber.apply.dispatcher import Change, Close, Dispatcher, Empty
 from subscriber.apply.progress import Positions, Progress
@@ -40,6 +41,8 @@ from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
+
+TURN = 256  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
 _KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
 
@@ -136,27 +139,34 @@ class ApplyLoop:
         if await self._at_boundary(self.position):
             return
         while True:
-            while self._queue:
-                payload = self._queue.popleft()
-                self._queued -= len(payload)
-                self.counters.bytes += len(payload)
-                envelope = decode_from_publisher(payload)
-                if isinstance(envelope, XLogData):
-                    if await self._message(envelope):
-                        return
-                elif envelope is not None:
-                    self.counters.latest_end = max(self.counters.latest_end, envelope.end)
-                    self._received(envelope.end)
-                if self._queued <= QUEUE:
-                    self._taken.set()
+            for _ in range(min(TURN, len(self._queue))):
+                if await self._take():
+                    return
             self._target.pipeline.flush()
             self.progress.note(self.position)
             self._feedback.moved()
             if self.dispatcher.transaction is None and await self._at_boundary(self.position):
                 return
-            if not self._queue:
+            if self._queue:
+                await anyio.lowlevel.checkpoint()
+            else:
                 await self._arrived.wait()
                 self._arrived = anyio.Event()
+
+    async def _take(self) -> bool:
+        """Handle the next payload of the queue; true when the loop is to end."""
+        payload = self._queue.popleft()
+        self._queued -= len(payload)
+        if self._queued <= QUEUE:
+            self._taken.set()
+        self.counters.bytes += len(payload)
+        envelope = decode_from_publisher(payload)
+        if isinstance(envelope, XLogData):
+            return await self._message(envelope)
+        if envelope is not None:
+            self.counters.latest_end = max(self.counters.latest_end, envelope.end)
+            self._received(envelope.end)
+        return False
 
     def _received(self, position: Lsn) -> None:
         if position > self.position:
