@@ -1,0 +1,1 @@
+"""Everything is killed here: the worker, either server, the network between them."""

@@ -1,0 +1,129 @@
+"""Killed at random moments while pgbench and somebody else write: nothing is lost and nothing comes twice.
+
+pgbench_history and log have no key, so that a row that came twice is there twice.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import anyio
+import pytest
+
+from subscriber.ops.demo_processes import Process
+from subscriber.ops.servers import Server
+from tests.faults.scene import Scene
+
+RATE = 300  # pgbench transactions a second: what runs here shares the machine with other tests
+
+# What pgbench keeps equal in each of its transactions.
+BALANCES = """
+SELECT (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches),
+       (SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),
+       (SELECT coalesce(sum(abalance), 0) FROM pgbench_accounts), (SELECT coalesce(sum(delta), 0) FROM pgbench_history)
+"""
+
+
+class Pgbench:
+    """pgbench's own transactions from two clients, begun again when the publisher comes back."""
+
+    def __init__(self, scene: Scene) -> None:
+        server = scene.source.server
+        options = ["--client=2", "--time=3600", f"--rate={RATE}", "--no-vacuum", "--username=postgres"]
+        where = ["--host=127.0.0.1", f"--port={server.port}", scene.source.name]
+        self._process = Process("pgbench", [str(server.bin / "pgbench"), *options, *where], scene.directory)
+
+    async def run(self, stop: anyio.Event) -> None:
+        try:
+            while not stop.is_set():
+                if self._process.pid is None:
+                    self._process.start()
+                await anyio.sleep(0.1)
+        finally:
+            await self._process.stop()
+
+
+@asynccontextmanager
+async def writing(scene: Scene) -> AsyncIterator[None]:
+    """Both writers, for the length of the block."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Pgbench(scene).run, stop)
+        tasks.start_soon(scene.keep_appending, stop)
+        yield
+        stop.set()
+
+
+async def prepare(scene: Scene) -> None:
+    """pgbench's tables on both sides; filled, keyed and published on the publisher."""
+    source, target = scene.source, scene.target
+    await source.server.program("pgbench", "-i", "-I", "dtGp", "-q", dbname=source.name)
+    await source.execute(
+        "ALTER PUBLICATION p ADD TABLE pgbench_accounts, pgbench_branches, pgbench_tellers, pgbench_history"
+    )
+    await target.server.program("pgbench", "-i", "-I", "dtp", "-q", dbname=target.name)
+    await scene.append(1000)
+
+
+async def crash(server: Server, random: random.Random) -> None:
+    """An end without any shutdown, and recovery: what was not flushed by then is gone."""
+    if random.random() < 0.5:
+        await server.kill9()
+    else:
+        await server.stop("immediate")
+    await anyio.sleep(random.uniform(0.0, 0.5))
+    await server.start()
+
+
+async def kill_them(scene: Scene, whom: Sequence[str], seed: int, longest: float) -> None:
+    """One after the other, each at a random moment of at most `longest` seconds."""
+    chance = random.Random(seed)
+    order = list(whom)
+    chance.shuffle(order)
+    for victim in order:
+        if scene.worker.pid is None:
+            scene.worker.start()
+        await anyio.sleep(chance.uniform(0.1, longest))
+        assert scene.worker.pid is not None, f"it ended by itself:\n{scene.worker.last_lines()}"
+        match victim:
+            case "worker":
+                await scene.worker.kill9()
+            case "publisher":
+                await crash(scene.source.server, chance)
+            case "target":
+                await crash(scene.target.server, chance)
+
+
+async def finish(scene: Scene, *, timeout: float = 60.0) -> dict[str, int]:
+    counts = await scene.finish(timeout=timeout)
+    assert await scene.target.rows(BALANCES) == await scene.source.rows(BALANCES)
+    balances = set((await scene.target.rows(BALANCES))[0])
+    assert len(balances) == 1
+    assert counts["log"] > 1000
+    assert counts["pgbench_history"] > 0
+    return counts
+
+
+async def test_worker_and_servers_are_killed(faults: Scene) -> None:
+    await prepare(faults)
+    async with writing(faults):
+        await faults.create_subscription()
+        await kill_them(faults, ["worker"] * 5 + ["publisher", "target"], seed=1, longest=1.5)
+    await finish(faults)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+async def test_worker_is_killed_fifty_times_and_each_server_ten_times(
+    faults: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = random.randrange(1000)
+    await prepare(faults)
+    async with writing(faults):
+        await faults.create_subscription()
+        await kill_them(faults, ["worker"] * 50 + ["publisher", "target"] * 10, seed, longest=3.0)
+    counts = await finish(faults, timeout=180)
+    with capsys.disabled():
+        print(f"\nseed {seed}; identical after 50 kills of the worker and 10 of each server; rows: {counts}")

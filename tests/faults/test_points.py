@@ -1,0 +1,156 @@
+"""The worker dies at each of the places that have a name, and what comes after makes good for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.ops.demo_processes import Process
+from subscriber.worker.failpoints import Point
+from tests.faults.scene import Scene
+
+SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
+APPLYING = list(Point)[list(Point).index(Point.CHANGE_SENT) :]
+
+
+async def while_appending(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
+    """Have somebody write to the publisher as long as `work` goes on."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(scene.keep_appending, stop, 0.02)
+        await work()
+        stop.set()
+
+
+async def test_worker_dies_at_each_place_of_table_synchronization_in_turn(faults: Scene) -> None:
+    """One table dies its way up to syncdone, others at what comes after that."""
+    await faults.append(300)
+    await faults.create_subscription()
+
+    async def die_everywhere() -> None:
+        for point in SYNCHRONIZING[: SYNCHRONIZING.index(Point.SLOT_DROPPED)]:
+            await faults.run_into(point)
+        for name, point in (("late", Point.SLOT_DROPPED), ("later", Point.READY_STORED)):
+            await faults.source.execute(
+                f"CREATE TABLE {name} AS SELECT i FROM generate_series(1, 100) i",
+                f"ALTER PUBLICATION p ADD TABLE {name}",
+            )
+            await faults.target.execute(f"CREATE TABLE {name} (i int)")
+            await faults.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+            await faults.run_into(point)
+
+    await while_appending(faults, die_everywhere)
+    counts = await faults.finish()
+    assert counts["late"] == counts["later"] == 100
+    assert counts["log"] > 300
+
+
+async def test_worker_dies_at_each_place_of_applying_in_turn(faults: Scene) -> None:
+    await faults.create_subscription()
+    faults.worker.start()
+    await faults.wait_until_equal()
+    for point in APPLYING:
+        await faults.worker.kill9()
+        await faults.append(3)
+        await faults.append(2)
+        await faults.run_into(point)
+    await faults.append()
+    counts = await faults.finish()
+    assert counts == {"log": len(APPLYING) * 5 + 2}
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("times", [1, 7])
+@pytest.mark.parametrize("point", APPLYING)
+async def test_worker_dies_while_applying_with_much_behind_it(faults: Scene, point: Point, times: int) -> None:
+    await faults.append(1)
+    await faults.create_subscription()
+    await while_appending(faults, lambda: faults.run_into(point, times))
+    await faults.finish()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("point", SYNCHRONIZING)
+async def test_worker_dies_once_during_table_synchronization(faults: Scene, point: Point) -> None:
+    await faults.append(2000)
+    await faults.create_subscription()
+    await while_appending(faults, lambda: faults.run_into(point))
+    await faults.finish()
+
+
+# --- a server crashes while the worker stands still at a place -------------------------------------
+
+
+async def crash_at(scene: Scene, point: Point, crash: Callable[[], Awaitable[None]]) -> None:
+    """Run the worker to `point`, hold it there, crash a server, let go."""
+    scene.worker = scene.program(point, how="stop")
+    scene.worker.start()
+    await stopped(scene.worker)
+    await crash()
+    assert scene.worker.pid is not None
+    os.kill(scene.worker.pid, signal.SIGCONT)
+
+
+async def stopped(program: Process, *, timeout: float = 20.0) -> None:
+    with anyio.move_on_after(timeout):
+        while program.pid is not None:
+            if Path(f"/proc/{program.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T":
+                return
+            await anyio.sleep(0.02)
+    pytest.fail(f"it never stopped itself; the log ends with\n{program.last_lines()}")
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see a process stop")
+@pytest.mark.parametrize(
+    "point",
+    [
+        Point.COMMITTED,
+        pytest.param(Point.COMMIT_SENT, marks=pytest.mark.soak),
+        pytest.param(Point.FLUSHED, marks=pytest.mark.soak),
+        pytest.param(Point.CONFIRMED, marks=pytest.mark.soak),
+    ],
+)
+async def test_target_crashes_around_a_commit(faults: Scene, point: Point) -> None:
+    """Without its flush a commit that was answered may be gone; then it comes again, and else it does not."""
+    await faults.append(3)
+    await faults.create_subscription()
+    faults.worker.start()
+    await faults.wait_until_equal()
+    await faults.worker.kill9()
+    await faults.append(5)
+
+    async def crash() -> None:
+        await faults.target.server.kill9()
+        await faults.append(2)
+        await faults.target.server.start()
+
+    await crash_at(faults, point, crash)
+    assert await faults.finish() == {"log": 10}
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc to see a process stop")
+@pytest.mark.parametrize(
+    "point",
+    [
+        pytest.param(Point.SLOT_CREATED, marks=pytest.mark.soak),
+        pytest.param(Point.COPY_COMMITTED, marks=pytest.mark.soak),
+        Point.CATCHUP,
+        pytest.param(Point.SYNCDONE_STORED, marks=pytest.mark.soak),
+    ],
+)
+async def test_publisher_crashes_during_table_synchronization(faults: Scene, point: Point) -> None:
+    await faults.append(300)
+    await faults.create_subscription()
+
+    async def crash() -> None:
+        await faults.source.server.kill9()
+        await faults.source.server.start()
+        await faults.append(5)
+
+    await crash_at(faults, point, crash)
+    assert await faults.finish() == {"log": 305}
