@@ -1,0 +1,148 @@
+"""PostgreSQL's own subscription and ours, of the same publications, into two databases of one server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from tests.oracle.tables import LATE, TABLES, TYPES, Table
+from tests.oracle.workload import Workload
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+
+NATIVE, OURS = "oracle_native", "oracle_ours"
+PUBLICATIONS = "leaves, roots"
+
+
+@dataclass
+class Beside:
+    source: Database
+    native: Database
+    ours: Database
+    subscriber: Subscriber
+    tables: list[Table]
+    binary: bool
+
+    async def create_tables(self) -> None:
+        await self.source.execute(*TYPES, *[statement for table in self.tables for statement in table.source])
+        for target in (self.native, self.ours):
+            await target.execute(*TYPES, *[s for table in self.tables for s in (table.target or table.source)])
+        for publication, option in (("leaves", "false"), ("roots", "true")):
+            names = ", ".join(table.name for table in self.tables if table.publication == publication)
+            await self.source.execute(
+                f"CREATE PUBLICATION {publication} FOR TABLE {names} WITH (publish_via_partition_root = {option})"
+            )
+
+    async def subscribe(self) -> None:
+        """Both at once."""
+        native = (
+            f"CREATE SUBSCRIPTION {NATIVE} CONNECTION '{self.source.dsn()}' PUBLICATION {PUBLICATIONS}"
+            f" WITH (binary = {str(self.binary).lower()})"
+        )
+        ours = self.subscriber.create(self.source, PUBLICATIONS, OURS, binary=self.binary)
+        await asyncio.gather(self.native.execute(native), ours)
+
+    async def refresh(self) -> None:
+        statement = "ALTER SUBSCRIPTION {} REFRESH PUBLICATION"
+        await asyncio.gather(
+            self.native.execute(statement.format(NATIVE)), self.subscriber.execute(statement.format(OURS))
+        )
+
+    async def wait(self) -> None:
+        """Until both have everything, and have told the publisher so."""
+        await self.native.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate NOT IN ('s', 'r')", 0)
+        await self.source.wait_for_catchup(NATIVE)
+        await self.subscriber.wait_for_sync(self.source, OURS)
+        position = await self.source.value("SELECT pg_current_wal_lsn()::text")
+        await self.source.wait_for(
+            f"SELECT count(*) FROM pg_replication_slots WHERE slot_name IN ('{NATIVE}', '{OURS}')"
+            f" AND confirmed_flush_lsn >= '{position}'",
+            2,
+        )
+
+    async def compare(self) -> None:
+        """Both targets have the same rows, and the source's where nothing was done to them."""
+        await self.wait()
+        for table in self.tables:
+            native = await _rows(self.native, table.name)
+            ours = await _rows(self.ours, table.name)
+            assert ours == native, f"{table.name}: more {ours - native}, missing {native - ours}"
+            if table.same:
+                columns = await self.source.value(
+                    "SELECT string_agg(quote_ident(attname), ', ' ORDER BY attname) FROM pg_attribute"
+                    " WHERE attrelid = $1::text::regclass AND attnum > 0 AND NOT attisdropped AND attgenerated = ''",
+                    table.name,
+                )
+                expected = await _rows(self.source, table.name, columns)
+                got = await _rows(self.ours, table.name, columns)
+                assert got == expected, f"{table.name}: more {got - expected}, missing {expected - got}"
+        assert not [p.message for p in self.subscriber.log.parts() if "unexpected error" in p.message]
+
+    async def delete_here(self) -> None:
+        """Delete some rows on both targets, which the source still has; from now on they lack them."""
+        for index, table in enumerate(list(self.tables)):
+            if table.local_delete:
+                for target in (self.native, self.ours):
+                    await target.execute(f"DELETE FROM {table.name} WHERE {table.key[0]} % 3 = 1")
+                self.tables[index] = replace(table, same=False, local_delete=False)
+
+
+async def _rows(database: Database, table: str, columns: str = "*") -> Counter[str]:
+    """Each row as text, and how often it is there."""
+    rows = await database.rows(f"SELECT t::text FROM (SELECT {columns} FROM {table}) t")
+    return Counter(row for (row,) in rows)
+
+
+@asynccontextmanager
+async def beside(source: Database, native: Database, ours: Database, *, binary: bool) -> AsyncIterator[Beside]:
+    tables = [table for table in TABLES if not (binary and table.text_only)]
+    async with running_subscriber(ours) as subscriber:
+        try:
+            yield Beside(source, native, ours, subscriber, tables, binary)
+        finally:
+            if await native.value("SELECT count(*) FROM pg_subscription WHERE subname = $1", NATIVE):
+                await native.execute(f"DROP SUBSCRIPTION {NATIVE}")
+
+
+async def run(pair: Beside, seed: int, steps: int) -> Workload:
+    """The whole of it: tables copied while they are written to, rows missing, shapes changing, a table added."""
+    await pair.create_tables()
+    work = Workload(seed, pair.source, [table for table in pair.tables if not table.after_copy])
+    await work.run(steps)
+    await asyncio.gather(pair.subscribe(), work.run(steps))
+    await work.run(steps)
+    await pair.compare()
+
+    for table in pair.tables:
+        if table.after_copy:
+            work.add(table)
+    await pair.delete_here()
+    await work.run(steps)
+    await pair.compare()
+
+    await change_shapes(pair, work, steps)
+    await pair.compare()
+    return work
+
+
+async def change_shapes(pair: Beside, work: Workload, steps: int) -> None:
+    """Columns appear on the targets first, identities change, and a table is added, while changes flow."""
+    writing = asyncio.create_task(work.run(steps))
+    for database in (pair.ours, pair.native, pair.source):
+        await database.execute("ALTER TABLE plain ADD COLUMN later int DEFAULT 5")
+        await database.execute("ALTER TABLE whole ADD COLUMN later text")
+    await pair.source.execute("ALTER TABLE composite REPLICA IDENTITY FULL")
+    await writing
+    await work.run(steps)
+    await pair.source.execute("ALTER TABLE composite REPLICA IDENTITY DEFAULT")
+    for database in (pair.ours, pair.native, pair.source):
+        await database.execute(*LATE.source)
+    await pair.source.execute("INSERT INTO late SELECT g, 'copied' FROM generate_series(20, 40) g")
+    await pair.source.execute("ALTER PUBLICATION leaves ADD TABLE late")
+    pair.tables.append(LATE)
+    work.add(LATE)
+    await asyncio.gather(pair.refresh(), work.run(steps))
+    await work.run(steps)

@@ -1,0 +1,55 @@
+"""Random workloads for PostgreSQL's own subscription and ours: in the end both targets have the same rows.
+
+A failure names its seed: SUBSCRIBER_ORACLE_SEED=… runs that one. The soak runs for SUBSCRIBER_ORACLE_SECONDS.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from time import monotonic
+
+import pytest
+
+from subscriber.ops.servers import Server
+from tests.oracle.beside import beside, run
+from tests.plugins.fix_cluster import Database, fresh_database
+
+SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "1"))
+SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
+STEPS = 150  # statements between two stops
+
+
+@pytest.fixture
+async def native_db(target: Server) -> AsyncIterator[Database]:
+    async with fresh_database(target) as database:
+        yield database
+
+
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+async def test_both_targets_have_the_same_rows(
+    source_db: Database, native_db: Database, target_db: Database, quick_retries: None, seed: int, binary: bool
+) -> None:
+    print(f"seed {seed}")
+    async with beside(source_db, native_db, target_db, binary=binary) as pair:
+        work = await run(pair, seed, STEPS)
+        assert sum(writer.committed for writer in work.writers) > STEPS / 2
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 300)
+async def test_both_targets_have_the_same_rows_for_a_long_time(
+    publisher: Server, target: Server, quick_retries: None
+) -> None:
+    end, seed = monotonic() + SECONDS, SEED
+    while monotonic() < end:
+        print(f"seed {seed}")
+        async with (
+            fresh_database(publisher) as source,
+            fresh_database(target) as native,
+            fresh_database(target) as ours,
+            beside(source, native, ours, binary=seed % 2 == 0) as pair,
+        ):
+            await run(pair, seed, STEPS * 3)
+        seed += 1
