@@ -1,0 +1,58 @@
+"""A source, a target and a launcher, with the few words the scenarios are told in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+
+@dataclass
+class Pair:
+    """`source` and `target` databases, and the `subscriber` whose launcher runs on the target."""
+
+    source: Database
+    target: Database
+    subscriber: Subscriber
+
+    async def both(self, *statements: str) -> None:
+        """Run statements on both sides, each in a transaction of its own."""
+        await self.source.execute(*statements)
+        await self.target.execute(*statements)
+
+    async def subscribe(self, publication: str, **options: object) -> None:
+        """Publication p with that definition and subscription s to it; until everything is copied."""
+        await self.source.execute(f"CREATE PUBLICATION p {publication}")
+        await self.subscriber.create(self.source, "p", **options)
+        await self.caught_up()
+
+    async def caught_up(self) -> None:
+        """Until the tables are copied, and all that the source has is applied and confirmed."""
+        await self.subscriber.wait_for_sync(self.source)
+
+    async def change(self, *statements: str) -> None:
+        """Run statements on the source and wait until they are applied."""
+        await self.source.execute(*statements)
+        await self.source.wait_for_catchup("s")
+
+    async def rows(self, query: str) -> list[tuple[Any, ...]]:
+        return await self.target.rows(query)
+
+    async def assert_same(self, query: str) -> None:
+        """The query has the same rows on both sides, and has some."""
+        expected = await self.source.rows(query)
+        assert expected
+        assert await self.target.rows(query) == expected
+
+    async def fails(self, pattern: str) -> str:
+        """Wait for an error in the log that is like the regular expression; what of the log matched."""
+        return (await self.subscriber.log.wait_for(pattern)).group(0)
+
+
+@pytest.fixture
+def pair(source_db: Database, target_db: Database, subscriber: Subscriber) -> Pair:
+    return Pair(source_db, target_db, subscriber)
