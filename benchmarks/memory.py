@@ -16,8 +16,19 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.stage import INSERT, TABLE, Stage, caught_up, connection, cpu_seconds, execute, memory, reset_peak, stage
-from benchmarks.stage import wait_for
+from benchmarks.stage import (
+    INSERT,
+    TABLE,
+    Stage,
+    caught_up,
+    connection,
+    cpu_seconds,
+    execute,
+    memory,
+    reset_peak,
+    stage,
+    wait_for,
+)
 from subscriber.ops import demo_processes
 
 LIMIT = 200 * 1024 * 1024  # bytes

@@ -80,7 +80,9 @@ async def execute(server: Server, *statements: str, dbname: str = "postgres") ->
             await one.execute(statement, timeout=None)
 
 
-async def wait_for(server: Server, query: str, process: Process, *, timeout: float = 1800, dbname: str = "postgres") -> Any:
+async def wait_for(
+    server: Server, query: str, process: Process, *, timeout: float = 1800, dbname: str = "postgres"
+) -> Any:
     """Ask until `query` gives something that is true; that value. Raises if `process` ends or time is up."""
     started = monotonic()
     async with connection(server, dbname) as one:

@@ -15,6 +15,9 @@ from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
+# So that the server notices within a minute when we are gone without a word, and lets go of our locks.
+KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
+
 
 class Catalog:
     """One asyncpg connection, used by one task at a time."""
@@ -27,7 +30,7 @@ class Catalog:
     @asynccontextmanager
     async def open(cls, target: str, name: str) -> AsyncIterator[Catalog]:
         """Connect to `target`; commits are synchronous whatever the database's default is."""
-        connection = await connect(target, application_name=name, settings={"synchronous_commit": "on"})
+        connection = await connect(target, application_name=name, settings={"synchronous_commit": "on", **KEEPALIVE})
         try:
             yield cls(connection)
         finally:

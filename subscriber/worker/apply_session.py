@@ -15,6 +15,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog import locks, origins
+from subscriber.catalog.session import KEEPALIVE
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog
@@ -25,9 +26,6 @@ from subscriber.target.progress import ProgressRow
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
 LOCK_TIMEOUT = 30.0  # seconds after which the attempt is given up
 POLL = 0.05  # seconds
-
-# So that the server notices within a minute when we are gone without a word.
-KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
 
 # Only workers are ended: a statement that holds the lock, to drop the subscription, is waited for.
 _END_HOLDER = """

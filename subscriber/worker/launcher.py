@@ -3,6 +3,8 @@
 Only one launcher works on a database at a time. A second one waits as a standby and takes over within a
 second when the first is gone; the lock is the first one's session, so it cannot be held by a dead one.
 When the launcher loses its connection it has lost the lock: it stops all workers before it tries again.
+It does the same when the target falls silent. A machine that is gone, its address perhaps another's by
+now, resets nothing; TCP would go on for a quarter of an hour to send what nobody receives.
 
 A database without subscriptions is not kept open, so that it can be dropped: the launcher comes back
 every EMPTY_POLL seconds to see whether there is one now.
@@ -34,6 +36,8 @@ CHANNEL = "subscriber"
 POLL = 10.0  # seconds between two looks at the catalog without a notification
 EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
 STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
+WATCH_INTERVAL = 10.0  # seconds between two questions whether the target is still there
+TARGET_TIMEOUT = 60.0  # seconds for it to answer
 
 
 class Launcher:
@@ -82,6 +86,7 @@ class Launcher:
             tasks.start_soon(around.flusher.run)
             tasks.start_soon(around.board.run)
             tasks.start_soon(_fail_when, lost)
+            tasks.start_soon(_fail_when_silent, self._target)
             on_ready()
             await self._reconcile_while_any(tasks, around)
             tasks.cancel_scope.cancel()
@@ -149,3 +154,15 @@ class Launcher:
 async def _fail_when(lost: anyio.Event) -> None:
     await lost.wait()
     raise ConnectionLost("the launcher has lost its connection to the target")
+
+
+async def _fail_when_silent(target: str) -> None:
+    """Ask over and over, on a connection where nothing else can be in the way of the answer."""
+    async with Catalog.open(target, "subscriber watch") as catalog, catalog.use() as connection:
+        while True:
+            await anyio.sleep(WATCH_INTERVAL)
+            try:
+                with anyio.fail_after(TARGET_TIMEOUT):
+                    await connection.execute("SELECT")
+            except TimeoutError:
+                raise ConnectionLost("the target does not answer") from None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import anyio
 import pytest
 
-from subscriber.worker import feedback
+from subscriber.worker import feedback, launcher
 from tests.faults.scene import Scene
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies, Proxy
@@ -236,3 +237,26 @@ async def test_stalled_target_is_waited_for(faults: Scene, proxies: Proxies) -> 
     await faults.wait_until_equal()
     assert await faults.source.value(sender) == pid
     await faults.finish()
+
+
+async def test_target_that_falls_silent_is_given_up(
+    source_db: Database, target_db: Database, proxies: Proxies, quick_retries: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when its machine is gone and another has taken its address: no reset, and new connections are fine."""
+    monkeypatch.setattr(launcher, "TARGET_TIMEOUT", 0.5)
+    monkeypatch.setattr(launcher, "WATCH_INTERVAL", 0.2)
+    proxy = await proxies.to(target_db.server.port)
+    await source_db.execute("CREATE TABLE t (i int)", "CREATE PUBLICATION p FOR TABLE t")
+    await target_db.execute("CREATE TABLE t (i int)")
+    by_proxy = Database(replace(target_db.server, port=proxy.port), target_db.name)
+    async with running_subscriber(by_proxy) as subscriber:
+        await subscriber.create(source_db, "p")
+        await subscriber.wait_for_ready(source_db)
+        proxy.lose()
+        await source_db.execute("INSERT INTO t SELECT generate_series(1, 10)")
+        await subscriber.log.wait_for("the target does not answer")
+        # The other end of what was lost is still there, and with it the lock.
+        await subscriber.log.wait_for("waiting as standby")
+        proxy.reset()
+        await subscriber.wait_for_ready(source_db)
+        assert await target_db.value("SELECT count(*) FROM t") == 10
