@@ -89,8 +89,8 @@ def exec_(
 ) -> None:
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
-    They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints them. After an error, which
-    exits 3, nothing is left half done. The role of the DSN owns the subscription.
+    They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints
+    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription.
     """
     from subscriber.ops.exec import run_statements
 
@@ -105,8 +105,8 @@ def run(
 ) -> None:
     """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
-    They are those of the target database. Changes of the catalog are noticed at once. Started twice on one database, the second waits and takes
-    over when the first is gone.
+    They are those of the target database. Changes of the catalog are noticed at once. Started twice on one
+    database, the second waits and takes over when the first is gone.
     """
     from subscriber import telemetry
     from subscriber.ops.logs import configure

@@ -35,7 +35,7 @@ RATE = 1000  # pgbench transactions a second: everything here shares one machine
 LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
 SECOND_KILL = 0.6  # part of the time
 DOWN = 1.0  # seconds until it is started again
-CATCH_UP = 90.0  # seconds for the target to reach the publisher after the last write
+STUCK = 20.0  # seconds without any progress after the last write
 LOOK = 0.3  # seconds between two looks
 DIFFERENT = 1  # the exit status
 
@@ -135,18 +135,22 @@ class Demo:
 
     async def _catch_up(self, position: Lsn) -> None:
         """Wait until all tables are ready and the target has durably all before `position`."""
-        started = monotonic()
-        with anyio.move_on_after(CATCH_UP):
-            while not self._has_reached(position):
-                self._check_launcher()
-                await anyio.sleep(LOOK / 2)
-            self.view.event(f"the target has reached {position}, {monotonic() - started:.1f} s later")
-            return
-        status = self._status()
-        raise SubscriberError(
-            f"the target has not reached {position} within {CATCH_UP:.0f} s",
-            detail=f"It is at {status.confirmed if status else None}; {self._tables()}.\n{self.launcher.last_lines()}",
-        )
+        started = moved = monotonic()
+        seen: object = None
+        while not self._has_reached(position):
+            self._check_launcher()
+            status = self._status()
+            now = (status.confirmed, dict(status.tables)) if status else None
+            if now != seen:
+                seen, moved = now, monotonic()
+            if monotonic() - moved > STUCK:
+                raise SubscriberError(
+                    f"the target does not reach {position}",
+                    detail=f"It is at {status.confirmed if status else None}; {self._tables()}.\n"
+                    + self.launcher.last_lines(),
+                )
+            await anyio.sleep(LOOK / 2)
+        self.view.event(f"the target has reached {position}, {monotonic() - started:.1f} s later")
 
     def _has_reached(self, position: Lsn) -> bool:
         status = self._status()

@@ -101,7 +101,8 @@ def summary(status: SubscriptionStatus) -> str:
         parts.append(f"{status.rates.changes:,.0f} changes/s")
     if status.tables:
         parts.append("tables: " + ", ".join(f"{number} {state}" for state, number in status.tables.items()))
-    parts += [f"{table.name}: {table.error}" for table in status.not_ready if table.error]
+    failed = [f"{table.name}: {table.error}" for table in status.not_ready if table.error]
+    parts += failed[:1]
     if status.error:
         parts.append(status.error)
     return "; ".join(parts)
