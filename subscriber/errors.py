@@ -135,11 +135,4 @@ class MappingError(ApplyError):
 
 
 class StaleMapping(ApplyError):
-    """The target's table has another shape than when it was looked at; look again.
-
-    `reason` is the error of a statement that made us think so; None when the shape itself was compared.
-    """
-
-    def __init__(self, message: str, reason: SubscriberError | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason
+    """The target's table has, or may have, another shape than when it was looked at; look again."""

@@ -25,12 +25,13 @@ class LocalColumn:
 
     name: str
     type_name: str  # as format_type() prints it, with schema and modifier: numeric(10,2)
-    # A value to search for must be cast to the type: it may have to be rounded, or is of a composite type,
-    # whose equality operator takes any record. Never texts and bits, which a cast would cut.
-    search_cast: bool
+    # The type a value to search for is cast to, because it may have to be rounded, or because the equality
+    # operator is one of other types as well. None: not cast; never texts and bits, which a cast would cut.
+    search_cast: str | None
     equality: str | None  # qualified operator, as OPERATOR("pg_catalog".=); None: the type has none
     generated: bool  # GENERATED ALWAYS AS (…)
     identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it
+    base_type: str | None = None  # what a domain is of; None: it is no domain
 
 
 @dataclass(frozen=True, slots=True)

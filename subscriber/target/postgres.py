@@ -58,6 +58,7 @@ class Note:
     mapping: RelationMapping | None = None
     change: Message | None = None
     plan: Plan | None = None
+    may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 
 Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
@@ -76,6 +77,7 @@ class PostgresTarget:
         self._on_missing = on_missing
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
+        self._fresh: set[int] = set()  # local relations that were mapped in this transaction
 
     @property
     def position(self) -> Lsn:
@@ -99,6 +101,7 @@ class PostgresTarget:
 
     async def map(self, remote: Relation) -> RelationMapping:
         local = await relations.introspect(self.pipeline, remote.schema, remote.name)
+        self._fresh.add(local.oid)
         return map_relation(remote, local)
 
     async def change(
@@ -106,7 +109,9 @@ class PostgresTarget:
     ) -> None:
         if not transaction.changed:
             self.begin(transaction)
+        oid = mapping.local.oid
         note = Note(change.message_type, transaction, mapping, change)
+        note.may_be_stale = oid not in self._checked and oid not in self._fresh
         if isinstance(change, Insert):
             self._insert(mapping, change, note)
         elif isinstance(change, Update):
@@ -115,7 +120,7 @@ class PostgresTarget:
             old = change.old.split()
             _require_columns(mapping, old[0])
             self._run(statements.delete(mapping, old[0]), _NO_ROW, old, note)
-        if mapping.local.oid not in self._checked:
+        if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
 
@@ -138,7 +143,8 @@ class PostgresTarget:
             if change.old is None:
                 if not in_key:
                     plan = statements.replace_if_changed(mapping, index, new[0])
-                    self._run(plan, new, new, Note("UPDATE", note.transaction, mapping))
+                    replacing = Note("UPDATE", note.transaction, mapping, may_be_stale=note.may_be_stale)
+                    self._run(plan, new, new, replacing)
             elif in_key or change.old_part is OldPart.ROW:
                 identity_changed = identity_changed or old[1][index] != new[1][index]
             else:  # the old value was not sent, and the new key would find another row
@@ -168,6 +174,8 @@ class PostgresTarget:
         if not transaction.changed:
             self.begin(transaction)
         note = Note(truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate)
+        oids = {mapping.local.oid for mapping in mappings}
+        note.may_be_stale = not oids <= self._checked | self._fresh
         sql = statements.truncate(mappings, restart_identity=truncate.restart_identity)
         self.pipeline.execute(sql, note=note)
         for mapping in mappings:
@@ -186,6 +194,7 @@ class PostgresTarget:
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
         self.pipeline.sync(on_committed)
+        self._fresh.clear()
         await self.pipeline.drain()
 
     async def settle(self) -> None:
@@ -243,13 +252,12 @@ class PostgresTarget:
         note = self.pipeline.failed_note
         if error is not self.pipeline.error or not isinstance(note, Note) or note.transaction is None:
             return error
-        if error.sqlstate == relations.SHAPE_CHANGED:
+        if error.sqlstate == relations.SHAPE_CHANGED or (
+            note.may_be_stale and error.sqlstate.startswith(relations.OF_AN_OLD_SHAPE)
+        ):
             return StaleMapping(error.message)
         if self.pipeline.session.error is None:
             self.add_context(error, note)
-            # A column or table that the statement names may be gone, or of another kind, since it was mapped.
-            if note.mapping is not None and error.sqlstate.startswith("42"):
-                return StaleMapping(error.message, error)
         return error
 
     def add_context(self, error: SubscriberError, note: Note) -> None:

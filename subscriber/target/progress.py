@@ -6,9 +6,9 @@ pg_replication_origin_status, tags our commits (origin = none, conflict detectio
 remote commit time; but it is never believed: from PostgreSQL 16 on an abort moves it to the position
 that was set up last, although nothing was committed. A restart puts it back to what the row says.
 
-The update names the position it starts from and raises an error when the row says something else. So
-commits can be sent one after another without waiting: if one fails, every later one fails as well, and
-so does one from a session that was believed dead and is not.
+The update names the position it starts from and raises an error when the row says something else, or is
+not there: its subscription was dropped. So commits can be sent one after another without waiting: if one
+fails, every later one fails as well, and so does one from a session that was believed dead and is not.
 
 Kill points considered, W the worker, T the target:
 - W dies, or its connection, before COMMIT reaches T: T rolls back; the row has the old position.
@@ -31,14 +31,16 @@ from subscriber.lsn import Lsn
 OUT_OF_STEP = "SB002"  # SQLSTATE of our own: the row does not say what this session left there
 
 _ADVANCE = f"""
-UPDATE subscriber.progress SET remote_lsn = $4
- WHERE subid = $1 AND relid = $2
-   AND CASE WHEN remote_lsn = $3 THEN true
+WITH moved AS (
+ UPDATE subscriber.progress SET remote_lsn = $4 WHERE subid = $1 AND relid = $2 AND remote_lsn = $3
+ RETURNING EFFECT AS done)
+SELECT CASE WHEN count(done) = 1 THEN true
             ELSE subscriber.raise_error('{OUT_OF_STEP}', 'another session has moved the progress of this subscription')
        END
+  FROM moved
 """
-_WITH_ORIGIN = " RETURNING pg_catalog.pg_replication_origin_xact_setup($4, $5)"
-_WITHOUT_ORIGIN = " RETURNING $5::pg_catalog.timestamptz"
+_WITH_ORIGIN = _ADVANCE.replace("EFFECT", "pg_catalog.pg_replication_origin_xact_setup($4, $5)")
+_WITHOUT_ORIGIN = _ADVANCE.replace("EFFECT", "$5::pg_catalog.timestamptz")
 
 _ALL_BINARY = b"\0\1\0\1"
 _PARAMETERS = Struct(">HiIiIiQiQiq")
@@ -53,13 +55,10 @@ class ProgressRow:
     def __init__(self, subid: int, relid: int, position: Lsn, *, with_origin: bool) -> None:
         self.position = position
         self._subid, self._relid = subid, relid
-        self._sql = _ADVANCE + (_WITH_ORIGIN if with_origin else _WITHOUT_ORIGIN)
+        self._sql = _WITH_ORIGIN if with_origin else _WITHOUT_ORIGIN
 
     def advance(self, pipeline: Pipeline, end_lsn: Lsn, commit_time: int, note: object) -> None:
         """Queue the update; the last statement before COMMIT. `commit_time` as the protocol has it."""
         parameters = _PARAMETERS.pack(5, 4, self._subid, 4, self._relid, 8, self.position, 8, end_lsn, 8, commit_time)
-        pipeline.execute(self._sql, _ALL_BINARY, parameters, note=note, expect=b"UPDATE 1\0", on_result=self._gone)
+        pipeline.execute(self._sql, _ALL_BINARY, parameters, note=note)
         self.position = end_lsn
-
-    def _gone(self, _note: object, _tag: str, _rows: object) -> None:
-        """The row is not there: the subscription is being dropped, and the launcher will stop us."""

@@ -16,6 +16,9 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
 SHAPE_CHANGED = "SB001"  # SQLSTATE of our own, raised by the check
+# What a statement for the old shape may fail with before the check is reached: names and types that do not
+# fit any more, values that are too large for the old type. The next attempt has a fresh mapping and tells.
+OF_AN_OLD_SHAPE = ("42", "22", "0A")
 
 _SHAPE = """
 concat_ws(' ', n.nspname, c.relname, c.relkind, c.relreplident, c.relowner, c.relrowsecurity, c.relforcerowsecurity,

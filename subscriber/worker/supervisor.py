@@ -17,7 +17,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
-from subscriber.errors import EndOfStream, StaleMapping, SubscriberError
+from subscriber.errors import EndOfStream, SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker
 from subscriber.worker.causes import root_cause
@@ -65,7 +65,6 @@ class Supervisor:
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
         self._changed = anyio.Event()
-        self._suspected: str | None = None  # the message of the last error that was tried again
         self._tasks: TaskGroup
 
     async def run(self) -> None:
@@ -152,7 +151,6 @@ class Supervisor:
 
     async def _failed(self, error: BaseException, report: Report, backoff: Backoff, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
-        error = self._confirmed(error)
         how = reaction(error)
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
@@ -185,18 +183,6 @@ class Supervisor:
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
-
-    def _confirmed(self, error: BaseException) -> BaseException:
-        """A statement that failed because its table may look different now is tried again, once.
-
-        The second time the mapping was fresh, so the error is what it says.
-        """
-        if not isinstance(error, StaleMapping) or error.reason is None:
-            return error
-        if self._suspected == error.reason.message:
-            return error.reason
-        self._suspected = error.reason.message
-        return error
 
     async def _disable(self) -> None:
         async with self._around.catalog.use() as connection:
@@ -256,7 +242,6 @@ class Supervisor:
         await self.reload_tables()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
-        error = self._confirmed(error)
         if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
             await self._count("sync_error_count")

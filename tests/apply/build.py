@@ -14,9 +14,10 @@ def column(
     type_name: str = "integer",
     *,
     equality: str | None = EQUAL,
-    search_cast: bool = False,
+    search_cast: str | None = None,
     generated: bool = False,
     identity_always: bool = False,
+    base_type: str | None = None,
 ) -> LocalColumn:
     return LocalColumn(
         name=name,
@@ -25,6 +26,7 @@ def column(
         equality=equality,
         generated=generated,
         identity_always=identity_always,
+        base_type=base_type,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from subscriber.apply.conflict import ConflictType, missing
-from subscriber.apply.relation_map import map_relation
+from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.protocol.messages import Delete, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row
 
@@ -58,9 +58,11 @@ def test_several_key_columns_and_a_name_that_needs_quotes() -> None:
     assert found.rows == 'Replica identity ("B ""x""", a)=(2, 1).'
 
 
-def test_a_partition_is_named_itself() -> None:
-    found = missing(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), "s.t_2024")
-    assert found.message == 'conflict detected on relation "s.t_2024": conflict=delete_missing'
+def test_a_partition_is_named_itself_and_its_columns_are_in_its_own_order() -> None:
+    leaf = Partition("s.t_2024", "", ("a", "b", "x"))
+    found = missing(KEYED, Update(None, 1, None, None, row("1", "y")), leaf)
+    assert found.message == 'conflict detected on relation "s.t_2024": conflict=update_missing'
+    assert found.rows == "Remote row (1, y, null); replica identity (a)=(1)."
 
 
 def test_values_of_rows_are_cut_at_64_bytes_and_those_of_keys_are_not() -> None:
