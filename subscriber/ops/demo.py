@@ -33,7 +33,8 @@ from subscriber.ops.status_report import Look, SubscriptionStatus
 
 RATE = 1000  # pgbench transactions a second: everything here shares one machine
 LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
-SECOND_KILL = 0.6  # part of the time
+SECOND_KILL = 0.6  # part of the time after which it is killed again, as soon as it is streaming
+LATEST_SECOND_KILL = 0.85  # and if it is not, all the same
 DOWN = 1.0  # seconds until it is started again
 STUCK = 20.0  # seconds without any progress after the last write
 LOOK = 0.3  # seconds between two looks
@@ -95,6 +96,9 @@ class Demo:
                 await anyio.sleep(LOOK / 10)
         await self._kill()
         await anyio.sleep(max(0.0, start + SECOND_KILL * self.seconds - monotonic()))
+        with anyio.move_on_after(max(0.0, start + LATEST_SECOND_KILL * self.seconds - monotonic())):
+            while not self._ready:
+                await anyio.sleep(LOOK / 10)
         await self._kill()
         await anyio.sleep(max(0.0, start + self.seconds - monotonic()))
 

@@ -244,3 +244,24 @@ async def test_a_server_that_does_not_answer_is_a_finding(
 async def test_a_subscription_that_does_not_exist_is_an_error(both: tuple[Database, Database]) -> None:
     with pytest.raises(StatementError, match='subscription "none" does not exist'):
         await run_checks(both[1].dsn(), None, [], name="none", json=False)
+
+
+async def test_an_ordinary_role_is_told_what_it_lacks(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for database in both:
+        await database.execute("CREATE ROLE ordinary LOGIN")
+    try:
+        dsns = [database.server.dsn(database.name, user="ordinary") for database in both]
+        assert await run_checks(dsns[1], dsns[0], ["p"], json=True) == 1
+    finally:
+        for database in both:
+            await database.execute("DROP ROLE ordinary")
+    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    fixes = [finding.fix or "" for finding in found]
+    assert 'ALTER ROLE "ordinary" WITH REPLICATION;' in fixes
+    assert "Run any subscriber exec once on this database as a superuser." in fixes
+    assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)
+    assert sum("GRANT EXECUTE ON FUNCTION pg_replication_origin_" in fix for fix in fixes) == 4
+    assert any('GRANT SELECT ON TABLE "public"."good"' in fix for fix in fixes)
+    assert any('GRANT "postgres" TO "ordinary"' in fix for fix in fixes)
