@@ -162,6 +162,11 @@ class Subscriber(Subscriptions):
         # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
         self._task = asyncio.create_task(Launcher(self.database.dsn()).run())
 
+    def cancel(self) -> None:
+        """Begin to stop, without waiting."""
+        assert self._task is not None
+        self._task.cancel()
+
     async def stop(self) -> None:
         """Cancel the launcher and wait for its end; raises what it died of if it did."""
         task, self._task = self._task, None

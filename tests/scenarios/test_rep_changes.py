@@ -68,7 +68,9 @@ async def test_missing_rows_are_passed_over_and_told(pair: Pair) -> None:
     await pair.change("UPDATE t SET v = 'other' WHERE id <> 2", "DELETE FROM t WHERE id = 2")
     assert await pair.rows("SELECT id, v FROM t") == [(3, "other")]
     await pair.fails(r'LOG:  conflict detected on relation "public.t": conflict=update_missing')
-    await pair.fails(r"DETAIL:  Could not find the row to be updated.\s+Remote row \(1, other\); replica identity \(id\)=\(1\).")
+    await pair.fails(
+        r"DETAIL:  Could not find the row to be updated.\s+Remote row \(1, other\); replica identity \(id\)=\(1\)."
+    )
     await pair.fails(r'LOG:  conflict detected on relation "public.t": conflict=delete_missing')
     await pair.fails(r"DETAIL:  Could not find the row to be deleted.\s+Replica identity \(id\)=\(2\).")
 

@@ -1,0 +1,168 @@
+"""Initial copies: whole, restartable at every step, and leaving nothing behind on either server."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.errors import SubscriberError
+from subscriber.worker import failpoints
+from subscriber.worker.failpoints import Point
+from tests.scenarios.conftest import Pair
+
+SYNC_SLOTS = (
+    "SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg_%_sync_%' AND database = current_database()"
+)
+SYNC_ORIGINS = r"""
+SELECT count(*) FROM pg_replication_origin o, subscriber.subscription s WHERE roname LIKE 'pg\_' || s.subid || '\_%'
+"""
+SYNC_PROGRESS = "SELECT count(*) FROM subscriber.progress WHERE relid <> 0"
+
+
+async def assert_nothing_left(pair: Pair) -> None:
+    """Slots, origins and progress rows of table synchronization are gone, at the latest soon."""
+    await pair.source.wait_for(SYNC_SLOTS, 0)
+    await pair.target.wait_for(SYNC_ORIGINS, 0)
+    await pair.target.wait_for(SYNC_PROGRESS, 0)
+
+
+async def test_many_tables_are_copied_and_nothing_is_left_over(pair: Pair) -> None:
+    names = [f"t{number}" for number in range(6)]
+    for name in names:
+        await pair.both(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)")
+        await pair.source.execute(f"INSERT INTO {name} SELECT g, 'v' || g FROM generate_series(1, 500) g")
+    await pair.subscribe("FOR ALL TABLES")
+    for name in names:
+        await pair.assert_same(f"SELECT count(*), sum(id), max(v) FROM {name}")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await assert_nothing_left(pair)
+
+
+async def test_without_copy_data_only_what_follows_arrives(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1)")
+    await pair.subscribe("FOR TABLE t", copy_data=False)
+    await pair.change("INSERT INTO t VALUES (2)")
+    assert await pair.rows("SELECT id FROM t") == [(2,)]
+    assert await pair.rows("SELECT srsubstate FROM subscriber.subscription_rel") == [(b"r",)]
+
+
+async def test_a_copy_that_fails_is_done_again_once_it_can_be(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE fine (id int PRIMARY KEY)")
+    await pair.target.execute("INSERT INTO t VALUES (5, 'in the way')")
+    await pair.source.execute(
+        "INSERT INTO t SELECT g, 'v' FROM generate_series(1, 10) g", "INSERT INTO fine VALUES (1)"
+    )
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t, fine")
+    await pair.subscriber.create(pair.source, "p")
+    await pair.fails('ERROR:  duplicate key value violates unique constraint "t_pkey"')
+    await pair.target.wait_for("SELECT srsubstate FROM subscriber.subscription_rel WHERE srrelid = 't'::regclass", b"d")
+    await pair.target.wait_for("SELECT count(*) FROM fine", 1)
+    await pair.target.wait_for("SELECT sync_error_count > 0 FROM subscriber.subscription_stats")
+    await pair.source.execute("INSERT INTO t VALUES (11, 'while it fails')")
+    await pair.target.execute("DELETE FROM t")
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await assert_nothing_left(pair)
+
+
+async def test_a_table_added_later(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE late (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute("INSERT INTO late VALUES (1)", "ALTER PUBLICATION p ADD TABLE late")
+    await pair.change("INSERT INTO late VALUES (2)", "INSERT INTO t VALUES (1)")
+    assert await pair.rows("SELECT count(*) FROM late") == [(0,)]  # nothing before REFRESH
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    await pair.caught_up()
+    await pair.change("INSERT INTO late VALUES (3)")
+    assert await pair.rows("SELECT id FROM late ORDER BY 1") == [(1,), (2,), (3,)]
+
+
+async def test_a_table_that_is_missing_on_the_target(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("CREATE TABLE absent (id int PRIMARY KEY)", "CREATE PUBLICATION q FOR TABLE t, absent")
+    with pytest.raises(SubscriberError, match=r'relation "public.absent" does not exist'):
+        await pair.subscriber.create(pair.source, "q")
+    assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's'") == 0
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute("ALTER PUBLICATION p ADD TABLE absent", "INSERT INTO absent VALUES (1)")
+    await pair.fails('ERROR:  logical replication target relation "public.absent" does not exist')
+    await pair.target.execute("CREATE TABLE absent (id int PRIMARY KEY)")
+    await pair.caught_up()
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    await pair.caught_up()
+    assert await pair.rows("SELECT id FROM absent") == [(1,)]
+
+
+async def test_dropped_while_a_copy_waits_for_a_lock(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
+    blocker = await pair.target.connect()
+    async with blocker.transaction():
+        await blocker.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        await pair.subscriber.create(pair.source, "p")
+        await pair.target.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass", 1)
+        await pair.subscriber.execute("DROP SUBSCRIPTION s")
+    assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg_35%'") == 0
+    assert await pair.rows("SELECT count(*) FROM t") == [(0,)]
+
+
+async def test_dropped_while_a_copy_keeps_failing(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.target.execute("INSERT INTO t VALUES (1)")
+    await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
+    await pair.subscriber.create(pair.source, "p")
+    await pair.fails("ERROR:  duplicate key value")
+    await pair.subscriber.execute("DROP SUBSCRIPTION s")
+    assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg_35%'") == 0
+
+
+async def test_a_table_dropped_on_the_target_is_forgotten(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t, u")
+    await pair.source.execute("ALTER PUBLICATION p DROP TABLE u")
+    await pair.target.execute("DROP TABLE u")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    await pair.change("INSERT INTO t VALUES (1)")
+    assert await pair.rows("SELECT count(*) FROM subscriber.subscription_rel") == [(1,)]
+
+
+async def test_a_copy_is_resumed_wherever_it_was_cut_off(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher is cancelled at each step of a table's synchronization, with changes flowing."""
+    subscriber = pair.subscriber
+    await pair.both("CREATE TABLE first (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE first")
+    for point in list(Point)[: list(Point).index(Point.CHANGE_SENT)]:
+        table = f"t_{point.name.lower()}"
+        await pair.both(f"CREATE TABLE {table} (id int PRIMARY KEY, v text)")
+        await pair.source.execute(
+            f"INSERT INTO {table} SELECT g, 'copied' FROM generate_series(1, 50) g",
+            f"ALTER PUBLICATION p ADD TABLE {table}",
+        )
+        reached: list[Point] = []
+
+        def cut_off(point: Point = point, reached: list[Point] = reached) -> None:
+            if not reached:
+                reached.append(point)
+                subscriber.cancel()
+
+        monkeypatch.setitem(failpoints.armed, point, cut_off)
+        await subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+        for number in range(1, 500):  # changes before, while and after it is cut off
+            await pair.source.execute(
+                f"INSERT INTO {table} VALUES ({100 + number}, 'followed')", f"DELETE FROM {table} WHERE id = {number}"
+            )
+            if reached:
+                break
+        assert reached
+        await subscriber.stop()
+        monkeypatch.delitem(failpoints.armed, point)
+        await pair.source.execute(f"UPDATE {table} SET v = v || '!'")
+        subscriber.start()
+        await pair.caught_up()
+        await subscriber.wait_for_ready(pair.source)
+        await pair.assert_same(f"SELECT * FROM {table} ORDER BY id")
+        await assert_nothing_left(pair)
+    assert not subscriber.log.has("ERROR:|conflict detected")
