@@ -15,6 +15,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
 from subscriber.errors import EndOfStream, SubscriberError
@@ -64,6 +65,7 @@ class Supervisor:
         self._leader = anyio.CancelScope()
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
+        self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -205,14 +207,17 @@ class Supervisor:
             return  # the end of one of them wakes the apply worker, which asks again
         wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
         if wait > 0:
-            self._tasks.start_soon(self._notify_later, wait)
+            if relid not in self._waiting:  # asked again at each commit meanwhile
+                self._waiting.add(relid)
+                self._tasks.start_soon(self._notify_later, relid, wait)
             return
         self._last_sync[relid] = monotonic()
         self._syncing[relid] = anyio.CancelScope()
         self._tasks.start_soon(self._sync, relid, self._syncing[relid])
 
-    async def _notify_later(self, seconds: float) -> None:
+    async def _notify_later(self, relid: int, seconds: float) -> None:
         await anyio.sleep(seconds)
+        self._waiting.discard(relid)
         self.tables.notify()
 
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
@@ -240,6 +245,11 @@ class Supervisor:
             self._syncing.pop(relid, None)
             self.tables.restore(relid)
         await self.reload_tables()
+        table = self.tables.get(relid)
+        if not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
+            # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
+            around.board.remove(report)
+            self._leader.cancel()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
         if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):

@@ -1,0 +1,58 @@
+"""A worker fails, without a kill, at places where it leaves something behind; or fails over and over."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from subscriber.errors import ConnectionLost
+from subscriber.worker import supervisor
+from subscriber.worker.failpoints import Point, armed
+from tests.faults.scene import Scene
+from tests.plugins.fix_subscriber import Subscriber
+
+
+def fail_once(monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
+    """The next worker that comes to `point` loses a connection there."""
+
+    def lose() -> None:
+        del armed[point]
+        raise ConnectionLost("lost for a test")
+
+    monkeypatch.setitem(armed, point, lose)
+
+
+@pytest.mark.parametrize("point", list(Point)[: list(Point).index(Point.READY_STORED) + 1])
+async def test_sync_worker_loses_its_connection(
+    faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch, point: Point
+) -> None:
+    """It comes back, or the apply worker clears up after it: without any restart of the program."""
+    fail_once(monkeypatch, point)
+    await faults.append(100)
+    await faults.create_subscription()
+    await subscriber.log.wait_for("lost for a test")
+    await faults.append(5)
+    await subscriber.wait_for_ready(faults.source)
+    await faults.source.wait_for("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()", 1)
+    await faults.target.wait_for("SELECT count(*) FROM subscriber.progress", 1)
+    await faults.target.wait_for("SELECT count(*) FROM subscriber.worker", 1)
+    assert await faults.check() == {"log": 105}
+
+
+async def test_table_that_cannot_be_copied_costs_the_others_nothing(
+    faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its next attempt is waited for, each commit of other tables asks whether it is time."""
+    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", 30.0)
+    await faults.create_subscription()
+    await subscriber.wait_for_ready(faults.source)
+    await faults.source.execute("CREATE TABLE wide (i int, j int)", "ALTER PUBLICATION p ADD TABLE wide")
+    await faults.target.execute("CREATE TABLE wide (i int)")
+    await faults.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    await subscriber.log.wait_for('missing replicated column: "j"')
+    before = len(asyncio.all_tasks())
+    for _ in range(100):
+        await faults.append(1)
+    await faults.source.wait_for_catchup("s")
+    assert len(asyncio.all_tasks()) - before < 10
