@@ -30,11 +30,13 @@ SETTINGS = {
 POLL = 0.02  # seconds
 
 TABLE = """
-CREATE TABLE items (id bigint PRIMARY KEY, number integer, amount numeric(12,2), at timestamptz, flag boolean, label text)
+CREATE TABLE items (
+  id bigint PRIMARY KEY, number integer, amount numeric(12,2), at timestamptz, flag boolean, label text)
 """
 INSERT = """
-INSERT INTO items SELECT i, (i::bigint * 7919) % 1000000, (i % 100000) / 100.0, '2020-01-01'::timestamptz + i * interval '1 second',
-       i % 3 = 0, 'label of item ' || i FROM generate_series({first}, {last}) i
+INSERT INTO items SELECT i, (i::bigint * 7919) % 1000000, (i % 100000) / 100.0,
+       '2020-01-01'::timestamptz + i * interval '1 second', i % 3 = 0, 'label of item ' || i
+  FROM generate_series({first}, {last}) i
 """
 
 
