@@ -124,7 +124,7 @@ class ApplyLoop:
             self._feedback.received()
             for payload in payloads:
                 self._queued += len(payload)
-                if payload[0] == KEEPALIVE and len(payload) == _KEEPALIVE_SIZE and payload[17]:
+                if len(payload) == _KEEPALIVE_SIZE and payload[0] == KEEPALIVE and payload[17]:
                     self._feedback.prompt()
             self._queue.extend(payloads)
             self._arrived.set()

@@ -1,0 +1,116 @@
+"""When the publisher is told how far we are, and when it is given up."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from subscriber.apply.progress import Positions
+from subscriber.errors import ConnectionLost
+from subscriber.lsn import Lsn
+from subscriber.source.walsender import ReplicationStream
+from subscriber.worker import feedback as feedback_module
+from subscriber.worker.feedback import Feedback
+
+
+class Stream:
+    def __init__(self) -> None:
+        self.sent: list[tuple[int, int, int, bool]] = []
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply_requested: bool = False) -> None:
+        self.sent.append((write, flush, apply, reply_requested))
+
+
+class World:
+    def __init__(self, sender_timeout: float = 0) -> None:
+        self.stream = Stream()
+        self.now = Positions(Lsn(3), Lsn(1), Lsn(2))
+        self.reading = True
+        self.feedback = Feedback(
+            cast(ReplicationStream, self.stream),
+            lambda: self.now,
+            sender_timeout=sender_timeout,
+            reading=lambda: self.reading,
+        )
+
+
+async def run(world: World, seconds: float) -> None:
+    with anyio.move_on_after(seconds):
+        await world.feedback.run()
+
+
+async def test_updates_are_sent_unasked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.05)
+    world = World()
+    await run(world, 0.18)
+    assert world.stream.sent == [(3, 1, 2, False)] * 3
+
+
+async def test_and_more_often_if_the_publisher_is_impatient() -> None:
+    world = World(sender_timeout=0.15)
+    await run(world, 0.18)
+    assert len(world.stream.sent) == 3
+
+
+async def test_at_once_when_asked_or_when_a_position_has_moved() -> None:
+    world = World()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.feedback.run)
+        await anyio.wait_all_tasks_blocked()
+        world.feedback.prompt()
+        await anyio.wait_all_tasks_blocked()
+        assert len(world.stream.sent) == 1
+        world.feedback.moved()  # no, it has not
+        await anyio.wait_all_tasks_blocked()
+        assert len(world.stream.sent) == 1
+        world.now = Positions(Lsn(3), Lsn(2), Lsn(2))
+        world.feedback.moved()
+        world.feedback.moved()
+        await anyio.wait_all_tasks_blocked()
+        assert world.stream.sent[1:] == [(3, 2, 2, False)]
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_silent_publisher_is_asked_once_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.03)
+    monkeypatch.setattr(feedback_module, "RECEIVER_TIMEOUT", 0.3)
+    world = World()
+    with anyio.fail_after(2), pytest.raises(ConnectionLost) as caught:
+        await world.feedback.run()
+    assert caught.value.message == "terminating logical replication worker due to timeout"
+    asked = [reply for *_, reply in world.stream.sent]
+    assert asked.count(True) == 1
+    assert 3 <= asked.index(True) <= 7
+
+
+async def test_silence_is_measured_from_the_last_message_and_not_while_we_do_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.02)
+    monkeypatch.setattr(feedback_module, "RECEIVER_TIMEOUT", 0.1)
+    world = World()
+    world.reading = False
+    await run(world, 0.25)
+    assert not any(reply for *_, reply in world.stream.sent)
+    world.reading = True
+    world.feedback.received()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(world.feedback.run)
+        for _ in range(10):
+            await anyio.sleep(0.025)
+            world.feedback.received()
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_stream_that_is_lost_ends_it() -> None:
+    world = World()
+
+    def lost(*_: Any, **__: Any) -> None:
+        raise ConnectionLost("gone")
+
+    world.stream.send_status = lost  # type: ignore[method-assign]
+    world.feedback.prompt()
+    with pytest.raises(ConnectionLost, match="gone"):
+        await world.feedback.run()

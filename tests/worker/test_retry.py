@@ -1,0 +1,101 @@
+"""Which error leads to what, and how long the next attempt waits."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.errors import (
+    ApplyError,
+    ConnectionLost,
+    EndOfStream,
+    MappingError,
+    ProtocolError,
+    PublisherError,
+    PublisherReplaced,
+    ServerError,
+    SlotLost,
+    StaleCatalog,
+    StaleMapping,
+    SubscriberError,
+)
+from subscriber.worker.causes import leaves, root_cause
+from subscriber.worker.retry import FIRST_BACKOFF, RETRY_INTERVAL, Backoff, Reaction, reaction
+
+
+def server_error(sqlstate: str) -> ServerError:
+    return ServerError({"C": sqlstate, "M": "no"})
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (StaleMapping("x"), Reaction.AT_ONCE),
+        (StaleCatalog("x"), Reaction.IN_A_MOMENT),
+        (SlotLost("x"), Reaction.STOP),
+        (PublisherReplaced("x"), Reaction.STOP),
+        (PublisherError("x"), Reaction.STOP),
+        (ConnectionLost("x"), Reaction.BACKOFF),
+        (EndOfStream("x"), Reaction.BACKOFF),
+        (ConnectionResetError(), Reaction.BACKOFF),
+        (TimeoutError(), Reaction.BACKOFF),
+        (ProtocolError("x"), Reaction.INTERVAL),
+        (MappingError("x"), Reaction.INTERVAL),
+        (ApplyError("x"), Reaction.INTERVAL),
+        (SubscriberError("x"), Reaction.INTERVAL),
+        (ValueError("a bug"), Reaction.INTERVAL),
+        (server_error("08006"), Reaction.BACKOFF),  # connection_failure
+        (server_error("57P01"), Reaction.BACKOFF),  # admin_shutdown
+        (server_error("57P03"), Reaction.BACKOFF),  # cannot_connect_now
+        (server_error("53300"), Reaction.BACKOFF),  # too_many_connections
+        (server_error("55006"), Reaction.BACKOFF),  # object_in_use: the slot is active
+        (server_error("40001"), Reaction.BACKOFF),  # serialization_failure
+        (server_error("40P01"), Reaction.BACKOFF),  # deadlock_detected
+        (server_error("55P03"), Reaction.BACKOFF),  # lock_not_available
+        (server_error("SB002"), Reaction.BACKOFF),  # progress out of step
+        (server_error("23505"), Reaction.INTERVAL),  # unique_violation
+        (server_error("22P02"), Reaction.INTERVAL),  # invalid_text_representation
+        (server_error("42501"), Reaction.INTERVAL),  # insufficient_privilege
+        (server_error("53100"), Reaction.INTERVAL),  # disk_full
+        (server_error("53400"), Reaction.INTERVAL),  # configuration_limit_exceeded: no origin is free
+        (server_error("57014"), Reaction.INTERVAL),  # query_canceled
+        (server_error("28P01"), Reaction.INTERVAL),  # invalid_password
+        (server_error("P0001"), Reaction.INTERVAL),  # raised by a trigger
+    ],
+    ids=lambda value: value.name if isinstance(value, Reaction) else f"{type(value).__name__} {value}",
+)
+def test_reactions(error: BaseException, expected: Reaction) -> None:
+    assert reaction(error) is expected
+
+
+def test_waits() -> None:
+    backoff = Backoff()
+    assert backoff.next(Reaction.AT_ONCE) == 0.0
+    assert backoff.next(Reaction.IN_A_MOMENT) == FIRST_BACKOFF
+    assert backoff.next(Reaction.INTERVAL) == RETRY_INTERVAL
+    with pytest.raises(ValueError, match="no next attempt"):
+        backoff.next(Reaction.STOP)
+
+
+def test_waits_after_transient_errors_grow_and_begin_anew() -> None:
+    backoff = Backoff()
+    full = FIRST_BACKOFF
+    for _ in range(2000):
+        assert full / 2 <= backoff.next(Reaction.BACKOFF) <= full
+        full = min(RETRY_INTERVAL, full * 2)
+    assert full == RETRY_INTERVAL
+    backoff.reset()
+    assert backoff.next(Reaction.BACKOFF) <= FIRST_BACKOFF
+
+
+def test_workers_do_not_come_back_together() -> None:
+    assert len({Backoff().next(Reaction.BACKOFF) for _ in range(20)}) > 1
+
+
+def test_the_cause_of_several_errors() -> None:
+    lost, refused, bug = ConnectionLost("lost"), ApplyError("refused"), KeyError("bug")
+    assert root_cause(lost) is lost
+    assert root_cause(BaseExceptionGroup("", [lost, refused])) is refused
+    assert root_cause(BaseExceptionGroup("", [lost, BaseExceptionGroup("", [refused, bug])])) is bug
+    first, second = ApplyError("first"), ApplyError("second")
+    assert root_cause(BaseExceptionGroup("", [first, second])) is first
+    assert list(leaves(BaseExceptionGroup("", [lost, BaseExceptionGroup("", [refused])]))) == [lost, refused]

@@ -1,0 +1,190 @@
+"""The states of tables that workers share, and the apply worker's part in moving them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import anyio
+import pytest
+
+from subscriber.apply.subrel import State
+from subscriber.catalog import store
+from subscriber.lsn import Lsn
+from subscriber.worker.apply_worker import ApplyWorker
+from subscriber.worker.tables import Tables
+
+
+def stored(relid: int, state: str, lsn: int | None = None) -> store.RelationState:
+    return store.RelationState(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
+
+
+def loaded(*rows: store.RelationState) -> Tables:
+    tables = Tables()
+    tables.load(rows, ())
+    return tables
+
+
+def states(tables: Tables, *relids: int) -> str:
+    return "".join(table.state.value if (table := tables.get(relid)) else "-" for relid in relids)
+
+
+def test_what_the_catalog_says_is_taken_over() -> None:
+    tables = loaded(stored(1, "r", 50), stored(2, "s", 70), stored(3, "i"))
+    assert states(tables, 1, 2, 3, 4) == "rsi-"
+    assert tables.names[1] == ("s", "t1")
+    assert set(tables.unready) == {2, 3}
+    assert tables.applies(1, Lsn(50))
+    assert tables.applies(2, Lsn(70))
+    assert not tables.applies(2, Lsn(69))
+    assert not tables.applies(3, Lsn(99))
+    assert not tables.applies(4, Lsn(99))
+
+
+def test_tables_come_and_go() -> None:
+    tables = loaded(stored(1, "r"), stored(2, "r"))
+    tables.load([stored(2, "r"), stored(3, "i")], ())
+    assert states(tables, 1, 2, 3) == "-ri"
+
+
+def test_a_table_taken_out_and_put_back_is_copied_again() -> None:
+    tables = loaded(stored(1, "r", 50))
+    tables.load([stored(1, "i")], ())
+    assert states(tables, 1) == "i"
+    assert set(tables.unready) == {1}
+
+
+def test_what_workers_have_agreed_on_is_left_alone() -> None:
+    tables = loaded(stored(1, "f", 50), stored(2, "f", 50))
+    for relid in (1, 2):
+        tables.move(relid, State.SYNCWAIT, Lsn(50))
+    tables.load([stored(1, "f", 50), stored(2, "f", 50)], [1])
+    assert states(tables, 1, 2) == "wf"
+
+
+@pytest.mark.parametrize(("before", "after"), [("f", "f"), ("w", "f"), ("c", "f"), ("s", "s"), ("i", "i"), ("d", "d")])
+def test_a_sync_worker_that_has_ended_early(before: str, after: str) -> None:
+    tables = loaded(stored(1, "f" if before in "wc" else before, 50))
+    if before in "wc":
+        tables.move(1, State.SYNCWAIT, Lsn(50))
+    if before == "c":
+        tables.move(1, State.CATCHUP, Lsn(60))
+    tables.restore(1)
+    tables.restore(99)
+    assert states(tables, 1) == after
+
+
+async def test_everybody_who_waits_is_woken() -> None:
+    tables = loaded(stored(1, "i"))
+    changes = 0
+
+    def changed() -> None:
+        nonlocal changes
+        changes += 1
+
+    tables.on_change = changed
+    seen: list[str] = []
+
+    async def wait_for(state: State) -> None:
+        await tables.wait_until(lambda: states(tables, 1) == state.value)
+        seen.append(state.value)
+
+    async with anyio.create_task_group() as tasks:
+        for state in (State.DATASYNC, State.DATASYNC, State.FINISHEDCOPY):
+            tasks.start_soon(wait_for, state)
+        await anyio.wait_all_tasks_blocked()
+        tables.move(1, State.DATASYNC, Lsn(0))
+        await anyio.wait_all_tasks_blocked()
+        assert seen == ["d", "d"]
+        tables.move(1, State.FINISHEDCOPY, Lsn(9))
+    assert seen == ["d", "d", "f"]
+    assert changes == 2
+
+
+# --- the apply worker's part ----------------------------------------------------------------------
+
+
+def apply_worker(tables: Tables, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
+    """process_tables() of an apply worker; nothing in it that needs a server is reached."""
+    worker = ApplyWorker.__new__(ApplyWorker)
+    worker._tables = tables
+    worker._is_syncing = syncing.__contains__
+    worker._start_sync = started.append
+    return cast("Callable[[Lsn], Any]", worker._process_tables)
+
+
+async def test_a_table_without_sync_worker_gets_one() -> None:
+    tables, started = loaded(stored(1, "i"), stored(2, "f", 5), stored(3, "r"), stored(4, "d")), list[int]()
+    assert await apply_worker(tables, {4}, started)(Lsn(100)) is False
+    assert started == [1, 2]
+
+
+async def test_the_hand_over_waits_for_the_sync_worker() -> None:
+    tables = loaded(stored(1, "f", 50))
+    tables.move(1, State.SYNCWAIT, Lsn(50))
+    process = apply_worker(tables, {1}, [])
+    finished = False
+
+    async def hand_over() -> None:
+        nonlocal finished
+        await process(Lsn(80))
+        finished = True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(hand_over)
+        await anyio.wait_all_tasks_blocked()
+        table = tables.get(1)
+        assert table is not None
+        assert (table.state, table.lsn) == (State.CATCHUP, 80)
+        tables.notify()
+        await anyio.wait_all_tasks_blocked()
+        assert not finished
+        tables.move(1, State.SYNCDONE, Lsn(85))
+    assert finished
+
+
+async def test_an_apply_worker_that_is_started_again_waits_for_the_hand_over_of_the_one_before() -> None:
+    """It would pass over transactions that the sync worker, which is done before them, does not apply either."""
+    tables = loaded(stored(1, "f", 50))
+    tables.move(1, State.SYNCWAIT, Lsn(50))
+    syncing = {1}
+    with anyio.move_on_after(0.01):
+        await apply_worker(tables, syncing, [])(Lsn(80))
+    assert states(tables, 1) == "c"
+    finished = False
+
+    async def again() -> None:
+        nonlocal finished
+        await apply_worker(tables, syncing, [])(Lsn(60))
+        finished = True
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(again)
+        await anyio.wait_all_tasks_blocked()
+        assert not finished
+        table = tables.get(1)
+        assert table is not None
+        assert (table.state, table.lsn) == (State.CATCHUP, 80)
+        tables.move(1, State.SYNCDONE, Lsn(85))
+
+
+@pytest.mark.parametrize("end", ["dies", "table is dropped"])
+async def test_the_hand_over_ends_when_there_is_nothing_to_wait_for(end: str) -> None:
+    tables = loaded(stored(1, "f", 50))
+    tables.move(1, State.SYNCWAIT, Lsn(50))
+    syncing = {1}
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(apply_worker(tables, syncing, []), Lsn(80))
+        await anyio.wait_all_tasks_blocked()
+        if end == "dies":
+            syncing.clear()
+            tables.restore(1)
+            assert states(tables, 1) == "f"
+        else:
+            tables.load([], syncing)
+
+
+async def test_a_table_is_not_taken_over_before_its_position() -> None:
+    tables = loaded(stored(1, "s", 90))
+    await apply_worker(tables, set(), [])(Lsn(89))
+    assert states(tables, 1) == "s"
