@@ -16,6 +16,7 @@ anyway, should a notification be lost.
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
 import anyio
 from anyio.abc import TaskGroup
@@ -24,11 +25,11 @@ from subscriber import telemetry
 from subscriber.catalog import locks, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
-from subscriber.errors import ConnectionLost
+from subscriber.errors import ConnectionLost, ServerError
 from subscriber.subscription import Subscription
 from subscriber.worker.causes import root_cause
 from subscriber.worker.flush import Flusher
-from subscriber.worker.retry import Backoff, Reaction, reaction
+from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import Board
 from subscriber.worker.supervisor import Supervisor, Surroundings
 
@@ -47,29 +48,31 @@ class Launcher:
         self._target = target
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
+        self._was_ready = False
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
         backoff = Backoff()
         telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
         while True:
+            started = monotonic()
             try:
-                await self._work(on_ready, backoff)
+                await self._work(on_ready)
                 await anyio.sleep(EMPTY_POLL)
             except Exception as group:
                 error = root_cause(group)
-                how = reaction(error)
-                if how not in (Reaction.BACKOFF, Reaction.AT_ONCE):
+                if not self._was_ready and _is_hopeless(error):
                     raise error from group
                 telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
-                await anyio.sleep(backoff.next(how))
+                if monotonic() - started > RETRY_INTERVAL:
+                    backoff.reset()
+                await anyio.sleep(backoff.next(Reaction.BACKOFF))
 
-    async def _work(self, on_ready: Callable[[], None], backoff: Backoff) -> None:
+    async def _work(self, on_ready: Callable[[], None]) -> None:
         async with Catalog.open(self._target, "subscriber launcher") as catalog:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
             await self._become_active(catalog)
-            backoff.reset()
             await catalog.listen(CHANNEL, self._notified)
             async with catalog.use() as connection:
                 await ensure_schema(connection)
@@ -82,6 +85,7 @@ class Launcher:
 
     async def _run_subscriptions(self, around: Surroundings, lost: anyio.Event, on_ready: Callable[[], None]) -> None:
         self._supervisors.clear()
+        self._was_ready = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(around.flusher.run)
             tasks.start_soon(around.board.run)
@@ -149,6 +153,13 @@ class Launcher:
             await supervisor.run()
         if self._supervisors.get(subid, (None,))[0] is supervisor:
             del self._supervisors[subid]
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Errors of the first start that waiting does not mend: who starts us has to."""
+    if isinstance(error, ServerError):
+        return not error.sqlstate.startswith(TRANSIENT)
+    return not isinstance(error, ConnectionLost | OSError | TimeoutError)
 
 
 async def _fail_when(lost: anyio.Event) -> None:

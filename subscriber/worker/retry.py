@@ -22,7 +22,7 @@ from subscriber.errors import ConnectionLost, PublisherError, ServerError, Stale
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
 FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
 
-_TRANSIENT = ("08", "57P", "53300", "55006", "40001", "40P01", "55P03", "SB002")
+TRANSIENT = ("08", "57P", "53300", "55006", "40001", "40P01", "55P03", "SB002")
 
 
 class Reaction(Enum):
@@ -43,7 +43,7 @@ def reaction(error: BaseException) -> Reaction:
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
             return Reaction.BACKOFF
-        case ServerError() if error.sqlstate.startswith(_TRANSIENT):
+        case ServerError() if error.sqlstate.startswith(TRANSIENT):
             return Reaction.BACKOFF
         case _:
             return Reaction.INTERVAL

@@ -14,8 +14,10 @@ import anyio
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
 from subscriber.catalog.store import WorkerStatus
+from subscriber.errors import ServerError
 from subscriber.worker.apply_loop import ApplyLoop
 
+FOREIGN_KEY_VIOLATION = "23503"
 INTERVAL = 1.0  # seconds between two writes
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -85,6 +87,11 @@ class Board:
                 continue
             report.update()
             if report.status != report.written:
-                async with self._catalog.use() as connection:
-                    await store.report_worker(connection, report.status)
+                try:
+                    async with self._catalog.use() as connection:
+                        await store.report_worker(connection, report.status)
+                except ServerError as error:
+                    if error.sqlstate != FOREIGN_KEY_VIOLATION:
+                        raise
+                    self._reports.remove(report)  # the subscription is being dropped at this moment
                 report.written = replace(report.status)
