@@ -116,7 +116,8 @@ class SubscriptionStatus:
     def is_wrong(self) -> bool:
         """Whether somebody should look at it."""
         lost = self.publisher.slot_exists is False and self.slot is not None and self.enabled
-        return STATES[self.state] or lost or any(table.state == SYNC_FAILED for table in self.not_ready)
+        again = self.state == "connecting" and self.error is not None  # an attempt after one that has failed
+        return STATES[self.state] or again or lost or any(table.state == SYNC_FAILED for table in self.not_ready)
 
 
 @dataclass(frozen=True, slots=True)

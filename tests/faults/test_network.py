@@ -58,6 +58,7 @@ async def test_publisher_cannot_be_reached(faults: Scene, proxies: Proxies, seco
         began = monotonic()
         status = await status_says(faults, lambda status: status is not None and bool(status["error"]))
         assert status["state"] in ("waiting to retry", "connecting")
+        assert not status["ok"]
         assert "publisher" in status["error"] or "WAL stream" in status["error"]
         assert "refused" in status["publisher"]["error"]
         await anyio.sleep(seconds - (monotonic() - began))
@@ -171,6 +172,7 @@ async def test_publisher_that_falls_silent_is_given_up(
     assert monotonic() - began < 3
     status = await status_says(faults, lambda status: status is not None and bool(status["error"]))
     assert status["error"] == "terminating logical replication worker due to timeout"
+    assert not status["ok"]
     await proxy.restore()
     await equal(faults, subscriber)
     assert (await is_streaming(faults))["error"] is None
