@@ -1,0 +1,463 @@
+"""The apply loop between a stream and a target that do what the test says, one step at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import Begin, Commit, Insert, Message, Relation, Truncate
+from subscriber.protocol.walstream import Keepalive, XLogData
+from subscriber.protocol.walstream import encode as envelope
+from subscriber.source.walsender import ReplicationStream
+from subscriber.target.postgres import PostgresTarget
+from subscriber.worker import apply_loop as apply_loop_module
+from subscriber.worker.apply_loop import ApplyLoop
+from tests.apply.build import local, remote, row
+
+RELATION = remote("a*", relid=1, name="t1")
+UNWANTED = remote("a*", relid=2, name="t2")
+BROKEN = remote("a*", relid=3, name="t3")
+
+
+class Stream:
+    """The publisher's side: what it sends, and the status updates it got."""
+
+    def __init__(self) -> None:
+        self.waiting: list[list[bytes]] = []  # what nobody has received yet
+        self.statuses: list[tuple[int, int, int]] = []
+        self._ended = False
+        self._changed = anyio.Event()
+
+    def send(self, *payloads: bytes) -> None:
+        self.waiting.append(list(payloads))
+        self._changed.set()
+
+    def end(self) -> None:
+        self._ended = True
+        self._changed.set()
+
+    async def receive(self) -> list[bytes]:
+        while not self.waiting:
+            if self._ended:
+                raise EndOfStream("data stream from publisher has ended")
+            self._changed = anyio.Event()
+            await self._changed.wait()
+        return self.waiting.pop(0)
+
+    def send_status(self, write: Lsn, flush: Lsn, apply: Lsn, *, reply_requested: bool = False) -> None:
+        self.statuses.append((write, flush, apply))
+
+    @property
+    def flushed(self) -> int:
+        return self.statuses[-1][1] if self.statuses else 0
+
+
+class Target:
+    """Answers a commit when the test says so; stands still while `stuck`."""
+
+    def __init__(self) -> None:
+        self.pipeline = self
+        self.done: list[object] = []
+        self.commits: list[Callable[[], None]] = []  # to be answered
+        self.stuck = anyio.Event()
+        self.stuck.set()
+        self.failed: SubscriberError | None = None
+        self.settled = False
+
+    async def watch(self) -> None:
+        while self.failed is None:
+            await anyio.sleep(0.001)
+        raise self.failed
+
+    def flush(self) -> None:
+        pass
+
+    async def settle(self) -> None:
+        self.settled = True
+
+    async def map(self, relation: Relation) -> RelationMapping:
+        if relation is not RELATION and relation.relid == BROKEN.relid:
+            raise MappingError('logical replication target relation "s.t3" does not exist')
+        mapping = map_relation(relation, local("a", identity=("a",), name=relation.name))
+        object.__setattr__(mapping.local, "oid", relation.relid)
+        return mapping
+
+    async def change(self, transaction: RemoteTransaction, mapping: RelationMapping, change: Message) -> None:
+        transaction.changed = True
+        await self.stuck.wait()
+        self.done.append((mapping.label, change.message_type))
+
+    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], _: Truncate) -> None:
+        transaction.changed = True
+        self.done.append([m.label for m in mappings])
+
+    async def commit(self, _: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        self.done.append(int(end_lsn))
+        self.commits.append(on_committed)
+
+    def add_context(self, error: SubscriberError, note: Any) -> None:
+        error.context.append(error_context("o", note.message, None, None, note.transaction))
+
+
+def wire(message: Message, at: int = 0) -> bytes:
+    return envelope(XLogData(Lsn(at), Lsn(at), 7, encode(message)))
+
+
+def keepalive(at: int, *, reply: bool = False) -> bytes:
+    return envelope(Keepalive(Lsn(at), 7, reply))
+
+
+def transaction(start: int, *relids: int, size: int = 1) -> list[bytes]:
+    """A transaction from `start` on, committed at start + 5, that ends at start + 8."""
+    return [
+        wire(Begin(Lsn(start + 5), 0, start), start),
+        wire(RELATION),
+        wire(UNWANTED),
+        wire(BROKEN),
+        *(wire(Insert(None, relid, row("x" * size)), start + 1) for relid in relids),
+        wire(Commit(Lsn(start + 5), Lsn(start + 8), 0), start + 8),
+    ]
+
+
+class Run:
+    """A running loop."""
+
+    def __init__(self, *, flush: Callable[[], Awaitable[None]] | None = None) -> None:
+        self.stream, self.target = Stream(), Target()
+        self.boundaries: list[int] = []
+        self.ends_at: int | None = None
+        self.error: BaseException | None = None
+        self.loop = ApplyLoop(
+            cast(ReplicationStream, self.stream),
+            cast(PostgresTarget, self.target),
+            Lsn(10),
+            wants=lambda relid, _finish_lsn: relid == RELATION.relid,
+            at_boundary=self._at_boundary,
+            flush=flush,
+            sender_timeout=0,
+        )
+
+    async def _at_boundary(self, position: Lsn) -> bool:
+        self.boundaries.append(position)
+        return self.ends_at is not None and position >= self.ends_at
+
+    async def run(self) -> None:
+        try:
+            await self.loop.run()
+        except SubscriberError as error:
+            self.error = error
+
+    def answer(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.target.commits.pop(0)()
+
+
+@asynccontextmanager
+async def running(run: Run) -> AsyncIterator[Run]:
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(run.run)
+            await settled()
+            yield run
+            tasks.cancel_scope.cancel()
+
+
+async def settled() -> None:
+    """Until everything that can be done without an answer has been done."""
+    for _ in range(30):
+        await anyio.lowlevel.checkpoint()
+
+
+# --- what is confirmed ----------------------------------------------------------------------------
+
+
+async def test_a_commit_is_confirmed_when_it_was_answered() -> None:
+    async with running(Run()) as run:
+        run.stream.send(*transaction(100, 1))
+        await settled()
+        assert run.target.done == [("s.t1", "INSERT"), 108]
+        assert run.stream.flushed == 10
+        run.answer()
+        await settled()
+        assert run.stream.statuses[-1] == (108, 108, 108)
+
+
+async def test_and_with_synchronous_commit_off_when_it_was_flushed() -> None:
+    flushes = 0
+    may_flush = anyio.Event()
+
+    async def flush() -> None:
+        nonlocal flushes
+        flushes += 1
+        await may_flush.wait()
+
+    async with running(Run(flush=flush)) as run:
+        run.stream.send(*transaction(100, 1), *transaction(200, 1))
+        await settled()
+        assert flushes == 0
+        run.answer()
+        await settled()
+        assert flushes == 1
+        assert run.stream.statuses[-1] == (208, 10, 108)
+        run.answer()  # while the flush is under way, which may not cover it
+        await settled()
+        assert run.stream.statuses[-1] == (208, 10, 208)
+        may_flush.set()
+        await settled()
+        assert flushes == 2
+        assert run.stream.statuses[-1] == (208, 208, 208)
+
+
+async def test_keepalives_and_transactions_of_others_are_confirmed_at_once_when_nothing_is_pending() -> None:
+    async with running(Run()) as run:
+        run.stream.send(keepalive(50))
+        await settled()
+        assert run.stream.statuses[-1] == (50, 50, 50)
+        run.stream.send(*transaction(100, 2))
+        await settled()
+        assert run.stream.statuses[-1] == (108, 108, 108)
+        run.stream.send(*transaction(200))
+        await settled()
+        assert run.stream.statuses[-1] == (208, 208, 208)
+        assert run.target.done == []
+
+
+async def test_and_wait_for_what_came_before_them_otherwise() -> None:
+    async with running(Run()) as run:
+        run.stream.send(
+            *transaction(100, 1), keepalive(150), *transaction(200, 2), *transaction(300, 1), keepalive(400)
+        )
+        await settled()
+        assert run.stream.statuses[-1] == (400, 10, 10)
+        run.answer()
+        await settled()
+        assert run.stream.flushed in (208, 301)  # all that stood before the second commit
+        run.answer()
+        await settled()
+        assert run.stream.flushed == 400
+
+
+async def test_the_publisher_hears_from_us_while_the_target_is_stuck() -> None:
+    async with running(Run()) as run:
+        run.target.stuck = anyio.Event()
+        run.stream.send(*transaction(100, 1))
+        await settled()
+        before = len(run.stream.statuses)
+        run.stream.send(keepalive(500, reply=True))
+        await settled()
+        assert len(run.stream.statuses) == before + 1
+        assert run.stream.flushed <= 105  # not the keepalive's position
+        run.target.stuck.set()
+        await settled()
+        run.answer()
+        await settled()
+        assert run.stream.flushed == 500
+
+
+async def test_a_full_queue_stops_reading_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_loop_module, "QUEUE", 10_000)
+    async with running(Run()) as run:
+        run.target.stuck = anyio.Event()
+        for number in range(50):
+            run.stream.send(*transaction(100 * number + 100, 1, size=1000))
+        await settled()
+        assert len(run.stream.waiting) > 30
+        run.target.stuck.set()
+        while run.stream.waiting or len(run.target.commits) < 50:
+            await settled()
+        run.answer(50)
+        await settled()
+        assert run.stream.flushed == 5008
+        assert run.loop.counters.transactions == run.loop.counters.changes == 50
+
+
+steps = st.lists(
+    st.sampled_from(["changed", "unwanted", "empty", "keepalive", "answer", "flushed", "turn"]), max_size=40
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=steps)
+async def test_whatever_the_order_no_more_is_confirmed_than_is_durable(steps: list[str]) -> None:
+    flushing: list[anyio.Event] = []
+    durable = 0  # commits
+
+    async def flush() -> None:
+        nonlocal durable
+        covered = len(ends) - len(run.target.commits)
+        flushing.append(event := anyio.Event())
+        await event.wait()
+        durable = max(durable, covered)
+
+    async with running(Run(flush=flush)) as run:
+        at, ends = 100, list[int]()
+        bound = [10]  # [n]: what may be confirmed when n commits are durable
+
+        def check() -> None:
+            assert run.stream.flushed <= bound[durable]
+
+        for step in [*steps, *["turn", "answer", "turn", "flushed"] * 45, "turn"]:
+            match step:
+                case "changed":
+                    run.stream.send(*transaction(at, 1))
+                    bound[-1] = at + 5
+                    ends.append(at + 8)
+                    bound.append(at + 8)
+                case "unwanted" | "empty":
+                    run.stream.send(*transaction(at, *([2] if step == "unwanted" else [])))
+                    bound[-1] = at + 8
+                case "keepalive":
+                    run.stream.send(keepalive(at))
+                    bound[-1] = at
+                case "answer":
+                    if run.target.commits:
+                        run.answer()
+                case "flushed":
+                    if flushing:
+                        flushing.pop(0).set()
+                case "turn":
+                    await settled()
+            at += 10
+            check()
+        await settled()
+        assert durable == len(ends)
+        assert run.stream.flushed == max([10, *bound])
+        flushes = [flush for _, flush, _ in run.stream.statuses]
+        assert flushes == sorted(flushes)
+
+
+# --- boundaries and the end -----------------------------------------------------------------------
+
+
+async def test_boundaries_are_between_transactions_only() -> None:
+    async with running(Run()) as run:
+        assert run.boundaries == [10, 10]
+        begin, *middle, commit = transaction(100, 1, 1)
+        run.stream.send(begin, *middle)
+        await settled()
+        assert run.boundaries == [10, 10]
+        run.stream.send(commit)
+        await settled()
+        assert run.boundaries == [10, 10, 108, 108]
+        run.loop.wake()
+        await settled()
+        assert run.boundaries[-1] == 108
+        assert len(run.boundaries) == 5
+
+
+async def test_it_ends_at_a_boundary_when_told_to() -> None:
+    run = Run()
+    run.ends_at = 108
+    run.stream.send(*transaction(100, 1), *transaction(200, 1))
+    with anyio.fail_after(5):
+        await run.run()
+    assert run.error is None
+    assert run.loop.position == 108
+    assert run.target.done == [("s.t1", "INSERT"), 108]
+    assert run.target.settled
+
+
+async def test_it_can_end_before_it_begins() -> None:
+    run = Run()
+    run.ends_at = 10
+    with anyio.fail_after(5):
+        await run.run()
+    assert run.boundaries == [10]
+
+
+@pytest.mark.parametrize(
+    ("payloads", "error"),
+    [
+        ([b""], ProtocolError),
+        ([b"w"], ProtocolError),
+        ([wire(Commit(Lsn(1), Lsn(2), 0))], ProtocolError),
+        ([envelope(XLogData(Lsn(1), Lsn(1), 0, b"?"))], ProtocolError),
+        (transaction(100, 9), MappingError),
+        (transaction(100, 3), MappingError),
+    ],
+    ids=["nothing", "half an envelope", "out of order", "an unknown message", "an unknown table", "a missing table"],
+)
+async def test_what_cannot_be_applied_ends_it(payloads: list[bytes], error: type[SubscriberError]) -> None:
+    run = Run()
+    run.stream.send(*payloads)
+    with anyio.fail_after(5):
+        await run.run()
+    assert isinstance(run.error, error)
+    assert run.target.commits == []
+    if error is MappingError:
+        assert run.error.context == [error_context("o", "INSERT", transaction=RemoteTransaction(100, Lsn(105), 0))]
+
+
+async def test_what_came_before_an_error_is_applied() -> None:
+    run = Run()
+    run.stream.send(*transaction(100, 1), *transaction(200, 3))
+    with anyio.fail_after(5):
+        await run.run()
+    assert isinstance(run.error, MappingError)
+    assert run.target.done == [("s.t1", "INSERT"), 108]
+
+
+async def test_the_end_of_the_stream_comes_after_what_was_sent() -> None:
+    """What is still queued is not applied any more: it comes again."""
+    run = Run()
+    run.stream.send(*transaction(100, 1))
+    run.stream.end()
+    with anyio.fail_after(5):
+        await run.run()
+    assert isinstance(run.error, EndOfStream)
+
+
+async def test_an_error_of_the_target_is_told_before_a_lost_stream() -> None:
+    run = Run()
+    run.target.failed = ApplyError("no")
+    run.stream.send(*transaction(100, 1))
+    with anyio.fail_after(5):
+        await run.run()
+    assert run.error is run.target.failed
+
+    run = Run()
+    run.target.failed = ConnectionLost("gone")
+    with anyio.fail_after(5):
+        await run.run()
+    assert run.error is run.target.failed
+
+
+async def test_only_the_tables_that_are_ours_are_truncated() -> None:
+    async with running(Run()) as run:
+        begin, *relations, commit = transaction(100)
+        both = wire(Truncate(None, False, False, (2, 1)))
+        run.stream.send(begin, *relations, both, commit)
+        begin, *relations, commit = transaction(200)
+        run.stream.send(begin, wire(Truncate(None, False, False, (2,))), commit)
+        await settled()
+        assert run.target.done == [["s.t1"], 108]
+        run.answer()
+        await settled()
+        assert run.stream.flushed == 208
+
+
+async def test_other_tasks_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(apply_loop_module, "TURN", 10)
+    async with running(Run()) as run:
+        run.stream.send(*(p for n in range(2000) for p in transaction(100 * n + 100, 2)))
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()
+        assert run.loop.counters.transactions < 2000
+        while run.loop.counters.transactions < 2000:
+            await anyio.lowlevel.checkpoint()
+        await settled()
+        assert run.stream.flushed == 200_008
+        assert run.loop.counters.last_send_time == 7
