@@ -88,7 +88,7 @@ async def execute(connection: asyncpg.Connection, sql: str, *, notice: Notice) -
     for statement in parse(sql):
         try:
             await _execute(connection, statement, notice)
-        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, OSError) as error:
+        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise ConnectionLost(f"connection to the target was lost: {error}") from error
         except asyncpg.PostgresError as error:
             raise ServerError(server_fields(error)) from error

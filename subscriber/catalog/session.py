@@ -42,7 +42,8 @@ class Catalog:
         async with self._lock:
             try:
                 yield self._connection
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            # InternalClientError: used between a server's last words and the end of the connection
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
                 raise _translate(error) from error
 
     def on_lost(self, callback: Callable[[], None]) -> None:
