@@ -24,7 +24,7 @@ from subscriber.protocol.messages import Delete, Insert, Message, OldPart, Relat
 from subscriber.protocol.tuples import BINARY, UNCHANGED, TupleData
 from subscriber.target import relations, statements
 from subscriber.target.progress import ProgressRow
-from subscriber.target.statements import OLD, Plan
+from subscriber.target.statements import NEW, OLD, Plan
 
 # What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
 SETTINGS = {
@@ -119,7 +119,8 @@ class PostgresTarget:
         else:
             old = change.old.split()
             _require_columns(mapping, old[0])
-            self._run(statements.delete(mapping, old[0]), _NO_ROW, old, note)
+            self._find(OLD, _NO_ROW, old, note)
+            self._run(statements.delete(mapping), _NO_ROW, old, note)
         if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
@@ -149,9 +150,15 @@ class PostgresTarget:
                 identity_changed = identity_changed or old[1][index] != new[1][index]
             else:  # the old value was not sent, and the new key would find another row
                 identity_changed = True
-        old_status = old[0] if change.old is not None else None
-        plan = statements.update(mapping, change.old_part, old_status, new[0], identity_changed)
-        self._run(plan, new, old, note)
+        self._find(NEW if change.old is None else OLD, new, old, note)
+        self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
+
+    def _find(self, row: int, new: Row, old: Row, note: Note) -> None:
+        """For a table without a key: find the row that the next statement is about."""
+        mapping = note.mapping
+        if mapping is not None and mapping.search is None:
+            plan = statements.find(mapping, row, (new, old)[row][0])
+            self._run(plan, new, old, Note(note.message, note.transaction, mapping, may_be_stale=note.may_be_stale))
 
     def _run(
         self,

@@ -6,7 +6,9 @@ assignment checks the column's length as INSERT does. An explicit cast would cut
 
 Rules that are not obvious, each from a difference between SQL and the executor:
 
-- Only the first of several equal rows is changed (REPLICA IDENTITY FULL): the row is picked by ctid.
+- Only the first of several equal rows is changed (REPLICA IDENTITY FULL): a statement of its own locks it and
+  keeps its ctid for the next, which changes it. In one statement, the change would look with the snapshot from
+  before the lock was waited for, and not see the row as another session has left it.
 - `IS NOT DISTINCT FROM` never uses an index, so a search for a NULL is its own statement with IS NULL.
 - Every column that was sent is set, changed or not, so that triggers FOR UPDATE OF see them;
   a column that was not sent (unchanged TOAST) is left out.
@@ -29,6 +31,14 @@ from subscriber.protocol.messages import OldPart
 from subscriber.protocol.tuples import NULL, UNCHANGED
 
 NEW, OLD = 0, 1  # which row of the change a parameter comes from
+
+# Where find() keeps the place of the row it has locked; empty: there is none.
+_PLACE = "pg_catalog.current_setting('subscriber.place')"
+_IS_FOUND = f"ctid = nullif({_PLACE}, '')::pg_catalog.tid"
+_IS_FOUND_IN_PARTITION = (
+    f"tableoid = nullif(pg_catalog.split_part({_PLACE}, ' ', 1), '')::pg_catalog.oid"
+    f" AND ctid = nullif(pg_catalog.split_part({_PLACE}, ' ', 2), '')::pg_catalog.tid"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ class _Builder:
         return " AND ".join(self._equals(row, index) for index in search)
 
     def where_row(self, row: int, status: bytes) -> str:
-        """Matches one row equal to all of `row`, by its place in the table."""
+        """Matches every row equal to all of `row`."""
         conditions = []
         for index, column in enumerate(self.mapping.attributes):
             if status[index] == NULL:
@@ -77,10 +87,7 @@ class _Builder:
             else:
                 conditions.append(self._equals(row, index))
         conditions += [f"{quote(column.name)} IS NULL" for column in self.mapping.local_only]
-        where = " AND ".join(conditions) or "true"
-        place = "(tableoid, ctid)" if self.mapping.local.partitioned else "ctid"
-        columns = place.strip("()")
-        return f"{place} = (SELECT {columns} FROM {self.only} WHERE {where} LIMIT 1 FOR UPDATE)"
+        return " AND ".join(conditions) or "true"
 
     def _equals(self, row: int, index: int) -> str:
         column = self.mapping.attributes[index]
@@ -116,49 +123,43 @@ def _insert(mapping: RelationMapping) -> Plan:
 def update(
     mapping: RelationMapping,
     old_part: OldPart | None,
-    old_status: bytes | None,
     new_status: bytes,
     identity_changed: bool = False,
 ) -> Plan:
-    """Find the row by the old row if one was sent, else by the new row's key, and set what was sent.
+    """Find the row by the old row's key if one was sent, else by the new row's, and set what was sent.
 
-    `identity_changed`: an identity column GENERATED ALWAYS gets another value. Raises MappingError when
-    the row cannot be identified.
+    Without a key, the row is the one that find() has found. `identity_changed`: an identity column
+    GENERATED ALWAYS gets another value. Raises MappingError when the row cannot be identified.
     """
-    search = mapping.search
-    # With a key only the pattern of sent columns decides the text; the whole old row also by its NULLs.
-    nulls = None if search is not None or old_status is None else bytes(s == NULL for s in old_status)
     unchanged = bytes(s == UNCHANGED for s in new_status)
-    key = ("update", old_part is not None, nulls, unchanged, identity_changed)
+    key = ("update", old_part is not None, unchanged, identity_changed)
     if (plan := mapping.plans.get(key)) is None:
-        plan = mapping.plans[key] = _update(mapping, old_status, new_status, identity_changed)
+        row = NEW if old_part is None else OLD
+        plan = mapping.plans[key] = _update(mapping, row, new_status, identity_changed)
     assert isinstance(plan, Plan)
     return plan
 
 
-def _update(mapping: RelationMapping, old_status: bytes | None, new_status: bytes, identity_changed: bool) -> Plan:
+def _update(mapping: RelationMapping, row: int, new_status: bytes, identity_changed: bool) -> Plan:
     _require_search(mapping)
     build = _Builder(mapping)
-    row = NEW if old_status is None else OLD
     sent = [i for i in range(len(mapping.attributes)) if new_status[i] != UNCHANGED]
     if identity_changed:
-        return _replace(build, row, old_status or new_status, sent)
+        return _replace(build, row, sent)
     sent = [i for i in sent if not mapping.attributes[i].identity_always]
     if not sent:  # nothing that UPDATE may set: only see whether the row is there
-        return build.plan(
-            f"SELECT 1 FROM {build.only} WHERE {_where(build, row, old_status or new_status)} FOR UPDATE", b"SELECT 1"
-        )
+        return build.plan(f"SELECT 1 FROM {build.only} WHERE {_where(build, row)} FOR UPDATE", b"SELECT 1")
     sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
-    where = _where(build, row, old_status or new_status)
+    where = _where(build, row)
     return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
 
 
-def _replace(build: _Builder, row: int, status: bytes, sent: list[int], condition: str = "") -> Plan:
+def _replace(build: _Builder, row: int, sent: list[int], condition: str = "") -> Plan:
     """DELETE and INSERT in one statement, for what UPDATE is not allowed to do."""
     mapping = build.mapping
     given = {mapping.attributes[i].name: i for i in sent}
     columns = [column.name for column in mapping.local.columns if not column.generated]
-    where = _where(build, row, status) + condition
+    where = _where(build, row) + condition
     values = ", ".join(
         build.parameter(NEW, given[name]) if name in given else f"gone.{quote(name)}" for name in columns
     )
@@ -183,19 +184,18 @@ def replace_if_changed(mapping: RelationMapping, index: int, status: bytes) -> P
         name = quote(mapping.attributes[index].name)
         condition = f" AND {name} <> {build.parameter(NEW, index)}"
         sent = [i for i in range(len(mapping.attributes)) if status[i] != UNCHANGED]
-        plan = mapping.plans[key] = _replace(build, NEW, status, sent, condition)
+        plan = mapping.plans[key] = _replace(build, NEW, sent, condition)
     assert isinstance(plan, Plan)
     return plan
 
 
-def delete(mapping: RelationMapping, old_status: bytes) -> Plan:
-    """Raises MappingError when the row cannot be identified."""
-    nulls = None if mapping.search is not None else bytes(s == NULL for s in old_status)
-    key = ("delete", nulls)
+def delete(mapping: RelationMapping) -> Plan:
+    """Without a key, of the row that find() has found. Raises MappingError when the row cannot be identified."""
+    key = "delete"
     if (plan := mapping.plans.get(key)) is None:
         _require_search(mapping)
         build = _Builder(mapping)
-        plan = build.plan(f"DELETE FROM {build.only} WHERE {_where(build, OLD, old_status)}", b"DELETE 1")
+        plan = build.plan(f"DELETE FROM {build.only} WHERE {_where(build, OLD)}", b"DELETE 1")
         mapping.plans[key] = plan
     assert isinstance(plan, Plan)
     return plan
@@ -204,7 +204,27 @@ def delete(mapping: RelationMapping, old_status: bytes) -> Plan:
 def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     """Whether the row an UPDATE or DELETE looked for is there: returns one row if so."""
     build = _Builder(mapping)
-    return build.plan(f"SELECT 1 FROM {build.only} WHERE {_where(build, row, status)}", b"SELECT 1")
+    search = mapping.search
+    where = build.where_row(row, status) if search is None else build.where_key(row, search)
+    return build.plan(f"SELECT 1 FROM {build.only} WHERE {where} LIMIT 1", b"SELECT 1")
+
+
+def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
+    """Lock the first row that is equal to all of `row`, for the statement that follows.
+
+    For tables without a key. Raises MappingError when the row cannot be identified.
+    """
+    key = ("find", row, bytes(s == NULL for s in status))
+    if (plan := mapping.plans.get(key)) is None:
+        _require_search(mapping)
+        build = _Builder(mapping)
+        place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
+        found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)} LIMIT 1 FOR UPDATE"
+        plan = mapping.plans[key] = build.plan(
+            f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found}), ''), true)", b"SELECT 1"
+        )
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
@@ -219,7 +239,8 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
         index = names.get(column.name)
         given = index is not None and status[index] != UNCHANGED
         value = build.parameter(OLD, index) if given and index is not None else "NULL"
-        columns.append(f"{value}::{column.type_name} AS {quote(column.name)}")
+        # A domain may refuse NULL.
+        columns.append(f"{value}::{column.base_type or column.type_name} AS {quote(column.name)}")
     cases = " ".join(
         f"WHEN {partition.constraint or 'true'} THEN {number}"
         for number, partition in enumerate(mapping.local.partitions)
@@ -227,9 +248,11 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
     return build.plan(f"SELECT CASE {cases} END FROM (SELECT {', '.join(columns)}) AS row", b"")
 
 
-def _where(build: _Builder, row: int, status: bytes) -> str:
-    search = build.mapping.search
-    return build.where_row(row, status) if search is None else build.where_key(row, search)
+def _where(build: _Builder, row: int) -> str:
+    """By the key of `row`, or by the place of the row that find() has found."""
+    if build.mapping.search is not None:
+        return build.where_key(row, build.mapping.search)
+    return _IS_FOUND_IN_PARTITION if build.mapping.local.partitioned else _IS_FOUND
 
 
 def _require_search(mapping: RelationMapping) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from subscriber.protocol.messages import Delete, ReplicaIdentity, Update
 from subscriber.target import statements
+from subscriber.target.statements import OLD
 from tests.plugins.fix_cluster import Database
 from tests.target.conftest import Applier, Change, Table
 
@@ -18,21 +19,31 @@ TYPES = (
 
 
 async def explain(applier: Applier, change: Change) -> str:
+    """The plans of the statements of a change, of which every parameter is NULL."""
     relation, message = change
     assert not isinstance(relation, list)
+    assert isinstance(message, Update | Delete)
     mapping = await applier.mapping(relation)
+    plans = []
+    if mapping.search is None:
+        assert message.old is not None
+        plans.append(statements.find(mapping, OLD, message.old.split()[0]))
     if isinstance(message, Update):
-        old = None if message.old is None else message.old.split()[0]
-        plan = statements.update(mapping, message.old_part, old, message.new.split()[0])
+        plans.append(statements.update(mapping, message.old_part, message.new.split()[0]))
     else:
-        assert isinstance(message, Delete)
-        plan = statements.delete(mapping, message.old.split()[0])
+        plans.append(statements.delete(mapping))
     pipeline = applier.target.pipeline
-    await pipeline.rows(f"PREPARE p AS {plan.sql}")
-    values = ", ".join(["NULL"] * len(plan.parameters))
-    rows = await pipeline.rows(f"EXPLAIN (COSTS off) EXECUTE p{f'({values})' if values else ''}")
-    await pipeline.rows("DEALLOCATE p")
-    return "\n".join(str(line) for (line,) in rows)
+    lines: list[str] = []
+    for plan in plans:
+        await pipeline.rows("SELECT pg_catalog.set_config('subscriber.place', '', false)")
+        await pipeline.rows(f"PREPARE p AS {plan.sql}")
+        values = ", ".join(["NULL"] * len(plan.parameters))
+        lines += [
+            str(line)
+            for (line,) in await pipeline.rows(f"EXPLAIN (COSTS off) EXECUTE p{f'({values})' if values else ''}")
+        ]
+        await pipeline.rows("DEALLOCATE p")
+    return "\n".join(lines)
 
 
 KEYS = (

@@ -13,6 +13,7 @@ from tests.apply.build import column, local, remote
 
 FULL = ReplicaIdentity.FULL
 EQ = "OPERATOR(pg_catalog.=)"
+FOUND = "ctid = nullif(pg_catalog.current_setting('subscriber.place'), '')::pg_catalog.tid"
 
 KEYED = map_relation(remote("a*", "b", "c"), local("a", "x", "b", "c", identity=("a",)))
 COMPOSITE = map_relation(remote("a*", "b*", "c"), local("a", "b", "c", identity=("b", "a")))
@@ -36,13 +37,14 @@ ALWAYS = map_relation(
     local("a", column("i", identity_always=True), "b", "x", column("g", generated=True), identity=("a",)),
 )
 EMPTY = map_relation(remote(replica_identity=FULL), local("x"))
+NOTHING_KNOWN = map_relation(remote(replica_identity=FULL), local())
 NONE = map_relation(remote("a*"), local("a"))
 JSON = map_relation(remote("a", "j", replica_identity=FULL), local("a", column("j", "json", equality=None)))
 
 
 def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, identity_changed: bool = False) -> Plan:
     part = None if old is None else OldPart.KEY if mapping.search is not None else OldPart.ROW
-    return statements.update(mapping, part, old, new, identity_changed)
+    return statements.update(mapping, part, new, identity_changed)
 
 
 @pytest.mark.parametrize(
@@ -86,37 +88,47 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
             b"SELECT 1",
         ),
         (
+            statements.find(WHOLE, OLD, b"tn"),
+            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT ctid::pg_catalog.text"
+            f' FROM ONLY "s"."t" WHERE "a" {EQ} $1 AND "b" IS NULL AND "x" IS NULL LIMIT 1 FOR UPDATE), \'\'), true)',
+            ((OLD, 0),),
+            b"SELECT 1",
+        ),
+        (
+            statements.find(PARTITIONED, OLD, b"t"),
+            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT tableoid || ' ' || ctid"
+            f' FROM "s"."t" WHERE "a" {EQ} $1 LIMIT 1 FOR UPDATE), \'\'), true)',
+            ((OLD, 0),),
+            b"SELECT 1",
+        ),
+        (
+            statements.find(NOTHING_KNOWN, OLD, b""),
+            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT ctid::pg_catalog.text"
+            ' FROM ONLY "s"."t" WHERE true LIMIT 1 FOR UPDATE), \'\'), true)',
+            (),
+            b"SELECT 1",
+        ),
+        (
             update(WHOLE, b"tt", b"tn"),
-            'UPDATE ONLY "s"."t" SET "a" = $1, "b" = $2 WHERE ctid = (SELECT ctid FROM ONLY "s"."t"'
-            f' WHERE "a" {EQ} $3 AND "b" IS NULL AND "x" IS NULL LIMIT 1 FOR UPDATE)',
-            ((NEW, 0), (NEW, 1), (OLD, 0)),
+            f'UPDATE ONLY "s"."t" SET "a" = $1, "b" = $2 WHERE {FOUND}',
+            ((NEW, 0), (NEW, 1)),
             b"UPDATE 1",
         ),
+        (statements.delete(WHOLE), f'DELETE FROM ONLY "s"."t" WHERE {FOUND}', (), b"DELETE 1"),
         (
-            statements.delete(WHOLE, b"tt"),
-            'DELETE FROM ONLY "s"."t" WHERE ctid = (SELECT ctid FROM ONLY "s"."t"'
-            f' WHERE "a" {EQ} $1 AND "b" {EQ} $2 AND "x" IS NULL LIMIT 1 FOR UPDATE)',
-            ((OLD, 0), (OLD, 1)),
-            b"DELETE 1",
-        ),
-        (
-            statements.delete(EMPTY, b""),
-            'DELETE FROM ONLY "s"."t" WHERE ctid = (SELECT ctid FROM ONLY "s"."t"'
-            ' WHERE "x" IS NULL LIMIT 1 FOR UPDATE)',
-            (),
-            b"DELETE 1",
-        ),
-        (
-            statements.delete(KEYED, b"tnn"),
+            statements.delete(KEYED),
             f'DELETE FROM ONLY "s"."t" WHERE "a" {EQ} $1',
             ((OLD, 0),),
             b"DELETE 1",
         ),
         (
-            statements.delete(PARTITIONED, b"t"),
-            'DELETE FROM "s"."t" WHERE (tableoid, ctid) = (SELECT tableoid, ctid FROM "s"."t"'
-            f' WHERE "a" {EQ} $1 LIMIT 1 FOR UPDATE)',
-            ((OLD, 0),),
+            statements.delete(PARTITIONED),
+            'DELETE FROM "s"."t" WHERE'
+            " tableoid = nullif(pg_catalog.split_part(pg_catalog.current_setting('subscriber.place'), ' ', 1), '')"
+            "::pg_catalog.oid AND"
+            " ctid = nullif(pg_catalog.split_part(pg_catalog.current_setting('subscriber.place'), ' ', 2), '')"
+            "::pg_catalog.tid",
+            (),
             b"DELETE 1",
         ),
         (
@@ -126,7 +138,7 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
             b"UPDATE 1",
         ),
         (
-            statements.delete(CAST, b"tt"),
+            statements.delete(CAST),
             f'DELETE FROM ONLY "s"."t" WHERE "a" {EQ} $1::numeric(5,2) AND "b"::public.mood OPERATOR(ext.=) $2',
             ((OLD, 0), (OLD, 1)),
             b"DELETE 1",
@@ -154,8 +166,14 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
         ),
         (
             statements.exists(KEYED, OLD, b"tnn"),
-            f'SELECT 1 FROM ONLY "s"."t" WHERE "a" {EQ} $1',
+            f'SELECT 1 FROM ONLY "s"."t" WHERE "a" {EQ} $1 LIMIT 1',
             ((OLD, 0),),
+            b"SELECT 1",
+        ),
+        (
+            statements.exists(WHOLE, OLD, b"tt"),
+            f'SELECT 1 FROM ONLY "s"."t" WHERE "a" {EQ} $1 AND "b" {EQ} $2 AND "x" IS NULL LIMIT 1',
+            ((OLD, 0), (OLD, 1)),
             b"SELECT 1",
         ),
     ],
@@ -170,12 +188,11 @@ def test_a_statement_is_made_once_for_each_shape() -> None:
     mapping = map_relation(remote("a", "b", replica_identity=FULL), local("a", "b"))
     assert statements.insert(mapping) is statements.insert(mapping)
     assert update(mapping, b"tt", b"tt") is update(mapping, b"bn", b"bt")
-    assert update(mapping, b"tt", b"tt") is not update(mapping, b"tt", b"tn")
     assert update(mapping, b"tt", b"tt") is not update(mapping, b"tu", b"tt")
-    assert statements.delete(mapping, b"tt") is statements.delete(mapping, b"bt")
-    assert statements.delete(mapping, b"tt") is not statements.delete(mapping, b"nt")
+    assert statements.find(mapping, OLD, b"tt") is statements.find(mapping, OLD, b"bt")
+    assert statements.find(mapping, OLD, b"tt") is not statements.find(mapping, OLD, b"nt")
+    assert statements.delete(mapping) is statements.delete(mapping)
     keyed = map_relation(remote("a*", "b"), local("a", "b", identity=("a",)))
-    assert statements.delete(keyed, b"tn") is statements.delete(keyed, b"tt")
     assert update(keyed, b"tt") is update(keyed, b"tn")
     assert update(keyed, b"tt") is not update(keyed, b"tt", b"tn")
     always = map_relation(remote("a*", "i"), local("a", column("i", identity_always=True), identity=("a",)))
@@ -187,13 +204,15 @@ def test_what_cannot_be_searched_for() -> None:
     with pytest.raises(MappingError, match=why):
         update(NONE, b"t")
     with pytest.raises(MappingError, match=why):
-        statements.delete(NONE, b"t")
+        statements.delete(NONE)
+    with pytest.raises(MappingError, match=why):
+        statements.find(NONE, OLD, b"t")
     with pytest.raises(MappingError, match=why):
         statements.replace_if_changed(NONE, 0, b"t")
     statements.insert(NONE)
     with pytest.raises(MappingError, match="could not identify an equality operator for type json"):
-        statements.delete(JSON, b"tt")
-    assert '"j" IS NULL' in statements.delete(JSON, b"tn").sql
+        statements.find(JSON, OLD, b"tt")
+    assert '"j" IS NULL' in statements.find(JSON, OLD, b"tn").sql
 
 
 def test_truncate_is_one_statement_and_never_cascades() -> None:
