@@ -49,6 +49,7 @@ class Pipeline:
         self._serial = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._flush_is_due = False
         self._pending: deque[_Pending] = deque()
         self._rows: Rows = []
         self._settled: asyncio.Future[None] | None = None
@@ -80,12 +81,18 @@ class Pipeline:
         self._pending.append(_Pending(note, expect, on_result))
 
     def sync(self, on_sync: Callable[[], None] | None = None) -> None:
-        """Queue a Sync and send everything; `on_sync` is called when all before it has succeeded."""
+        """Queue a Sync; `on_sync` is called when all before it has succeeded.
+
+        Everything is sent before this task waits for anything, so that syncs queued in a row leave together:
+        a system call for each small transaction costs more than the transaction.
+        """
         if self.error is not None:
             raise self.error
         self._send(wire.SYNC)
         self._pending.append(_Pending(on_sync=on_sync, is_sync=True))
-        self.flush()
+        if not self._flush_is_due:
+            self._flush_is_due = True
+            asyncio.get_running_loop().call_soon(self._flush_now)
 
     def flush(self) -> None:
         if self._out:
@@ -93,6 +100,11 @@ class Pipeline:
             self._out.clear()
             self._out_bytes = 0
             self.session.write(data)
+
+    def _flush_now(self) -> None:
+        self._flush_is_due = False
+        if self.error is None:
+            self.flush()
 
     async def drain(self) -> None:
         """Wait while the server is behind; raises the pipeline's error."""

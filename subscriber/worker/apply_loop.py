@@ -25,7 +25,7 @@ from functools import partial
 import anyio
 import anyio.lowlevel
 
-from subscriber.apply.dispatcher import Change, Close, Dispatcher, Empty
+from subscriber.apply.dispatcher import Change, Close, Dispatcher, Empty, Open
 from subscriber.apply.progress import Positions, Progress
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
@@ -39,6 +39,7 @@ from subscriber.target.postgres import Note, PostgresTarget
 from subscriber.worker.causes import root_cause
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
+from subscriber.worker.skip import Skipping
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 
@@ -69,6 +70,7 @@ class ApplyLoop:
         at_boundary: Callable[[Lsn], Awaitable[bool]],
         flush: Callable[[], Awaitable[None]] | None,
         sender_timeout: float,
+        skipping: Skipping | None = None,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
@@ -84,6 +86,7 @@ class ApplyLoop:
         self._wants = wants
         self._at_boundary = at_boundary
         self._flush = flush
+        self._skipping = skipping
         self._decoder = Decoder()
         self._queue: deque[bytes] = deque()
         self._queued = 0
@@ -179,14 +182,18 @@ class ApplyLoop:
         try:
             action = self.dispatcher.receive(message)
             match action:
+                case Change() | Empty() if action.transaction.skipped:
+                    self.counters.changes += 1
                 case Change():
                     self.counters.changes += 1
                     mapping = await self._mapping(action.message.relid)
                     if self._wants(mapping.local.oid, action.transaction.finish_lsn):
                         await self._target.change(action.transaction, mapping, action.message)
-                        reach(Point.CHANGE_SENT)
+                        reach(Point.CHANGE_SENT, self._target.pipeline.flush)
                 case Close():
                     return await self._close(action)
+                case Open() if self._skipping is not None:
+                    self._skipping.open(action.transaction)
                 case Empty():
                     await self._empty(action)
         except SubscriberError as error:
@@ -197,11 +204,13 @@ class ApplyLoop:
 
     async def _close(self, action: Close) -> bool:
         self.counters.transactions += 1
+        if self._skipping is not None:
+            self._skipping.close(self._target, action.transaction)
         if action.transaction.changed:
-            reach(Point.COMMIT_READY)
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
             number = self.progress.commit_sent(action.end_lsn)
             await self._target.commit(action.transaction, action.end_lsn, partial(self._commit_done, number))
-            reach(Point.COMMIT_SENT)
+            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
         else:
             self.progress.note(action.end_lsn)
         self._received(action.end_lsn)

@@ -39,7 +39,9 @@ class Point(StrEnum):
 armed: dict[Point, Callable[[], None]] = {}
 
 
-def reach(point: Point) -> None:
-    """The worker stands at `point`."""
+def reach(point: Point, before: Callable[[], None] | None = None) -> None:
+    """The worker stands at `point`; where that is armed `before` is called first, to make it true."""
     if armed and point in armed:
+        if before is not None:
+            before()
         armed[point]()
