@@ -19,6 +19,7 @@ class RemoteTransaction:
     finish_lsn: Lsn
     commit_time: int
     changed: bool = False  # whether the target's transaction is open
+    skipped: bool = False  # ALTER SUBSCRIPTION … SKIP named it: its changes are not applied
 
 
 def error_context(

@@ -45,6 +45,11 @@ _SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 # CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
 _PARAMETER = re.compile(r"[^$\n]*\$(\d+)(?: = .*)?", re.DOTALL)
 
+_CLEAR_SKIP_LSN = """
+UPDATE subscriber.subscription SET subskiplsn = '0/0'
+ WHERE subid = $1::pg_catalog.text::pg_catalog.oid AND subskiplsn = $2::pg_catalog.text::pg_catalog.pg_lsn
+"""
+
 _COUNT = Struct(">H").pack
 _LENGTH = Struct(">i").pack
 
@@ -203,6 +208,13 @@ class PostgresTarget:
         self.pipeline.sync(on_committed)
         self._fresh.clear()
         await self.pipeline.drain()
+
+    def clear_skip_lsn(self, transaction: RemoteTransaction, subid: int, skip_lsn: Lsn) -> None:
+        """Forget the position to skip, with this transaction; unless another one was named meanwhile."""
+        if not transaction.changed:
+            self.begin(transaction)
+        parameters = wire.text_parameters((str(subid), str(skip_lsn)))
+        self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=Note("COMMIT", transaction))
 
     async def settle(self) -> None:
         await self.pipeline.settle()

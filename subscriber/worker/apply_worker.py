@@ -26,6 +26,7 @@ from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import open_target, read_progress, resume
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
+from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
 from subscriber.worker.tables import Tables
 from subscriber.worker.tidy import tidy
@@ -50,9 +51,12 @@ class ApplyWorker:
         report: Report,
         start_sync: Callable[[int], None],
         is_syncing: Callable[[int], bool],
+        skip_lsn: Callable[[], Lsn],
+        skipped: Callable[[], None],
     ) -> None:
         """`target` and `system_id` are of the target's database and cluster; `start_sync` asks for a
-        table's sync worker, `is_syncing` says whether it runs.
+        table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the position to skip, 0 for
+        none, `skipped` is called when it has been cleared.
         """
         self.subscription = subscription
         self._target = target
@@ -63,6 +67,8 @@ class ApplyWorker:
         self._report = report
         self._start_sync = start_sync
         self._is_syncing = is_syncing
+        self._skip_lsn = skip_lsn
+        self._skipped = skipped
         self._loop: ApplyLoop | None = None
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -102,6 +108,7 @@ class ApplyWorker:
             at_boundary=self._process_tables,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
+            skipping=Skipping(subscription.name, subscription.oid, self._skip_lsn, self._skipped),
         )
         self._report.follow(loop)
         self._tables.on_change = loop.wake

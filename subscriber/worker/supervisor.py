@@ -19,6 +19,7 @@ from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
 from subscriber.errors import EndOfStream, SubscriberError
+from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker
 from subscriber.worker.causes import root_cause
@@ -120,8 +121,10 @@ class Supervisor:
             report.status.pid = None
 
     async def _run_apply_worker(self, report: Report, backoff: Backoff) -> None:
-        subscription = self.subscription
         around = self._around
+        async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
+            self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
+        subscription = self.subscription
         report.status.state = "connecting"
         around.board.publish()
 
@@ -147,6 +150,8 @@ class Supervisor:
             report,
             self._start_sync,
             self._syncing.__contains__,
+            lambda: self.subscription.skip_lsn,
+            self._skipped,
         )
         with telemetry.bound(worker="apply"):
             await worker.run(on_started)
@@ -185,6 +190,9 @@ class Supervisor:
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
+
+    def _skipped(self) -> None:
+        self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
 
     async def _disable(self) -> None:
         async with self._around.catalog.use() as connection:
