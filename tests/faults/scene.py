@@ -46,7 +46,7 @@ class Scene:
     source: Database
     target: Database
     directory: Path
-    worker: Process = field(init=False)
+    worker: Process = field(init=False)  # `subscriber run`
     appended: int = 0  # transactions of append()
 
     def __post_init__(self) -> None:

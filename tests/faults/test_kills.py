@@ -114,6 +114,35 @@ async def test_worker_and_servers_are_killed(faults: Scene) -> None:
     await finish(faults)
 
 
+END_ONE_OF_OURS = """
+SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid()
+   AND (application_name LIKE 'subscriber%' OR backend_type = 'walsender') ORDER BY random() LIMIT 1
+"""
+
+
+@pytest.mark.parametrize("times", [5, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(600)])])
+async def test_two_launchers_whose_connections_are_ended_at_random(faults: Scene, times: int) -> None:
+    """A launcher that has lost its lock still has workers for a moment, while the other's begin."""
+    chance = random.Random(times)
+    other = Scene(faults.source, faults.target, faults.directory / "other")
+    other.directory.mkdir()
+    await prepare(faults)
+    async with writing(faults):
+        await faults.create_subscription()
+        faults.worker.start()
+        other.worker.start()
+        try:
+            for _ in range(times):
+                await anyio.sleep(chance.uniform(0.1, 1.0))
+                for database in chance.sample([faults.source, faults.target, faults.target], 2):
+                    await database.execute(END_ONE_OF_OURS)
+            assert other.worker.pid is not None, other.worker.last_lines()
+        finally:
+            await other.worker.stop()
+    await finish(faults)
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 async def test_worker_is_killed_fifty_times_and_each_server_ten_times(
