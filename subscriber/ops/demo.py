@@ -40,16 +40,23 @@ STUCK = 20.0  # seconds without any progress after the last write
 LOOK = 0.3  # seconds between two looks
 DIFFERENT = 1  # the exit status
 
-# What pgbench keeps equal in each of its transactions, whatever else happens.
+# What pgbench keeps equal in each of its transactions, whatever else happens; and where the target is.
 _BALANCES = """
-SELECT (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches)
-     = ALL (ARRAY[(SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),
-                  (SELECT coalesce(sum(delta), 0) FROM pgbench_history)])
+SELECT (SELECT coalesce(sum(abalance), 0) FROM pgbench_accounts),
+       (SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),
+       (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches),
+       (SELECT coalesce(sum(delta), 0) FROM pgbench_history),
+       (SELECT remote_lsn::text FROM subscriber.progress WHERE relid = 0)
 """
+_CONFLICT = "conflict detected on relation"  # in the worker's log, which has none unless a change was misplaced
 
 
 class Demo:
-    """One run. `kills` says when the worker was killed; `looks` counts the looks at the target meanwhile."""
+    """One run.
+
+    `kills` says when the worker was killed; `looks` counts the looks at the target, `torn` those of them that saw
+    part of a transaction.
+    """
 
     def __init__(self, source: Server, target: Server, view: View, servers: Servers, seconds: int) -> None:
         self.source, self.target, self.view, self.seconds = source, target, view, seconds
@@ -58,7 +65,7 @@ class Demo:
         self.writer = Writer(source.dsn())
         self.kills: list[str] = []
         self.looks = 0
-        self.balanced = 0
+        self.torn = 0
         self.latest: tuple[Look, list[SubscriptionStatus]] | None = None
         self._stop_writing = anyio.Event()
         self._ready = False
@@ -184,8 +191,13 @@ class Demo:
         if not self._ready and self.latest is not None and _is_handed_over(self.latest[0]):
             self._ready = self.writer.may_truncate = True
         if self._ready:
+            row = await connection.fetchrow(_BALANCES)
+            assert row is not None
+            *sums, position = row
             self.looks += 1
-            self.balanced += bool(await connection.fetchval(_BALANCES))
+            if len(set(sums)) != 1:
+                self.torn += 1
+                self.view.event(f"at {position} the balances do not agree: {sums}", style="bold red")
 
     def _header(self) -> str:
         return f"writer: {units.count(self.writer.transactions, 'transaction')}, kills: {len(self.kills)}"
@@ -273,7 +285,8 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
     different = [result for result in results if result.differs]
     rows = sum(result.same for result in results)
     done = demo_processes.transactions_of(demo.pgbench.log.read_text())
-    seen_whole = demo.looks == demo.balanced
+    log = demo.launcher.log.read_text(errors="replace").splitlines()
+    conflicts = [line for line in log if _CONFLICT in line]
     print()
     for result in different:
         print(
@@ -290,11 +303,13 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
         f"({demo.writer.rolled_back:,} more rolled back)"
     )
     print(f"  kill -9 of the worker, {len(demo.kills)} times: {', '.join(demo.kills)}")
-    if seen_whole and demo.looks:
+    if demo.torn:
+        print(f"WRONG: {demo.torn} of {demo.looks} looks at the target saw part of a transaction")
+    elif demo.looks:
         print(f"  {units.count(demo.looks, 'look')} at the target meanwhile saw whole transactions only")
-    elif not seen_whole:
-        print(f"WRONG: {demo.looks - demo.balanced} of {demo.looks} looks at the target saw part of a transaction")
-    return not different and seen_whole
+    if conflicts:
+        print(f"WRONG: {units.count(len(conflicts), 'conflict')} where there should be none, first {conflicts[0]}")
+    return not (different or demo.torn or conflicts)
 
 
 async def _keep(demo: Demo) -> None:
