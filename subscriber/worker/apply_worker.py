@@ -69,6 +69,7 @@ class ApplyWorker:
         self._is_syncing = is_syncing
         self._skip_lsn = skip_lsn
         self._skipped = skipped
+        self.left_over = False  # tidy() could not drop everything
         self._loop: ApplyLoop | None = None
 
     async def run(self, on_started: Callable[[], None]) -> None:
@@ -94,7 +95,7 @@ class ApplyWorker:
     ) -> None:
         subscription = self.subscription
         start = await self._identify(target.pipeline, publisher)
-        await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
+        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
         await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
         sender_timeout = await read_sender_timeout(publisher)
         stream = await ReplicationStream.start(

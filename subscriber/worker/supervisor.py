@@ -21,13 +21,14 @@ from subscriber.catalog.session import Catalog
 from subscriber.errors import EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
-from subscriber.worker.apply_worker import ApplyWorker
+from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.causes import root_cause
 from subscriber.worker.flush import Flusher
 from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
 from subscriber.worker.status import Board, Report
 from subscriber.worker.tables import Tables
 from subscriber.worker.tablesync import TableSync
+from subscriber.worker.tidy import tidy
 
 MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
 
@@ -67,6 +68,7 @@ class Supervisor:
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
+        self._tidying = False
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -134,6 +136,9 @@ class Supervisor:
             report.status.error = report.status.error_hint = None
             report.status.error_time = report.status.next_retry = None
             around.board.publish()
+            if worker.left_over and not self._tidying:
+                self._tidying = True
+                self._tasks.start_soon(self._tidy_later)
 
         telemetry.log(
             telemetry.LOG,
@@ -206,6 +211,22 @@ class Supervisor:
     async def _count(self, counter: str) -> None:
         async with self._around.catalog.use() as connection:
             await store.add_stats(connection, self.subscription.oid, {counter: 1})
+
+    async def _tidy_later(self) -> None:
+        """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
+        while self._tidying:
+            await anyio.sleep(RETRY_INTERVAL)
+            subscription, around = self.subscription, self._around
+            try:
+                publisher = await connect_publisher(subscription, subscription.name, "apply worker")
+                try:
+                    self._tidying = not await tidy(
+                        publisher, around.catalog, subscription.oid, around.system_id, self.tables
+                    )
+                finally:
+                    publisher.session.abort()
+            except SubscriberError as error:
+                telemetry.log(telemetry.DEBUG, f"could not drop leftover replication slots yet: {error.message}")
 
     # --- table sync workers ---------------------------------------------------------------------
 

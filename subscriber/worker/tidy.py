@@ -2,7 +2,8 @@
 
 The apply worker looks when it starts: slots on the publisher, origins and progress rows on the target, of
 tables that are done or no longer part of the subscription. Those of tables still to be synchronized
-belong to their next sync worker.
+belong to their next sync worker. A slot may still be held by the walsender of the dead worker, until that
+notices; or by a sync worker that is just clearing up. The supervisor then looks again later.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from subscriber.worker.tables import Tables
 _PROGRESS = "SELECT relid FROM subscriber.progress WHERE subid = $1 AND relid <> 0"
 
 
-async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: int, tables: Tables) -> None:
-    """Drop the left-overs. `system_id` is of the target's cluster: another one's slots are not ours."""
-    leftover = await _leftover_slots(publisher, subid, system_id, tables)
+async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: int, tables: Tables) -> bool:
+    """Drop the left-overs; false if somebody still reads from one of the slots.
+
+    `system_id` is of the target's cluster: another one's slots are not ours.
+    """
+    leftover, all_free = await _leftover_slots(publisher, subid, system_id, tables)
     for slot in leftover.values():
         if await publisher.drop_slot(slot, missing_ok=True):
             telemetry.log(telemetry.LOG, f'dropped leftover replication slot "{slot}" on publisher', slot=slot)
@@ -28,17 +32,27 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: in
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, origins.table_sync_origin(subid, relid), missing_ok=True)
             await store.remove_progress(connection, subid, relid)
+    return all_free
 
 
-async def _leftover_slots(publisher: Publisher, subid: int, system_id: int, tables: Tables) -> dict[int, str]:
-    """By the relid in their name; only slots that nobody is reading from."""
+async def _leftover_slots(
+    publisher: Publisher, subid: int, system_id: int, tables: Tables
+) -> tuple[dict[int, str], bool]:
+    """Those that nobody is reading from, by the relid in their name; and whether these are all."""
     prefix, suffix = f"pg_{subid}_sync_", f"_{system_id}"
     rows = await publisher.session.rows(
-        f"SELECT slot_name FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, '{prefix}') AND NOT active"
+        f"SELECT slot_name, active FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, '{prefix}')"
     )
-    slots = [slot for (slot,) in rows if slot and slot.endswith(suffix)]
-    relids = {int(slot.removeprefix(prefix).removesuffix(suffix)): slot for slot in slots}
-    return {relid: slot for relid, slot in relids.items() if _done(tables, relid)}
+    free, all_free = {}, True
+    for slot, active in rows:
+        if slot is None or not slot.endswith(suffix):
+            continue
+        relid = int(slot.removeprefix(prefix).removesuffix(suffix))
+        if _done(tables, relid):
+            all_free = all_free and active == "f"
+            if active == "f":
+                free[relid] = slot
+    return free, all_free
 
 
 def _done(tables: Tables, relid: int) -> bool:

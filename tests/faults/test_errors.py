@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from subscriber.errors import ConnectionLost
+from subscriber.ops.demo_processes import Process
 from subscriber.worker import supervisor
 from subscriber.worker.failpoints import Point, armed
 from tests.faults.scene import Scene
@@ -56,3 +57,24 @@ async def test_table_that_cannot_be_copied_costs_the_others_nothing(
         await faults.append(1)
     await faults.source.wait_for_catchup("s")
     assert len(asyncio.all_tasks()) - before < 10
+
+
+async def test_slot_left_over_that_somebody_still_reads_is_dropped_later(faults: Scene, subscriber: Subscriber) -> None:
+    """As by the walsender of a worker whose machine is gone, which notices that only in a while."""
+    await subscriber.stop()
+    await faults.create_subscription()
+    await faults.run_into(Point.SYNCDONE_STORED)
+    slot = await faults.source.value("SELECT slot_name::text FROM pg_replication_slots WHERE slot_name LIKE '%sync%'")
+    server = faults.source.server
+    where = ["--host=127.0.0.1", f"--port={server.port}", "--username=postgres", f"--dbname={faults.source.name}"]
+    options = ["--start", f"--slot={slot}", "--option=proto_version=1", "--option=publication_names=p", "--file=-"]
+    reader = Process("reader", [str(server.bin / "pg_recvlogical"), *where, *options], faults.directory)
+    reader.start()
+    try:
+        await faults.source.wait_for(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{slot}'")
+        subscriber.start()
+        await subscriber.wait_for_ready(faults.source)
+    finally:
+        await reader.kill9()
+    await faults.source.wait_for("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE '%sync%'", 0)
+    await faults.check()

@@ -141,7 +141,7 @@ class Proxy:
         *,
         from_the_server: bool,
     ) -> None:
-        while chunk := await reader.read(CHUNK):
+        while chunk := await self._read(connection, reader):
             for start in range(0, len(chunk), self.split):
                 if self.delay:
                     await asyncio.sleep(self.delay)
@@ -158,6 +158,13 @@ class Proxy:
         await connection.flowing.wait()
         with suppress(OSError):
             writer.write_eof()
+
+    async def _read(self, connection: _Connection, reader: asyncio.StreamReader) -> bytes:
+        try:
+            return await reader.read(CHUNK)
+        except OSError:
+            await connection.flowing.wait()  # a reset gets lost, too
+            raise
 
 
 class Proxies:
