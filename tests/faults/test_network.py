@@ -169,7 +169,7 @@ async def test_publisher_that_falls_silent_is_given_up(
     proxy.stall()
     await faults.append(10)
     await subscriber.log.wait_for("terminating logical replication worker due to timeout")
-    assert monotonic() - began < 3
+    assert monotonic() - began < 10
     status = await status_says(faults, lambda status: status is not None and bool(status["error"]))
     assert status["error"] == "terminating logical replication worker due to timeout"
     assert not status["ok"]
@@ -178,6 +178,7 @@ async def test_publisher_that_falls_silent_is_given_up(
     assert (await is_streaming(faults))["error"] is None
 
 
+@pytest.mark.soak
 async def test_silence_of_an_idle_publisher_is_no_silence(
     faults: Scene, quick_timeouts: None, subscriber: Subscriber
 ) -> None:
@@ -193,7 +194,7 @@ async def test_silence_of_an_idle_publisher_is_no_silence(
 
 @pytest.mark.parametrize(
     ("rows", "text"),
-    [(3, 10), pytest.param(20_000, 2000, id="more than the queue takes")],
+    [pytest.param(3, 10, marks=pytest.mark.soak), pytest.param(20_000, 2000, id="more than the queue takes")],
 )
 async def test_keepalives_are_answered_while_the_target_is_stuck(
     source_db: Database, target_db: Database, quick_retries: None, rows: int, text: int
