@@ -13,6 +13,7 @@
     │   └── PublisherReplaced  another cluster, or one behind our progress, answers at that address
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
+        ├── ConflictError    a row of the target is in the way of a change
         └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
 
 A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
@@ -132,6 +133,16 @@ class ApplyError(SubscriberError):
 
 class MappingError(ApplyError):
     """The target has no table, column or identity that a change needs."""
+
+
+class ConflictError(ApplyError):
+    """A change is refused because of a row that the target has; `exact_detail` has the rows' values."""
+
+    sqlstate = "23505"
+
+    def __init__(self, message: str, *, detail: str, exact_detail: str) -> None:
+        super().__init__(message, detail=detail)
+        self.exact_detail = exact_detail
 
 
 class StaleMapping(ApplyError):

@@ -20,7 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
-from subscriber.errors import ServerError, SubscriberError
+from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 
 # PostgreSQL's levels, on the standard library's scale.
@@ -104,7 +104,8 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) ->
     found = Keys(error_class=type(error).__name__)
     if isinstance(error, SubscriberError):
         found["sqlstate"] = error.sqlstate
-        exact = Parts(error.message, error.detail, error.hint, tuple(error.context))
+        detail = error.exact_detail if isinstance(error, ConflictError) else error.detail
+        exact = Parts(error.message, detail, error.hint, tuple(error.context))
         _write(level, _without_values(error, exact), exact, {**found, **keys})
     else:
         parts = Parts(f"unexpected error: {error!r}", hint="This is a bug in subscriber; please report it.")
@@ -122,6 +123,8 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
     Values stand in DETAIL (`Key (id)=(1) already exists.`), in the CONTEXT of COPY and of parameters,
     and, between double quotes, in the messages of data exceptions (SQLSTATE class 22).
     """
+    if isinstance(error, ConflictError):
+        return Parts(exact.message, error.detail, exact.hint, exact.context)
     if not isinstance(error, ServerError):
         return exact
     message = exact.message

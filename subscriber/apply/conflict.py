@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from subscriber.apply.relation_map import Partition, RelationMapping
-from subscriber.protocol.messages import Delete, Update
+from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 
 VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
@@ -31,16 +31,86 @@ class ConflictType(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """`detail` says what happened; `rows` is the part of the detail that has values in it."""
+    """`sentences` say what happened; `rows`, one for each, have the values."""
 
     type: ConflictType
     relation: str  # schema.table on the target; a partition's own name
-    detail: str
-    rows: str
+    sentences: tuple[str, ...]
+    rows: tuple[str, ...]
+
+    @property
+    def detail(self) -> str:
+        """What happened, without any value."""
+        return "\n".join(self.sentences)
+
+    @property
+    def exact_detail(self) -> str:
+        """The DETAIL as PostgreSQL words it, values and all."""
+        return "\n".join(f"{sentence}\n{row}" for sentence, row in zip(self.sentences, self.rows, strict=True))
 
     @property
     def message(self) -> str:
         return f'conflict detected on relation "{self.relation}": conflict={self.type}'
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a row of the target last."""
+
+    xid: str  # on the target
+    time: str | None  # of the commit, as the server prints it; None: the target does not track them
+    foreign: bool  # through a replication origin
+    origin: str | None  # its name; None: it does not exist any more, or there was none
+
+
+@dataclass(frozen=True, slots=True)
+class RowInTheWay:
+    """A row of the target that has a key the change would give to another one."""
+
+    index: str
+    key: tuple[str, ...]  # the index's columns
+    writer: Writer
+    values: dict[str, str | None]  # by column, in the table's order, as the server prints them
+
+
+def unique(
+    mapping: RelationMapping,
+    change: Insert | Update,
+    relation: str,
+    columns: Sequence[str],
+    found: Sequence[RowInTheWay],
+) -> Conflict:
+    """A unique index refuses `change`: `found` has a row for each index that does."""
+    what = ConflictType.INSERT_EXISTS if isinstance(change, Insert) else ConflictType.UPDATE_EXISTS
+    if len(found) > 1:
+        what = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
+    remote = f"remote row {_local_row(mapping, columns, change.new)}"
+    if isinstance(change, Update):
+        remote += f"; {_identity(mapping, columns, change.old or change.new)}"
+    sentences, rows = [], []
+    for row in found:
+        sentences.append(f'Key already exists in unique index "{row.index}", modified{_written(row.writer, "origin")}.')
+        names = ", ".join(_quoted(name) for name in row.key)
+        key = ", ".join(_text(row.values[name]) for name in row.key)
+        existing = ", ".join(_text(value, VALUE_BYTES) for value in row.values.values())
+        rows.append(f"Key ({names})=({key}); existing local row ({existing}); {remote}.")
+    return Conflict(what, relation, tuple(sentences), tuple(rows))
+
+
+def _written(writer: Writer, origin: str) -> str:
+    if writer.time is None:
+        return f" in transaction {writer.xid}"
+    if not writer.foreign:
+        who = "locally"
+    elif writer.origin is None:
+        who = "by a non-existent origin"
+    else:
+        who = f'by {origin} "{writer.origin}"'
+    return f" {who} in transaction {writer.xid} at {writer.time}"
+
+
+def _text(value: str | None, limit: int | None = None) -> str:
+    return "null" if value is None else _cut(value.encode(), limit)
 
 
 def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:
@@ -57,7 +127,7 @@ def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition |
         detail = "Could not find the row to be deleted."
         identity = _identity(mapping, columns, change.old)
         rows = f"{identity[0].upper()}{identity[1:]}."
-    return Conflict(what, label, detail, rows)
+    return Conflict(what, label, (detail,), (rows,))
 
 
 def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
@@ -83,6 +153,12 @@ def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData)
 def _shown(status: int, value: bytes | None, limit: int | None = None) -> str:
     if status in (NULL, UNCHANGED) or value is None:
         return "null"
+    if status == BINARY:
+        return "\\x" + value[:limit].hex() + ("..." if limit is not None and len(value) > limit else "")
+    return _cut(value, limit)
+
+
+def _cut(value: bytes, limit: int | None) -> str:
     cut = value[:limit]
-    text = "\\x" + cut.hex() if status == BINARY else cut.decode("utf-8", "ignore")
+    text = cut.decode("utf-8", "ignore")
     return text + "..." if len(cut) < len(value) else text

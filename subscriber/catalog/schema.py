@@ -52,7 +52,9 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
         if await current_revision(connection) != HEAD:
             await _upgrade(connection)
     finally:
-        await locks.unlock(connection, locks.SCHEMA_UPGRADE)
+        # Cancelled in the middle, SQLAlchemy has closed it: an error of ours would hide the cancellation.
+        if not connection.is_closed():
+            await locks.unlock(connection, locks.SCHEMA_UPGRADE)
 
 
 async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:

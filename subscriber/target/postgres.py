@@ -173,7 +173,7 @@ class PostgresTarget:
         note: Note,
     ) -> None:
         note.plan = plan
-        formats, parameters = _bind(plan, new, old)
+        formats, parameters = bind(plan, new, old)
         self.pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self._answered)
 
     def _check_shape(self, mapping: RelationMapping, note: Note) -> None:
@@ -259,7 +259,7 @@ class PostgresTarget:
             self._on_missing(mapping, change, transaction, None)
 
     def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
-        formats, parameters = _bind(plan, values, values)
+        formats, parameters = bind(plan, values, values)
         self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result)
         self.pipeline.sync()
 
@@ -299,7 +299,7 @@ def _failed_column(error: SubscriberError, note: Note) -> str | None:
     return note.mapping.attributes[index].name
 
 
-def _bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
+def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
     """The formats and parameters of bind_execute(): values as they came, text or binary."""
     rows = (new, old)
     parts = [_COUNT(len(plan.parameters))]

@@ -227,6 +227,37 @@ def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     return plan
 
 
+def in_the_way(
+    mapping: RelationMapping,
+    table: tuple[str, str],
+    search: Sequence[int],
+    *,
+    other_than_searched: bool,
+    timed: bool,
+) -> Plan:
+    """Rows of `table`, the mapped one or a partition of it, with the new row's values in columns `search`.
+
+    Returns for each: time, origin id and origin name of the transaction that wrote it (NULL
+    without `timed`, that is without commit timestamps), xmin, all columns. `other_than_searched` leaves out the
+    row that an UPDATE changes.
+    """
+    build = _Builder(mapping)
+    where = build.where_key(NEW, search)
+    if other_than_searched and mapping.search is not None:
+        where += f" AND NOT ({build.where_key(OLD, mapping.search)})"
+    times = (
+        "LEFT JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w ON true"
+        if timed
+        else ("CROSS JOIN (SELECT NULL::pg_catalog.text, NULL::pg_catalog.oid) w (timestamp, roident)")
+    )
+    return build.plan(
+        "SELECT w.timestamp, w.roident, o.roname, found.*"
+        f" FROM (SELECT xmin, t.* FROM ONLY {qualified(*table)} t WHERE {where}) found {times}"
+        " LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident",
+        b"",
+    )
+
+
 def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
     """Which of the leaf partitions a row belongs to: its index among them, or NULL.
 

@@ -9,7 +9,7 @@ it is durable. Last, the origin is put where the row is, and bound.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import anyio
 
@@ -18,9 +18,10 @@ from subscriber.catalog import locks, origins
 from subscriber.catalog.session import KEEPALIVE
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ConnectionLost, StaleCatalog
+from subscriber.errors import ConflictError, ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.target.postgres import OnMissing, PostgresTarget
+from subscriber.target import unique_conflicts
+from subscriber.target.postgres import Note, OnMissing, PostgresTarget
 from subscriber.target.progress import ProgressRow
 
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
@@ -104,3 +105,26 @@ async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:
             "SELECT pg_catalog.pg_replication_origin_advance($1, $2::text::pg_lsn)", name, str(position)
         )
     await pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_setup($1)", name)
+
+
+async def explained(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:
+    """The error of an apply loop with its CONTEXT; of a unique violation, the conflict that it is."""
+    found = target.explain(error)
+    note = target.pipeline.failed_note
+    if not isinstance(found, ServerError) or not isinstance(note, Note) or found is not target.pipeline.error:
+        return found
+    if found.sqlstate != unique_conflicts.UNIQUE_VIOLATION:
+        return found
+    with suppress(SubscriberError):  # then the server's own error has to do
+        session = await open_session(conninfo, application_name="subscriber conflict")
+        try:
+            asking = PostgresTarget(session, target.origin, lambda *_: None)
+            await asking.configure("off")
+            conflict = await unique_conflicts.investigate(asking.pipeline, found, note)
+        finally:
+            session.abort()
+        if conflict is not None:
+            refused = ConflictError(conflict.message, detail=conflict.detail, exact_detail=conflict.exact_detail)
+            refused.context = found.context
+            return refused
+    return found

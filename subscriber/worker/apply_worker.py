@@ -23,7 +23,7 @@ from subscriber.source.walsender import ReplicationStream, check_publisher
 from subscriber.subscription import Subscription
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.skip import Skipping
@@ -86,7 +86,7 @@ class ApplyWorker:
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise target.explain(error) from error
+                raise await explained(error, target, self._target) from error
             finally:
                 publisher.session.abort()
 
@@ -221,7 +221,7 @@ def log_missing(
         telemetry.LOG,
         found.message,
         detail=found.detail,
-        exact_detail=f"{found.detail}\n{found.rows}",
+        exact_detail=found.exact_detail,
         context=[context],
         event="apply.conflict",
         relation=found.relation,

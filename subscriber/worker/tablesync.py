@@ -37,7 +37,7 @@ from subscriber.target import relations
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.apply_worker import (
     connect_publisher,
     flush_for,
@@ -106,7 +106,7 @@ class TableSync:
                     await self._copy_if_needed(target, publisher, origin)
                     await self._catch_up(target, publisher)
                 except SubscriberError as error:
-                    raise target.explain(error) from error
+                    raise await explained(error, target, self._target) from error
             await self._finish(origin)
         finally:
             publisher.session.abort()

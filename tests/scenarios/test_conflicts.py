@@ -1,0 +1,91 @@
+"""What is said when a row of the target is in the way."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.scenarios.conftest import Pair
+
+AT = r"modified in transaction \d+\."
+
+
+async def refused(pair: Pair, *details: str, kind: str, relation: str = "public.t") -> None:
+    """The ERROR with these pairs of lines is in the log; the json log names the kind and no row."""
+    lines = r"\n.*".join(details)
+    await pair.subscriber.log.wait_for(
+        rf'ERROR:  conflict detected on relation "{relation}": conflict={kind}\n.*DETAIL:  {lines}\n.*CONTEXT:  '
+    )
+    text = pair.subscriber.log.text("json")
+    assert f"conflict={kind}" in text
+    assert "secret" not in text
+
+
+@pytest.fixture
+async def t(pair: Pair) -> Pair:
+    await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b text)")
+    await pair.target.execute("CREATE TABLE t (b text, id int PRIMARY KEY, a int UNIQUE, more int DEFAULT 5)")
+    return pair
+
+
+@pytest.mark.parametrize("binary", [False, True])
+async def test_an_insert_with_a_key_that_exists(t: Pair, binary: bool) -> None:
+    await t.subscribe("FOR TABLE t", binary=binary)
+    await t.target.execute("INSERT INTO t (id, a, b) VALUES (1, 10, 'secret')")
+    await t.source.execute("INSERT INTO t VALUES (1, 20, 'secret too')")
+    remote = r".*" if binary else r"\(secret too, 1, 20, null\)"
+    await refused(
+        t,
+        rf'Key already exists in unique index "t_pkey", {AT}',
+        rf"Key \(id\)=\(1\); existing local row \(secret, 1, 10, 5\); remote row {remote}\.",
+        kind="insert_exists",
+    )
+    await t.target.execute("DELETE FROM t")
+    await t.caught_up()
+    assert await t.target.rows("SELECT id, a, b, more FROM t") == [(1, 20, "secret too", 5)]
+
+
+async def test_an_update_to_a_key_that_exists_does_not_count_its_own_row(t: Pair) -> None:
+    await t.subscribe("FOR TABLE t")
+    await t.change("INSERT INTO t VALUES (1, 10, 'mine')")
+    await t.target.execute("INSERT INTO t (id, a, b) VALUES (2, 20, 'secret')")
+    await t.source.execute("UPDATE t SET a = 20 WHERE id = 1")
+    await refused(
+        t,
+        rf'Key already exists in unique index "t_a_key", {AT}',
+        r"Key \(a\)=\(20\); existing local row \(secret, 2, 20, 5\); "
+        r"remote row \(mine, 1, 20, null\); replica identity \(id\)=\(1\)\.",
+        kind="update_exists",
+    )
+
+
+async def test_more_than_one_index_refuses(t: Pair) -> None:
+    await t.subscribe("FOR TABLE t")
+    await t.target.execute("INSERT INTO t (id, a, b) VALUES (1, 10, 'x'), (2, 20, 'y')")
+    await t.source.execute("INSERT INTO t VALUES (1, 20, 'z')")
+    await refused(
+        t,
+        rf'Key already exists in unique index "t_pkey", {AT}',
+        r"Key \(id\)=\(1\); existing local row \(x, 1, 10, 5\); remote row \(z, 1, 20, null\)\.",
+        rf'Key already exists in unique index "t_a_key", {AT}',
+        r"Key \(a\)=\(20\); existing local row \(y, 2, 20, 5\); remote row \(z, 1, 20, null\)\.",
+        kind="multiple_unique_conflicts",
+    )
+
+
+async def test_a_partition_is_named_itself(pair: Pair) -> None:
+    await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, b text)")
+    await pair.target.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, b text) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF t FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE high PARTITION OF t DEFAULT",
+    )
+    await pair.subscribe("FOR TABLE t")
+    await pair.target.execute("INSERT INTO t VALUES (7, 'secret')")
+    await pair.source.execute("INSERT INTO t VALUES (7, 'new')")
+    await refused(
+        pair,
+        rf'Key already exists in unique index "low_pkey", {AT}',
+        r"Key \(id\)=\(7\); existing local row \(7, secret\); remote row \(7, new\)\.",
+        kind="insert_exists",
+        relation="public.low",
+    )
