@@ -63,7 +63,7 @@ async def test_a_subscription_from_creation_to_failure(
         await target_db.execute("INSERT INTO t VALUES (200)")
         await source_db.execute("INSERT INTO t VALUES (200)")
         found = await wait_for_state(target_db, capsys, "waiting to retry")
-        assert found["error"].startswith("duplicate key value violates unique constraint")
+        assert "public.t" in found["error"] or "t_pkey" in found["error"]
         assert found["error_time"] is not None
         assert (await look(target_db, capsys))[0] == 1
         tasks.cancel_scope.cancel()
