@@ -60,6 +60,17 @@ class LocalRelation:
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
 
 
+class Plans(dict[object, object]):
+    """Begins anew when there are too many: a table without key has a shape for each pattern of its NULLs."""
+
+    LIMIT = 1000
+
+    def __setitem__(self, key: object, plan: object) -> None:
+        if len(self) >= self.LIMIT and key not in self:
+            self.clear()
+        super().__setitem__(key, plan)
+
+
 @dataclass(slots=True)
 class RelationMapping:
     """How the rows of one published table become rows of a target table.
@@ -75,7 +86,7 @@ class RelationMapping:
     search: tuple[int, ...] | None
     unsearchable: str | None
     local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
-    plans: dict[object, object] = field(default_factory=dict)  # statements made for it, by shape of change
+    plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
 
     @property
     def label(self) -> str:

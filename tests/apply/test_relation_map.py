@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.relation_map import LocalRelation, RelationMap, map_relation
+from subscriber.apply.relation_map import LocalRelation, Plans, RelationMap, map_relation
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 from tests.apply.build import column, local, remote
@@ -138,3 +138,15 @@ def test_a_mapping_can_be_forgotten_and_made_again() -> None:
     relations.forget(published.relid)
     assert relations.get(published.relid) is None
     assert relations.relation(published.relid) is published
+
+
+def test_statements_do_not_pile_up() -> None:
+    """As many as there are patterns of NULLs in the rows of a table without key: 2 to the number of its columns."""
+    plans = map_relation(remote("a"), local("a")).plans
+    for number in range(10 * Plans.LIMIT):
+        plans[number] = "a statement"
+        assert plans[number] == "a statement"
+        assert len(plans) <= Plans.LIMIT
+    before = len(plans)
+    plans[10 * Plans.LIMIT - 1] = "another"
+    assert len(plans) == before
