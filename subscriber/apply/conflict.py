@@ -97,6 +97,34 @@ def unique(
     return Conflict(what, relation, tuple(sentences), tuple(rows))
 
 
+def differs(
+    mapping: RelationMapping,
+    change: Update | Delete,
+    writer: Writer,
+    values: Sequence[str | None],
+    leaf: Partition | None = None,
+) -> Conflict:
+    """The row that `change` changes was last written by somebody else; it is changed all the same.
+
+    `values` are the target's, in the order of its columns, as the server prints them.
+    """
+    label = leaf.label if leaf else mapping.label
+    whole = tuple(column.name for column in mapping.local.columns)
+    columns = leaf.columns if leaf else whole
+    known = dict(zip(whole, values, strict=True))
+    existing = ", ".join(_text(known.get(name), VALUE_BYTES) for name in columns)
+    rows = f"Existing local row ({existing})"
+    if isinstance(change, Update):
+        what, doing = ConflictType.UPDATE_ORIGIN_DIFFERS, "Updating"
+        rows += f"; remote row {_local_row(mapping, columns, change.new)}"
+        rows += f"; {_identity(mapping, columns, change.old or change.new)}."
+    else:
+        what, doing = ConflictType.DELETE_ORIGIN_DIFFERS, "Deleting"
+        rows += f"; {_identity(mapping, columns, change.old)}."
+    sentence = f"{doing} the row that was modified{_written(writer, 'a different origin')}."
+    return Conflict(what, label, (sentence,), (rows,))
+
+
 def _written(writer: Writer, origin: str) -> str:
     if writer.time is None:
         return f" in transaction {writer.xid}"

@@ -13,8 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from struct import Struct
 
+from subscriber.apply import conflict
+from subscriber.apply.conflict import Conflict, Writer
 from subscriber.apply.context import RemoteTransaction, error_context
-from subscriber.apply.relation_map import Partition, RelationMapping, map_relation
+from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.connection.session import Session
 from subscriber.errors import ProtocolError, StaleMapping, SubscriberError
@@ -68,18 +70,18 @@ class Note:
 
 Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
 _NO_ROW: Row = (b"", [])
-# The mapping, the change, its transaction, and the leaf partition it belongs to, None when there is none.
-OnMissing = Callable[[RelationMapping, Update | Delete, RemoteTransaction, Partition | None], None]
+OnConflict = Callable[[Conflict, Note], None]
 
 
 class PostgresTarget:
     """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
 
-    def __init__(self, session: Session, origin: str, on_missing: OnMissing) -> None:
-        """`on_missing` is told of rows that were not there."""
+    def __init__(self, session: Session, origin: str, on_conflict: OnConflict) -> None:
+        """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last."""
         self.pipeline = Pipeline(session)
         self.origin = origin
-        self._on_missing = on_missing
+        self._on_conflict = on_conflict
+        self._origin_id: int | None = None  # ours; None: the target does not track who wrote a row
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
@@ -88,9 +90,14 @@ class PostgresTarget:
     def position(self) -> Lsn:
         return self._progress.position
 
-    def resume(self, progress: ProgressRow) -> None:
-        """Go on from this progress row; before the first commit()."""
+    def resume(self, progress: ProgressRow, origin_id: int | None = None) -> None:
+        """Go on from this progress row; before the first commit().
+
+        `origin_id`: report rows that were written through another origin than this one, or none. For targets
+        with track_commit_timestamp, at the price of one more statement for each UPDATE and DELETE.
+        """
         self._progress = progress
+        self._origin_id = origin_id
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
@@ -125,6 +132,7 @@ class PostgresTarget:
             old = change.old.split()
             _require_columns(mapping, old[0])
             self._find(OLD, _NO_ROW, old, note)
+            self._look_at_writer(OLD, _NO_ROW, old, note)
             self._run(statements.delete(mapping), _NO_ROW, old, note)
         if oid not in self._checked:
             self._check_shape(mapping, note)
@@ -155,7 +163,9 @@ class PostgresTarget:
                 identity_changed = identity_changed or old[1][index] != new[1][index]
             else:  # the old value was not sent, and the new key would find another row
                 identity_changed = True
-        self._find(NEW if change.old is None else OLD, new, old, note)
+        row = NEW if change.old is None else OLD
+        self._find(row, new, old, note)
+        self._look_at_writer(row, new, old, note)
         self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
 
     def _find(self, row: int, new: Row, old: Row, note: Note) -> None:
@@ -243,20 +253,35 @@ class PostgresTarget:
         self._ask(statements.exists(note.mapping, OLD, values[0]), note, values, found)
 
     def _report_missing(self, note: Note, values: Row) -> None:
-        mapping, change, transaction = note.mapping, note.change, note.transaction
+        mapping, change = note.mapping, note.change
         assert mapping is not None
-        assert transaction is not None
         assert isinstance(change, Update | Delete)
 
         def routed(_note: object, _tag: str, rows: Rows) -> None:
             number = rows[0][0] if rows else None
             leaf = mapping.local.partitions[int(number)] if number is not None else None
-            self._on_missing(mapping, change, transaction, leaf)
+            self._on_conflict(conflict.missing(mapping, change, leaf), note)
 
         if mapping.local.partitions:
             self._ask(statements.find_partition(mapping, values[0]), note, values, routed)
         else:
-            self._on_missing(mapping, change, transaction, None)
+            self._on_conflict(conflict.missing(mapping, change), note)
+
+    def _look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
+        """Was the row that is about to be changed written by somebody else than this subscription?"""
+        mapping, change = note.mapping, note.change
+        if self._origin_id is None or mapping is None or not isinstance(change, Update | Delete):
+            return
+
+        def found(_note: object, _tag: str, rows: Rows) -> None:
+            for time, origin_id, origin, label, xid, *values in rows:
+                writer = Writer(xid or "", time, origin_id != "0", origin)
+                leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
+                self._on_conflict(conflict.differs(mapping, change, writer, values, leaf), note)
+
+        plan = statements.written_by_another(mapping, row, self._origin_id)
+        formats, parameters = bind(plan, new, old)
+        self.pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
 
     def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
         formats, parameters = bind(plan, values, values)

@@ -258,6 +258,29 @@ def in_the_way(
     )
 
 
+def written_by_another(mapping: RelationMapping, row: int, origin_id: int) -> Plan:
+    """The row that an UPDATE or DELETE is about to change, if it was not written through origin `origin_id`.
+
+    Returns the time, the origin's id and name of the transaction that wrote it, the row's table as
+    schema.name, xmin, and all columns; nothing for a row of ours, and for one too old for its origin to be known.
+    """
+    key = ("writer", row)
+    if (plan := mapping.plans.get(key)) is None:
+        build = _Builder(mapping)
+        plan = mapping.plans[key] = build.plan(
+            "SELECT w.timestamp, w.roident, o.roname, found.*"
+            " FROM (SELECT (SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class c"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = t.tableoid), xmin, t.*"
+            f" FROM {build.only} t WHERE {_where(build, row)}) found"
+            " CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w"
+            " LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident"
+            f" WHERE w.roident <> {origin_id}",
+            b"SELECT 0",
+        )
+    assert isinstance(plan, Plan)
+    return plan
+
+
 def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
     """Which of the leaf partitions a row belongs to: its index among them, or NULL.
 

@@ -55,9 +55,7 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
     new = change.new.split()
     old = change.old.split() if isinstance(change, Update) and change.old is not None else new
     names = {column.name: index for index, column in enumerate(mapping.attributes)}
-    timed = pipeline.session.server_version >= _COMMIT_TIMES_SINCE and (
-        await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]
-    )
+    timed = await tracks_commit_times(pipeline)
     found = []
     for (row,) in await pipeline.rows(_INDEXES, schema, table):
         index, key = json.loads(row or "")
@@ -75,6 +73,12 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
             writer = Writer(xid or "", time, origin_id not in (None, "0"), origin)
             found.append(RowInTheWay(index, tuple(key), writer, dict(zip(columns, values, strict=True))))
     return conflict.unique(mapping, change, label, columns, found) if found else None
+
+
+async def tracks_commit_times(pipeline: Pipeline) -> bool:
+    """Whether the target can say when, and through which origin, a row was written."""
+    version = pipeline.session.server_version
+    return version >= _COMMIT_TIMES_SINCE and await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]
 
 
 async def _rows(pipeline: Pipeline, plan: statements.Plan, new: Row, old: Row) -> list[tuple[str | None, ...]]:

@@ -21,7 +21,7 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError, ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.target import unique_conflicts
-from subscriber.target.postgres import Note, OnMissing, PostgresTarget
+from subscriber.target.postgres import Note, OnConflict, PostgresTarget
 from subscriber.target.progress import ProgressRow
 
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
@@ -46,7 +46,7 @@ SELECT remote_lsn, system_id FROM subscriber.progress WHERE subid = $1::text::oi
 
 @asynccontextmanager
 async def open_target(
-    conninfo: str, name: str, subid: int, relid: int, on_missing: OnMissing, synchronous_commit: str
+    conninfo: str, name: str, subid: int, relid: int, on_conflict: OnConflict, synchronous_commit: str
 ) -> AsyncIterator[PostgresTarget]:
     """The target session of one worker, locked and configured; dropped at the end of the block.
 
@@ -55,7 +55,7 @@ async def open_target(
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
         origin = origins.table_sync_origin(subid, relid) if relid else origins.apply_origin(subid)
-        target = PostgresTarget(session, origin, on_missing)
+        target = PostgresTarget(session, origin, on_conflict)
         await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
         if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
             raise StaleCatalog("the subscription was disabled or dropped meanwhile")
@@ -92,10 +92,11 @@ async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, 
     """Bind the origin, repaired to what the progress row says, and go on from `position`."""
     pipeline = target.pipeline
     name = target.origin
-    await pipeline.rows(origins.CREATE, name)
+    ((origin_id,),) = await pipeline.rows(origins.CREATE, name)
     await _bind_origin(pipeline, name, position)
     await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', $1, false)", synchronous_commit)
-    target.resume(ProgressRow(subid, relid, position, with_origin=True))
+    tracked = await unique_conflicts.tracks_commit_times(pipeline)
+    target.resume(ProgressRow(subid, relid, position, with_origin=True), int(origin_id or 0) if tracked else None)
 
 
 async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:

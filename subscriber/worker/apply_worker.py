@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 from subscriber import telemetry
-from subscriber.apply import conflict
-from subscriber.apply.context import RemoteTransaction, error_context
-from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.apply.conflict import Conflict
+from subscriber.apply.context import error_context
 from subscriber.apply.subrel import State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
@@ -16,12 +15,11 @@ from subscriber.connection.failures import libpq_message
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Delete, Update
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
 from subscriber.subscription import Subscription
-from subscriber.target.postgres import PostgresTarget
+from subscriber.target.postgres import Note, PostgresTarget
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.failpoints import Point, reach
@@ -79,7 +77,7 @@ class ApplyWorker:
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
         async with open_target(
-            self._target, subscription.name, subscription.oid, 0, self._missing, subscription.synchronous_commit
+            self._target, subscription.name, subscription.oid, 0, self._conflict, subscription.synchronous_commit
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")
@@ -130,10 +128,8 @@ class ApplyWorker:
             await pipeline.rows(_SET_SYSTEM_ID, str(subid), str(identity.systemid))
         return start
 
-    def _missing(
-        self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction, leaf: Partition | None
-    ) -> None:
-        log_missing(apply_origin(self.subscription.oid), mapping, change, transaction, leaf)
+    def _conflict(self, found: Conflict, note: Note) -> None:
+        log_conflict(apply_origin(self.subscription.oid), found, note)
 
     # --- the apply worker's part in table synchronization (apply/subrel.py) -----------------------
 
@@ -207,16 +203,12 @@ def log_notice(fields: dict[str, str]) -> None:
     telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
 
 
-def log_missing(
-    origin: str,
-    mapping: RelationMapping,
-    change: Update | Delete,
-    transaction: RemoteTransaction,
-    leaf: Partition | None,
-) -> None:
-    """`leaf` is the partition the row belongs to; None: the table is not partitioned, or no partition takes it."""
-    found = conflict.missing(mapping, change, leaf)
-    context = error_context(origin, change.message_type, mapping.label, None, transaction)
+def log_conflict(origin: str, found: Conflict, note: Note) -> None:
+    """Report a conflict that does not stop the stream."""
+    transaction, mapping = note.transaction, note.mapping
+    assert transaction is not None
+    assert mapping is not None
+    context = error_context(origin, note.message, mapping.label, None, transaction)
     telemetry.log(
         telemetry.LOG,
         found.message,

@@ -20,28 +20,28 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from subscriber import telemetry
-from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.relation_map import Partition, RelationMapping, map_relation
+from subscriber.apply.conflict import Conflict
+from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.subrel import State
 from subscriber.catalog import origins, store
 from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Delete, Relation, RelationColumn, ReplicaIdentity, Update
+from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import PublishedTable, copies_binary, copy_statement
 from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
 from subscriber.target import relations
-from subscriber.target.postgres import PostgresTarget
+from subscriber.target.postgres import Note, PostgresTarget
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.apply_worker import (
     connect_publisher,
     flush_for,
-    log_missing,
+    log_conflict,
     log_notice,
     read_sender_timeout,
     stream_options,
@@ -98,7 +98,7 @@ class TableSync:
                 f"{subscription.name} {self.table}",
                 subscription.oid,
                 self.relid,
-                self._missing,
+                self._conflict,
                 subscription.synchronous_commit,
             ) as target:
                 self._report.status.pid = target.pipeline.session.pid
@@ -227,11 +227,8 @@ class TableSync:
     def _set_state(self, state: str) -> None:
         self._report.status.state = state
 
-    def _missing(
-        self, mapping: RelationMapping, change: Update | Delete, transaction: RemoteTransaction, leaf: Partition | None
-    ) -> None:
-        origin = origins.table_sync_origin(self.subscription.oid, self.relid)
-        log_missing(origin, mapping, change, transaction, leaf)
+    def _conflict(self, found: Conflict, note: Note) -> None:
+        log_conflict(origins.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
     def log(self, what: str) -> None:
         telemetry.log(

@@ -134,9 +134,7 @@ class Sessions:
                 "s",
                 SUBID,
                 0,
-                lambda mapping, change, _, leaf: missing.append(
-                    f"{change.message_type} {leaf.label if leaf else mapping.label}"
-                ),
+                lambda found, note: missing.append(f"{note.message} {found.relation}"),
                 synchronous_commit,
             )
         )
