@@ -35,6 +35,7 @@ from subscriber.worker.launcher import Launcher
 from tests.plugins.fix_cluster import Database
 
 RETRY_INTERVAL = 0.2  # seconds instead of 5
+STOP_TIMEOUT = 10.0  # seconds that a launcher may take to end once it is cancelled
 EMPTY_POLL = 0.1  # seconds instead of 0.5
 
 # Tables of a subscription that are not handed over yet.
@@ -76,7 +77,7 @@ class Log(logging.Handler):
                 if found := re.search(pattern, self.text()):
                     return found
                 await anyio.sleep(0.02)
-        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it has:\n{self.text()}")
+        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text()[-3000:]}")
 
 
 @dataclass
@@ -173,8 +174,12 @@ class Subscriber(Subscriptions):
         if task is None:
             return
         task.cancel()
+        await asyncio.wait({task}, timeout=STOP_TIMEOUT)
+        if not task.done():
+            where = "\n".join(str(waiting) for waiting in asyncio.all_tasks())
+            pytest.fail(f"the launcher does not end {STOP_TIMEOUT} s after it was cancelled:\n{where}")
         with suppress(asyncio.CancelledError):
-            await task
+            task.result()
 
     async def restart(self) -> None:
         await self.stop()
@@ -240,7 +245,7 @@ class Program:
                 if self._process is not None and self._process.poll() is not None:
                     pytest.fail(f"it ended with {self._process.returncode}:\n{self.text}")
                 await anyio.sleep(0.02)
-        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it has:\n{self.text}")
+        pytest.fail(f"after {timeout} s nothing in the log is like {pattern!r}; it ends with:\n{self.text[-3000:]}")
 
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> tuple[int, float]:
         """Send a signal and wait for the end: (exit status, seconds that took)."""
