@@ -1,0 +1,39 @@
+"""The moment at which the apply worker takes a table over, when the two have been apart."""
+
+from __future__ import annotations
+
+from subscriber.catalog import locks
+from subscriber.worker import failpoints
+from subscriber.worker.failpoints import Point
+from tests.scenarios.conftest import Pair
+
+
+async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: Pair) -> None:
+    """The apply worker passes over changes of a table in finishedcopy, confirms them, and starts again."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
+    failpoints.armed[Point.COPY_COMMITTED] = pair.subscriber.cancel
+    try:
+        await pair.subscriber.create(pair.source, "p")
+        await pair.target.wait_for("SELECT srsubstate = 'f' FROM subscriber.subscription_rel")
+    finally:
+        failpoints.armed.clear()
+    await pair.subscriber.stop()
+
+    relid = await pair.target.value("SELECT 't'::regclass::oid")
+    subid = await pair.target.value("SELECT subid FROM subscriber.subscription")
+    holder = await pair.target.connect()
+    try:
+        await locks.lock(holder, locks.table_sync_key(subid, relid))  # no sync worker can start
+        pair.subscriber.start()
+        await pair.source.execute("INSERT INTO t SELECT generate_series(2, 100)")
+        await pair.source.wait_for_catchup("s")
+        await pair.subscriber.stop()
+    finally:
+        await holder.close()
+    assert await pair.target.value("SELECT remote_lsn = '0/0' FROM subscriber.progress WHERE relid = 0")
+    assert await pair.target.rows("SELECT * FROM t") == [(1,)]
+
+    pair.subscriber.start()
+    await pair.caught_up()
+    await pair.assert_same("SELECT id FROM t ORDER BY id")

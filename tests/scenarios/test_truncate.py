@@ -1,0 +1,74 @@
+"""TRUNCATE: together what was together, identities restarted where they were, never further than the publisher went."""
+
+from __future__ import annotations
+
+from tests.scenarios.conftest import Pair
+
+
+async def test_truncate_and_its_options(pair: Pair) -> None:
+    await pair.both(
+        "CREATE SEQUENCE numbers",
+        "CREATE TABLE t (id int PRIMARY KEY DEFAULT nextval('numbers'))",
+        "ALTER SEQUENCE numbers OWNED BY t.id",
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
+    )
+    await pair.source.execute(
+        "INSERT INTO parent VALUES (1)", "INSERT INTO child VALUES (1, 1)", "INSERT INTO t VALUES (1)"
+    )
+    await pair.subscribe("FOR ALL TABLES")
+    await pair.target.execute("SELECT setval('numbers', 100)")
+    await pair.change("TRUNCATE t", "INSERT INTO t VALUES (2)")
+    await pair.assert_same("SELECT * FROM t")
+    assert await pair.rows("SELECT nextval('numbers')") == [(101,)]
+    await pair.change("TRUNCATE t RESTART IDENTITY")
+    assert await pair.rows("SELECT count(*), nextval('numbers') FROM t") == [(0, 1)]
+    await pair.change("TRUNCATE parent CASCADE")
+    assert await pair.rows("SELECT (SELECT count(*) FROM parent), (SELECT count(*) FROM child)") == [(0, 0)]
+    await pair.change(
+        "BEGIN; INSERT INTO parent VALUES (2); TRUNCATE parent, child; INSERT INTO parent VALUES (3); COMMIT"
+    )
+    await pair.assert_same("SELECT * FROM parent")
+
+
+async def test_truncate_is_not_cascaded_to_what_is_not_published(pair: Pair) -> None:
+    await pair.source.execute("CREATE TABLE parent (id int PRIMARY KEY)")
+    await pair.target.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
+    )
+    await pair.source.execute("INSERT INTO parent VALUES (1)")
+    await pair.subscribe("FOR TABLE parent")
+    await pair.target.execute("INSERT INTO child VALUES (1, 1)")
+    await pair.source.execute("TRUNCATE parent CASCADE")
+    await pair.fails("ERROR:  cannot truncate a table referenced in a foreign key constraint")
+    await pair.target.execute("DROP TABLE child")
+    await pair.caught_up()
+    assert await pair.rows("SELECT count(*) FROM parent") == [(0,)]
+
+
+async def test_truncate_that_is_not_published(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.source.execute(
+        "INSERT INTO t VALUES (1)",
+        "INSERT INTO u VALUES (1)",
+        "CREATE PUBLICATION q FOR TABLE u WITH (publish = 'insert, truncate')",
+        "CREATE PUBLICATION p FOR TABLE t WITH (publish = 'insert')",
+    )
+    await pair.subscriber.create(pair.source, "p, q")
+    await pair.caught_up()
+    await pair.change("TRUNCATE t, u")
+    assert await pair.rows("SELECT (SELECT count(*) FROM t), (SELECT count(*) FROM u)") == [(1, 0)]
+
+
+async def test_inheritance_children_are_tables_of_their_own(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE kid (x int) INHERITS (t)")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE ONLY t", "INSERT INTO t VALUES (1)")
+    await pair.subscriber.create(pair.source, "p")
+    await pair.caught_up()
+    await pair.target.execute("INSERT INTO kid VALUES (1, 1), (2, 2)")
+    await pair.change("UPDATE t SET id = 2")
+    assert await pair.rows("SELECT id FROM ONLY t") == [(2,)]
+    assert await pair.rows("SELECT id FROM kid ORDER BY 1") == [(1,), (2,)]
+    await pair.change("TRUNCATE ONLY t")
+    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,)]
