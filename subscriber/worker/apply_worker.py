@@ -67,8 +67,8 @@ class ApplyWorker:
         self._is_syncing = is_syncing
         self._skip_lsn = skip_lsn
         self._skipped = skipped
+        self._settle: Callable[[], Awaitable[None]]
         self.left_over = False  # tidy() could not drop everything
-        self._loop: ApplyLoop | None = None
 
     async def run(self, on_started: Callable[[], None]) -> None:
         """Until the stream ends (EndOfStream) or fails; `on_started` is called once changes flow."""
@@ -95,14 +95,19 @@ class ApplyWorker:
         start = await self._identify(target.pipeline, publisher)
         self.left_over = not await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
         await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
+        info = await publisher.slot(slot)
+        # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
+        # so the slot may stand further than the row. A table must not be handed over below that.
+        position = max(start, (info and info.confirmed_flush) or start)
         sender_timeout = await read_sender_timeout(publisher)
         stream = await ReplicationStream.start(
             publisher, slot, start, stream_options(subscription), on_notice=log_notice
         )
-        loop = self._loop = ApplyLoop(
+        self._settle = target.settle
+        loop = ApplyLoop(
             stream,
             target,
-            start,
+            position,
             wants=self._tables.applies,
             at_boundary=self._process_tables,
             flush=flush_for(subscription, self._flusher),
@@ -160,6 +165,7 @@ class ApplyWorker:
         await self._tables.wait_until(handed_over)
 
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
+        await self._settle()  # the other tables are as far as this one only when what was sent is committed
         async with self._catalog.use() as connection:
             await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
             reach(Point.READY_STORED)

@@ -30,6 +30,8 @@ from subscriber.worker.tables import Tables
 from subscriber.worker.tablesync import TableSync
 from subscriber.worker.tidy import tidy
 
+DISABLED = "disabled"  # the state of a worker that has disabled its subscription
+
 MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
 
 # A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()).
@@ -78,7 +80,12 @@ class Supervisor:
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
                 await self.reload_tables()
-                await self._lead()
+                report = self._around.board.add(self.subscription.oid, 0, "apply")
+                try:
+                    await self._lead(report)
+                finally:
+                    if report.status.state != DISABLED:  # what led to that stays to be seen
+                        self._around.board.remove(report)
                 tasks.cancel_scope.cancel()
 
     async def update(self, subscription: Subscription) -> None:
@@ -109,9 +116,8 @@ class Supervisor:
 
     # --- the apply worker -----------------------------------------------------------------------
 
-    async def _lead(self) -> None:
+    async def _lead(self, report: Report) -> None:
         backoff = Backoff()
-        report = self._around.board.add(self.subscription.oid, 0, "apply")
         while True:
             started = monotonic()
             with anyio.CancelScope() as self._leader:
@@ -172,15 +178,17 @@ class Supervisor:
                 return True
             telemetry.log_error(error)
             await self._count("apply_error_count")
-            # Kinder than PostgreSQL, which disables after a lost connection as well.
-            if self.subscription.disable_on_error and how is Reaction.INTERVAL:
-                await self._disable()
-                return False
         status = report.status
         status.pid = None
         status.error = error.message if isinstance(error, SubscriberError) else repr(error)
         status.error_hint = error.hint if isinstance(error, SubscriberError) else None
         status.error_time = datetime.now(UTC)
+        # Kinder than PostgreSQL, which disables after a lost connection as well.
+        if self.subscription.disable_on_error and how is Reaction.INTERVAL:
+            status.state, status.next_retry = DISABLED, None
+            self._around.board.publish()
+            await self._disable()
+            return False
         self._changed = anyio.Event()
         if how is Reaction.STOP:
             status.state, status.next_retry = "stopped", None

@@ -221,8 +221,8 @@ async def test_tables_from_elsewhere_are_noticed(db: Database, walsender: Publis
     )
     assert await walsender.publications_with_other_origins(["p", "q"]) == []
     await db.execute(
-        "CREATE SCHEMA subscriber; CREATE TABLE subscriber.subscription_rel (srrelid oid)",
-        "INSERT INTO subscriber.subscription_rel VALUES ('t'::regclass)",
+        "CREATE SCHEMA subscriber; CREATE TABLE subscriber.pg_subscription_rel (srrelid oid)",
+        "INSERT INTO subscriber.pg_subscription_rel VALUES ('t'::regclass)",
     )
     assert await walsender.publications_with_other_origins(["q", "p"]) == ["p"]
     assert await walsender.publications_with_other_origins(["p"], [("public", "t")]) == []
