@@ -111,7 +111,7 @@ def differs(
     label = leaf.label if leaf else mapping.label
     whole = tuple(column.name for column in mapping.local.columns)
     columns = leaf.columns if leaf else whole
-    known = dict(zip(whole, values, strict=True))
+    known = dict(zip(whole, values, strict=False))  # a column added just now is found out by the next check
     existing = ", ".join(_text(known.get(name), VALUE_BYTES) for name in columns)
     rows = f"Existing local row ({existing})"
     if isinstance(change, Update):
@@ -138,7 +138,7 @@ def _written(writer: Writer, origin: str) -> str:
 
 
 def _text(value: str | None, limit: int | None = None) -> str:
-    return "null" if value is None else _cut(value.encode(), limit)
+    return "null" if value is None else _cut(value.encode(errors="surrogateescape"), limit)
 
 
 def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:

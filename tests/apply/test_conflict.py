@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from subscriber.apply.conflict import ConflictType, missing
+import pytest
+
+from subscriber.apply.conflict import ConflictType, RowInTheWay, Writer, differs, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
-from subscriber.protocol.messages import Delete, OldPart, ReplicaIdentity, Update
+from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row
 
 KEYED = map_relation(remote("a*", "b"), local("b", "x", "a", identity=("a",)))
@@ -82,3 +84,95 @@ def test_a_generated_column_is_null() -> None:
     mapping = map_relation(remote("a*"), local("a", column("g", generated=True), identity=("a",)))
     found = missing(mapping, Update(None, 1, None, None, row("1")))
     assert found.rows[0] == "Remote row (1, null); replica identity (a)=(1)."
+
+
+# --- keys that are taken, rows that somebody else wrote -------------------------------------------
+
+AT = "2024-05-01 12:00:00.5+00"
+LOCAL = Writer("750", AT, False, None)
+
+
+@pytest.mark.parametrize(
+    ("writer", "words"),
+    [
+        (LOCAL, f"modified locally in transaction 750 at {AT}."),
+        (Writer("750", AT, True, "pg_1"), f'modified by origin "pg_1" in transaction 750 at {AT}.'),
+        (Writer("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
+        (Writer("750", None, False, None), "modified in transaction 750."),
+    ],
+)
+def test_a_key_that_is_taken(writer: Writer, words: str) -> None:
+    row_there = RowInTheWay("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
+    found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there])
+    assert found.type is ConflictType.INSERT_EXISTS
+    assert found.message == 'conflict detected on relation "s.t": conflict=insert_exists'
+    assert found.detail == f'Key already exists in unique index "t_pkey", {words}'
+    assert found.exact_detail == (
+        f"{found.detail}\nKey (a)=(1); existing local row (null, 5, 1); remote row (y, null, 1)."
+    )
+
+
+def test_keys_that_are_taken_by_several_rows() -> None:
+    there = [
+        RowInTheWay("t_pkey", ("a",), LOCAL, {"b": "x" * 70, "x": None, "a": "2"}),
+        RowInTheWay("t_b_X", ("b", "X"), LOCAL, {"b": "y" * 70, "X": "6", "a": "3"}),
+    ]
+    update = Update(None, 1, OldPart.KEY, row("1", None), row("2", "y" * 70))
+    one = unique(KEYED, update, "s.t_1", ("a", "b"), there[:1])
+    assert one.type is ConflictType.UPDATE_EXISTS
+    assert one.rows == (
+        f"Key (a)=(2); existing local row ({'x' * 64}..., null, 2); remote row (2, {'y' * 64}...);"
+        " replica identity (a)=(1).",
+    )
+    both = unique(KEYED, update, "s.t_1", ("a", "b"), there)
+    assert both.type is ConflictType.MULTIPLE_UNIQUE_CONFLICTS
+    assert both.message == 'conflict detected on relation "s.t_1": conflict=multiple_unique_conflicts'
+    assert both.rows[1].startswith(
+        f'Key (b, "X")=({"y" * 70}, 6); existing local row ({"y" * 64}..., 6, 3); remote row'
+    )
+    assert both.exact_detail.count("\n") == 3
+
+
+@pytest.mark.parametrize(
+    ("writer", "words"),
+    [
+        (LOCAL, f"modified locally in transaction 750 at {AT}."),
+        (Writer("750", AT, True, "pg_1"), f'modified by a different origin "pg_1" in transaction 750 at {AT}.'),
+        (Writer("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
+    ],
+)
+def test_a_row_that_somebody_else_wrote(writer: Writer, words: str) -> None:
+    found = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"])
+    assert found.type is ConflictType.UPDATE_ORIGIN_DIFFERS
+    assert found.exact_detail == (
+        f"Updating the row that was {words}\n"
+        "Existing local row (old, null, 1); remote row (null, null, 1); replica identity (a)=(1)."
+    )
+    found = differs(KEYED, Delete(None, 1, OldPart.KEY, row("1", None)), writer, ["old", None, "1"])
+    assert found.type is ConflictType.DELETE_ORIGIN_DIFFERS
+    assert found.exact_detail == (
+        f"Deleting the row that was {words}\nExisting local row (old, null, 1); replica identity (a)=(1)."
+    )
+
+
+def test_and_it_is_shown_in_the_order_of_its_partition() -> None:
+    leaf = Partition("s.t_2024", "", ("a", "b", "x"))
+    change = Delete(None, 1, OldPart.KEY, row("1", None))
+    found = differs(KEYED, change, LOCAL, ["old", None, "1"], leaf)
+    assert found.message == 'conflict detected on relation "s.t_2024": conflict=delete_origin_differs'
+    assert found.rows == ("Existing local row (1, old, null); replica identity (a)=(1).",)
+
+
+def test_a_table_that_has_just_got_a_column() -> None:
+    """Only the check that follows finds that out: nothing may fail before."""
+    change = Delete(None, 1, OldPart.KEY, row("1", None))
+    assert (
+        differs(KEYED, change, LOCAL, ["old", None, "1", "new column"]).rows[0].startswith("Existing local row (old,")
+    )
+
+
+def test_a_value_that_is_no_utf8() -> None:
+    """A server with encoding SQL_ASCII sends what it has."""
+    change = Delete(None, 1, OldPart.KEY, row("1", None))
+    found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"])
+    assert found.rows[0].startswith("Existing local row (caf, null, 1)")
