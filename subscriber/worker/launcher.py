@@ -50,6 +50,10 @@ class Launcher:
         self._wake = anyio.Event()
         self._was_ready = False
 
+    def supervisor(self, name: str) -> Supervisor:
+        """The supervisor of a subscription that runs. Raises KeyError if none of that name does."""
+        return {supervisor.subscription.name: supervisor for supervisor, _ in self._supervisors.values()}[name]
+
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
         backoff = Backoff()

@@ -101,9 +101,13 @@ class Supervisor:
             )
             for scope in self._syncing.values():
                 scope.cancel()
-            self._leader.cancel()
+            self.restart()
         if subscription != before:
             self._changed.set()
+
+    def restart(self) -> None:
+        """Start the apply worker anew; the sync workers go on."""
+        self._leader.cancel()
 
     async def reload_tables(self) -> None:
         async with self._around.catalog.use() as connection:

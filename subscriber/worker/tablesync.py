@@ -172,8 +172,8 @@ class TableSync:
         start = found[0]
         await resume(target, subscription.oid, self.relid, start, subscription.synchronous_commit)
         self._set_state("waiting for the apply worker")
-        self._tables.move(self.relid, State.SYNCWAIT, start)
         reach(Point.SYNCWAIT)
+        self._tables.move(self.relid, State.SYNCWAIT, start)
         await self._tables.wait_until(lambda: self._state() is State.CATCHUP)
         table = self._tables.get(self.relid)
         assert table is not None

@@ -156,12 +156,14 @@ def _spelt(value: object) -> str:
 class Subscriber(Subscriptions):
     """A launcher in this process. stop() cancels it, which is as sudden as a kill for what it had begun."""
 
+    launcher: Launcher | None = None  # the last one started
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         assert self._task is None, "it runs already"
         # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
-        self._task = asyncio.create_task(Launcher(self.database.dsn()).run())
+        self.launcher = Launcher(self.database.dsn())
+        self._task = asyncio.create_task(self.launcher.run())
 
     def cancel(self) -> None:
         """Begin to stop, without waiting."""

@@ -34,6 +34,13 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: 
     assert await pair.target.value("SELECT remote_lsn = '0/0' FROM subscriber.progress WHERE relid = 0")
     assert await pair.target.rows("SELECT * FROM t") == [(1,)]
 
+    def restart_apply_worker() -> None:
+        assert pair.subscriber.launcher is not None
+        del failpoints.armed[Point.SYNCWAIT]
+        pair.subscriber.launcher.supervisor("s").restart()
+
+    failpoints.armed[Point.SYNCWAIT] = restart_apply_worker  # its first look finds the table waiting
     pair.subscriber.start()
     await pair.caught_up()
+    assert not failpoints.armed
     await pair.assert_same("SELECT id FROM t ORDER BY id")
