@@ -27,7 +27,7 @@ class Pair:
     async def subscribe(self, publication: str, **options: object) -> None:
         """Publication p with that definition and subscription s to it; until everything is copied."""
         await self.source.execute(f"CREATE PUBLICATION p {publication}")
-        await self.subscriber.create(self.source, "p", **options)
+        await self.subscriber.create(self.source, "p", "s", **options)
         await self.caught_up()
 
     async def caught_up(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from time import monotonic
+from typing import Literal
 
 import anyio
 import pytest
@@ -194,9 +195,10 @@ async def test_no_publisher_is_tried_again_until_it_is_back(pair: Pair, servers:
     pair.source = Database(server, "postgres")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")
-    for mode in ("fast", "immediate"):
+    modes: tuple[Literal["fast", "immediate"], ...] = ("fast", "immediate")
+    for mode in modes:
         began = monotonic()
-        await server.stop(mode)  # type: ignore[arg-type]
+        await server.stop(mode)
         assert monotonic() - began < 5
         status = await pair.subscriber.wait_for_state("waiting to retry")
         assert status["next_retry"] is not None
@@ -210,7 +212,7 @@ async def test_no_publisher_is_tried_again_until_it_is_back(pair: Pair, servers:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_of_the_target_is_survived(
-    servers: Servers, source_db: Database, mode: str, quick_retries: None
+    servers: Servers, source_db: Database, mode: Literal["fast", "immediate"], quick_retries: None
 ) -> None:
     server = await servers.create("target", SETTINGS)
     await server.start()
@@ -221,7 +223,7 @@ async def test_a_restart_of_the_target_is_survived(
         await pair.subscribe("FOR TABLE t")
         await pair.change("INSERT INTO t VALUES (1)")
         began = monotonic()
-        await server.stop(mode)  # type: ignore[arg-type]
+        await server.stop(mode)
         assert monotonic() - began < 5
         await pair.source.execute("INSERT INTO t VALUES (2)")
         await server.start()
