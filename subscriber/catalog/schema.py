@@ -12,6 +12,7 @@ from pathlib import Path
 import asyncpg
 
 from subscriber.catalog import locks
+from subscriber.catalog.session import translate
 from subscriber.errors import StatementError
 
 HEAD = "0001"  # the newest script in migrations/versions; a test holds it there
@@ -79,6 +80,7 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
     from alembic import command
     from alembic.config import Config
     from sqlalchemy import Connection, StaticPool
+    from sqlalchemy.exc import DBAPIError
     from sqlalchemy.ext.asyncio import create_async_engine
 
     async def given() -> asyncpg.Connection:
@@ -93,6 +95,9 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
 
     # A static pool never closes what it was given, and the engine is not disposed of for the same reason.
     engine = create_async_engine("postgresql+asyncpg://", async_creator=given, poolclass=StaticPool)
-    async with engine.connect() as borrowed:
-        await borrowed.run_sync(upgrade)
-        await borrowed.commit()
+    try:
+        async with engine.connect() as borrowed:
+            await borrowed.run_sync(upgrade)
+            await borrowed.commit()
+    except DBAPIError as error:  # what asyncpg raised is inside
+        raise translate(error.orig.__cause__ if error.orig and error.orig.__cause__ else error) from error

@@ -44,7 +44,7 @@ class Catalog:
                 yield self._connection
             # InternalClientError: used between a server's last words and the end of the connection
             except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-                raise _translate(error) from error
+                raise translate(error) from error
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the connection ends, for whatever reason."""
@@ -56,7 +56,8 @@ class Catalog:
             await connection.add_listener(channel, lambda *_args: callback())
 
 
-def _translate(error: Exception) -> SubscriberError:
+def translate(error: BaseException) -> SubscriberError:
+    """Our error for one that asyncpg raised on a connection to the target."""
     if isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.PostgresConnectionError):
         return ServerError(server_fields(error))
     return ConnectionLost(f"lost connection to the target: {error}")
