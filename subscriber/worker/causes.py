@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 
 from subscriber.errors import ConnectionLost, SubscriberError
@@ -14,6 +15,12 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
             yield from leaves(member)
     else:
         yield error
+
+
+def is_cancelled() -> bool:
+    """Whether this task was cancelled by asyncio's own means, whatever has been raised since."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def root_cause(error: BaseException) -> BaseException:

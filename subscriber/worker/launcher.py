@@ -27,7 +27,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.subscription import Subscription
-from subscriber.worker.causes import root_cause
+from subscriber.worker.causes import is_cancelled, root_cause
 from subscriber.worker.flush import Flusher
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import Board
@@ -64,6 +64,8 @@ class Launcher:
                 await self._work(on_ready)
                 await anyio.sleep(EMPTY_POLL)
             except Exception as group:
+                if is_cancelled():  # a group's errors can hide that somebody wants us to end
+                    raise
                 error = root_cause(group)
                 if not self._was_ready and _is_hopeless(error):
                     raise error from group

