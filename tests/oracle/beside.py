@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from random import Random
+
+import anyio
 
 from tests.oracle.tables import LATE, TABLES, TYPES, Table
 from tests.oracle.workload import Workload
@@ -103,8 +106,27 @@ async def beside(source: Database, native: Database, ours: Database, *, binary: 
         try:
             yield Beside(source, native, ours, subscriber, tables, binary)
         finally:
+            for connection in source._connections:  # after a failure, DROP would wait for an open transaction
+                connection.terminate()
             if await native.value("SELECT count(*) FROM pg_subscription WHERE subname = $1", NATIVE):
                 await native.execute(f"DROP SUBSCRIPTION {NATIVE}")
+
+
+async def disturb(pair: Beside, random: Random) -> None:
+    """Until cancelled: stop our launcher, or end one of our connections to either server, again and again."""
+    ours = "application_name LIKE 'subscriber%' AND datname = current_database()"
+    theirs = f"application_name = '{OURS}' OR application_name LIKE 'pg_35%_sync_%'"
+    while True:
+        await anyio.sleep(random.uniform(0.05, 0.5))
+        match random.randint(1, 3):
+            case 1:
+                await pair.subscriber.restart()
+            case number:
+                database, condition = (pair.ours, ours) if number == 2 else (pair.source, theirs)
+                await database.execute(
+                    "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity"
+                    f" WHERE ({condition}) AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) a"
+                )
 
 
 async def run(pair: Beside, seed: int, steps: int) -> Workload:

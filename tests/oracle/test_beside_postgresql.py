@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from random import Random
 from time import monotonic
 
+import anyio
 import pytest
 
 from subscriber.ops.servers import Server
-from tests.oracle.beside import beside, run
+from tests.oracle.beside import beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
 
 SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "1"))
@@ -35,6 +37,17 @@ async def test_both_targets_have_the_same_rows(
     async with beside(source_db, native_db, target_db, binary=binary) as pair:
         work = await run(pair, seed, STEPS)
         assert sum(writer.committed for writer in work.writers) > STEPS / 2
+
+
+async def test_the_same_rows_whatever_is_cut_off(
+    source_db: Database, native_db: Database, target_db: Database, quick_retries: None
+) -> None:
+    print(f"seed {SEED}")
+    async with beside(source_db, native_db, target_db, binary=False) as pair, anyio.create_task_group() as tasks:
+        tasks.start_soon(disturb, pair, Random(SEED))
+        with anyio.fail_after(45):
+            await run(pair, SEED, STEPS)
+        tasks.cancel_scope.cancel()
 
 
 @pytest.mark.soak
