@@ -115,7 +115,10 @@ async def beside(source: Database, native: Database, ours: Database, *, binary: 
 async def disturb(pair: Beside, random: Random) -> None:
     """Until cancelled: stop our launcher, or end one of our connections to either server, again and again."""
     ours = "application_name LIKE 'subscriber%' AND datname = current_database()"
-    theirs = f"application_name = '{OURS}' OR application_name LIKE 'pg_35%_sync_%'"
+    theirs = (  # not the connections of statements, which tell their user
+        f"pid IN (SELECT pid FROM pg_stat_replication WHERE application_name = '{OURS}' AND state <> 'startup')"
+        " OR application_name LIKE 'pg_35%_sync_%'"
+    )
     while True:
         await anyio.sleep(random.uniform(0.05, 0.5))
         match random.randint(1, 3):
