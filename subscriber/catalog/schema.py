@@ -7,6 +7,8 @@ commands on a new database at once are ordinary, and the second finds the work d
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from pathlib import Path
 
 import asyncpg
@@ -14,6 +16,10 @@ import asyncpg
 from subscriber.catalog import locks
 from subscriber.catalog.session import translate
 from subscriber.errors import StatementError
+
+UPGRADE_POLL = 0.02  # seconds
+# alembic keeps what it works on in its modules: two databases at once, in one process, would mix.
+_upgrading = threading.Lock()
 
 HEAD = "0001"  # the newest script in migrations/versions; a test holds it there
 
@@ -95,9 +101,13 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
 
     # A static pool never closes what it was given, and the engine is not disposed of for the same reason.
     engine = create_async_engine("postgresql+asyncpg://", async_creator=given, poolclass=StaticPool)
+    while not _upgrading.acquire(blocking=False):
+        await asyncio.sleep(UPGRADE_POLL)
     try:
         async with engine.connect() as borrowed:
             await borrowed.run_sync(upgrade)
             await borrowed.commit()
     except DBAPIError as error:  # what asyncpg raised is inside
         raise translate(error.orig.__cause__ if error.orig and error.orig.__cause__ else error) from error
+    finally:
+        _upgrading.release()
