@@ -89,7 +89,7 @@ class Beside:
         for index, table in enumerate(list(self.tables)):
             if table.local_delete:
                 for target in (self.native, self.ours):
-                    await target.execute(f"DELETE FROM {table.name} WHERE {table.key[0]} % 3 = 1")
+                    await target.execute(f"DELETE FROM {table.name} WHERE hashtext({table.key[0]}::text) % 3 = 1")
                 self.tables[index] = replace(table, same=False, local_delete=False)
 
 

@@ -238,6 +238,46 @@ TABLES = (
         ),
     ),
     Table(
+        "numeric_key",
+        {"id": _one_of("1", "1.0", "1.00", "2", "'NaN'", "1e10", "10000000000"), "v": text},
+        ("CREATE TABLE numeric_key (id numeric PRIMARY KEY, v text)",),
+    ),
+    Table(
+        "float_key",
+        {"id": _one_of("0", "'-0'", "'NaN'", "'Infinity'", "0.1::float8 + 0.2", "0.3"), "v": text},
+        ("CREATE TABLE float_key (v text, id float8 PRIMARY KEY)",),
+    ),
+    Table(
+        "char_key",
+        {"id": _one_of("'a'", "'a '", "'b'", "''"), "j": _one_of("'a'", "'a '"), "v": text},
+        ("CREATE TABLE char_key (id char(3), j varchar(3), v text, PRIMARY KEY (id, j))",),
+        local_delete=True,
+    ),
+    Table(
+        "many_uniques",
+        {"id": key, "u": _or_null(key), "w": integer},
+        (
+            "CREATE TABLE many_uniques (id int PRIMARY KEY, u int UNIQUE, w int)",
+            "CREATE UNIQUE INDEX ON many_uniques ((w + id)) WHERE w > 3",
+        ),
+    ),
+    Table(
+        "computed_whole",
+        {"a": integer, "c": text},
+        (
+            "CREATE TABLE computed_whole (a int, gone int, c text)",
+            "ALTER TABLE computed_whole DROP gone",
+            "ALTER TABLE computed_whole REPLICA IDENTITY FULL",
+        ),
+        (
+            "CREATE TABLE computed_whole (c text, gone int, b int GENERATED ALWAYS AS (a * 3) STORED, a int)",
+            "ALTER TABLE computed_whole DROP gone",
+            "CREATE INDEX ON computed_whole (b, a)",
+            "CREATE INDEX ON computed_whole (a)",
+        ),
+        key=("a",),
+    ),
+    Table(
         "kinds",
         {
             "id": key,
