@@ -132,10 +132,11 @@ class Scene:
         async for result in compare(self.source.dsn(), self.target.dsn()):
             assert not result.differs, result
             counts[result.name] = result.same
-        assert await self.source.rows(_LEFT_ON_SOURCE) == [("s",)]
         subid = await self.target.value("SELECT subid::bigint FROM subscriber.subscription")
-        assert await self.target.rows(_LEFT_ON_TARGET) == [(f"pg_{subid}",)]
-        assert await self.target.rows(_PROGRESS) == [(0,)]
+        # A table may be ready a moment before its sync worker has cleared up.
+        await self.source.wait_for(f"SELECT array_agg(slot_name) FROM ({_LEFT_ON_SOURCE}) t", ["s"])
+        await self.target.wait_for(f"SELECT array_agg(roname) FROM ({_LEFT_ON_TARGET}) t", [f"pg_{subid}"])
+        await self.target.wait_for(f"SELECT array_agg(relid) FROM ({_PROGRESS}) t", [0])
         return counts
 
     async def finish(self, *, timeout: float = 60.0) -> dict[str, int]:
