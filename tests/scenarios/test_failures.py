@@ -231,3 +231,15 @@ async def test_a_restart_of_the_target_is_survived(
         await pair.assert_same("SELECT id FROM t ORDER BY 1")
         assert not subscriber.log.has("unexpected error")
     await server.stop()
+
+
+async def test_many_copies_that_fail_do_not_hold_up_the_others(pair: Pair) -> None:
+    for number in range(4):
+        await pair.both(f"CREATE TABLE bad{number} (id int PRIMARY KEY)", f"INSERT INTO bad{number} VALUES (1)")
+    await pair.both("CREATE TABLE good1 (id int PRIMARY KEY)", "CREATE TABLE good2 (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO good1 VALUES (1)", "INSERT INTO good2 VALUES (1)")
+    await pair.source.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await pair.subscriber.create(pair.source, "p")
+    await pair.target.wait_for("SELECT (SELECT count(*) FROM good1) + (SELECT count(*) FROM good2)", 2)
+    await pair.source.execute("INSERT INTO good1 VALUES (2)")
+    await pair.target.wait_for("SELECT count(*) FROM good1", 2)
