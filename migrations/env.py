@@ -16,6 +16,11 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from subscriber.catalog.tables import SCHEMA, metadata
 
 
+AS_BOOTSTRAP_SUPERUSER = """
+SELECT pg_catalog.set_config('role', (SELECT rolname FROM pg_catalog.pg_roles WHERE oid = 10), true)
+"""
+
+
 def only_ours(name: str | None, kind: str, parents: object) -> bool:
     """Leave every schema but ours out of comparisons: the target database belongs to somebody else."""
     return kind != "schema" or name == SCHEMA
@@ -32,6 +37,9 @@ def migrate(connection: Connection) -> None:
         compare_server_default=True,
     )
     with context.begin_transaction():
+        # Like the system catalogs, it belongs to the bootstrap superuser, who can never lose that attribute: some
+        # functions run with their owner's rights, and whoever migrates may be an ordinary role some day.
+        connection.execute(text(AS_BOOTSTRAP_SUPERUSER))
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         context.run_migrations()
 

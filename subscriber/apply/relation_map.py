@@ -57,6 +57,7 @@ class LocalRelation:
     shape: str  # changes whenever anything here may have changed
     # BEFORE row triggers that fire in replica role may turn a change into nothing.
     row_may_be_suppressed: bool = False
+    may_set_role: bool = True  # the subscription's owner may SET ROLE to the table's
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
 
 

@@ -19,12 +19,13 @@ from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.connection.session import Session
-from subscriber.errors import ProtocolError, StaleMapping, SubscriberError
+from subscriber.errors import ProtocolError, ServerError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, Message, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import BINARY, UNCHANGED, TupleData
 from subscriber.target import relations, statements
+from subscriber.target.acting import Acting
 from subscriber.target.progress import ProgressRow
 from subscriber.target.statements import NEW, OLD, Plan
 
@@ -51,6 +52,8 @@ _CLEAR_SKIP_LSN = """
 UPDATE subscriber.subscription SET subskiplsn = '0/0'
  WHERE subid = $1::pg_catalog.text::pg_catalog.oid AND subskiplsn = $2::pg_catalog.text::pg_catalog.pg_lsn
 """
+
+INSUFFICIENT_PRIVILEGE = "42501"
 
 _COUNT = Struct(">H").pack
 _LENGTH = Struct(">i").pack
@@ -80,6 +83,7 @@ class PostgresTarget:
         """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last."""
         self.pipeline = Pipeline(session)
         self.origin = origin
+        self.acting = Acting(self.pipeline)
         self._on_conflict = on_conflict
         self._origin_id: int | None = None  # ours; None: the target does not track who wrote a row
         self._progress: ProgressRow
@@ -112,7 +116,7 @@ class PostgresTarget:
         await self.pipeline.settle()
 
     async def map(self, remote: Relation) -> RelationMapping:
-        local = await relations.introspect(self.pipeline, remote.schema, remote.name)
+        local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.owner)
         self._fresh.add(local.oid)
         return map_relation(remote, local)
 
@@ -124,6 +128,7 @@ class PostgresTarget:
         oid = mapping.local.oid
         note = Note(change.message_type, transaction, mapping, change)
         note.may_be_stale = oid not in self._checked and oid not in self._fresh
+        self.acting.become([mapping.local], note)
         if isinstance(change, Insert):
             self._insert(mapping, change, note)
         elif isinstance(change, Update):
@@ -189,7 +194,8 @@ class PostgresTarget:
     def _check_shape(self, mapping: RelationMapping, note: Note) -> None:
         local = mapping.local
         self._checked.add(local.oid)
-        parameters = wire.text_parameters((str(local.oid), local.shape))
+        self.acting.step_back(note)
+        parameters = wire.text_parameters((str(local.oid), local.shape, self.acting.owner))
         self.pipeline.execute(relations.CHECK_SHAPE, parameters=parameters, note=note)
 
     async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
@@ -198,6 +204,7 @@ class PostgresTarget:
         note = Note(truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate)
         oids = {mapping.local.oid for mapping in mappings}
         note.may_be_stale = not oids <= self._checked | self._fresh
+        self.acting.become([mapping.local for mapping in mappings], note)
         sql = statements.truncate(mappings, restart_identity=truncate.restart_identity)
         self.pipeline.execute(sql, note=note)
         for mapping in mappings:
@@ -209,10 +216,12 @@ class PostgresTarget:
         """Open the target's transaction for this remote one."""
         transaction.changed = True
         self._checked.clear()
+        self.acting.began()
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         note = Note("COMMIT", transaction)
+        self.acting.step_back(note)
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
         self.pipeline.sync(on_committed)
@@ -223,8 +232,10 @@ class PostgresTarget:
         """Forget the position to skip, with this transaction; unless another one was named meanwhile."""
         if not transaction.changed:
             self.begin(transaction)
+        note = Note("COMMIT", transaction)
+        self.acting.step_back(note)
         parameters = wire.text_parameters((str(subid), str(skip_lsn)))
-        self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=Note("COMMIT", transaction))
+        self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
 
     async def settle(self) -> None:
         await self.pipeline.settle()
@@ -285,7 +296,9 @@ class PostgresTarget:
 
     def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
         formats, parameters = bind(plan, values, values)
+        role = self.acting.step_back(note)  # of whatever transaction is being sent just now
         self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result)
+        self.acting.resume(role, note)
         self.pipeline.sync()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
@@ -300,9 +313,25 @@ class PostgresTarget:
             note.may_be_stale and error.sqlstate.startswith(relations.OF_AN_OLD_SHAPE)
         ):
             return StaleMapping(error.message)
+        if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
+            error = self._row_security(error, note.mapping)
         if self.pipeline.session.error is None:
             self.add_context(error, note)
         return error
+
+    def _row_security(self, error: ServerError, mapping: RelationMapping) -> SubscriberError:
+        """With row_security = off the server refuses where rows would be left out; say what that means here."""
+        if error.fields.get("R") != "check_enable_rls":
+            return error
+        role = self.acting.role([mapping.local])
+        return ServerError(
+            {
+                **error.fields,
+                "C": "0A000",
+                "M": f'user "{role}" cannot replicate into relation with row-level security enabled: '
+                f'"{mapping.local.name}"',
+            }
+        )
 
     def add_context(self, error: SubscriberError, note: Note) -> None:
         """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""

@@ -20,8 +20,15 @@ SHAPE_CHANGED = "SB001"  # SQLSTATE of our own, raised by the check
 # fit any more, values that are too large for the old type. The next attempt has a fresh mapping and tells.
 OF_AN_OLD_SHAPE = ("42", "22", "0A")
 
-_SHAPE = """
-concat_ws(' ', n.nspname, c.relname, c.relkind, c.relreplident, c.relowner, c.relrowsecurity, c.relforcerowsecurity,
+# Whether the subscription's owner, if one is given, may act as the table's.
+_MAY_SET_ROLE = """
+CASE WHEN OWNER = '' THEN true
+     ELSE pg_catalog.pg_has_role(OWNER::pg_catalog.text::pg_catalog.name, c.relowner,
+            CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) END
+"""
+_SHAPE = f"""
+concat_ws(' ', {_MAY_SET_ROLE}, n.nspname, c.relname, c.relkind, c.relreplident, c.relowner,
+ c.relrowsecurity, c.relforcerowsecurity,
  (SELECT pg_catalog.string_agg(a.xmin::pg_catalog.text, ',' ORDER BY a.attnum)
     FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), '/',
  (SELECT pg_catalog.string_agg(pg_catalog.concat(i.indexrelid, ':', i.xmin), ',' ORDER BY i.indexrelid)
@@ -34,11 +41,12 @@ concat_ws(' ', n.nspname, c.relname, c.relkind, c.relreplident, c.relowner, c.re
      FROM pg_catalog.pg_partition_tree(c.oid) p LEFT JOIN pg_catalog.pg_index i ON i.indrelid = p.relid) END)
 """
 
-CHECK_SHAPE = f"""
+_CHECK_SHAPE = f"""
 SELECT CASE WHEN (SELECT {_SHAPE} FROM pg_catalog.pg_class c
                   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::pg_catalog.oid) = $2
        THEN true ELSE subscriber.raise_error('{SHAPE_CHANGED}', 'the target table has changed its shape') END
 """
+CHECK_SHAPE = _CHECK_SHAPE.replace("OWNER", "$3::pg_catalog.text")
 
 # The operator by which the executor compares two values: that of the type's default btree operator
 # class, else of its default hash class (lookup_type_cache with TYPECACHE_EQ_OPR). Without one: null.
@@ -81,7 +89,7 @@ CASE WHEN (a.atttypmod >= 0 OR a.atttypid <> base.oid) AND base.oid IN (1700, 11
 
 _INTROSPECT = f"""
 WITH RECURSIVE rel AS (
-  SELECT c.*, n.nspname, {_SHAPE} AS shape FROM pg_catalog.pg_class c
+  SELECT c.*, n.nspname, {_SHAPE} AS shape, {_MAY_SET_ROLE} AS may_set_role FROM pg_catalog.pg_class c
     JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
 domains (attnum, typid) AS (
   SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute a, rel
@@ -89,7 +97,8 @@ domains (attnum, typid) AS (
   UNION ALL
   SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd')
 SELECT pg_catalog.json_build_object(
-  'oid', rel.oid, 'kind', rel.relkind, 'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
+  'oid', rel.oid, 'kind', rel.relkind, 'may_set_role', rel.may_set_role,
+  'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
              a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), {_SEARCH_CAST}, {_EQUALITY},
@@ -127,13 +136,14 @@ _NOT_SUPPORTED = {
 }
 
 
-async def introspect(pipeline: Pipeline, schema: str, name: str) -> LocalRelation:
-    """The table a published table of that name is applied to.
+async def introspect(pipeline: Pipeline, schema: str, name: str, owner: str = "") -> LocalRelation:
+    """The table a published table of that name is applied to, for a subscription of `owner`.
 
     Raises MappingError when there is none or it is neither a table nor a partitioned one.
     Source: logicalrep_rel_open() in relation.c, CheckSubscriptionRelkind().
     """
-    rows = await pipeline.rows(_INTROSPECT, schema, name)
+    introspection = _INTROSPECT.replace("OWNER", "$3::pg_catalog.text")
+    rows = await pipeline.rows(introspection, schema, name, owner)
     if not rows:
         raise MappingError(
             f'logical replication target relation "{schema}.{name}" does not exist',
@@ -163,6 +173,7 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         identity=tuple(identity),
         shape=str(found["shape"]),
         row_may_be_suppressed=bool(found["suppressed"]),
+        may_set_role=bool(found["may_set_role"]),
         partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
     )
 

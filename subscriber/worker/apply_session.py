@@ -20,6 +20,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError, ConnectionLost, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
 from subscriber.target.postgres import Note, OnConflict, PostgresTarget
 from subscriber.target.progress import ProgressRow
@@ -46,11 +47,18 @@ SELECT remote_lsn, system_id FROM subscriber.progress WHERE subid = $1::text::oi
 
 @asynccontextmanager
 async def open_target(
-    conninfo: str, name: str, subid: int, relid: int, on_conflict: OnConflict, synchronous_commit: str
+    conninfo: str,
+    name: str,
+    subid: int,
+    relid: int,
+    on_conflict: OnConflict,
+    synchronous_commit: str,
+    subscription: Subscription | None = None,
 ) -> AsyncIterator[PostgresTarget]:
     """The target session of one worker, locked and configured; dropped at the end of the block.
 
-    `relid` 0 is the apply worker. The session is not bound to an origin yet: see resume().
+    `relid` 0 is the apply worker. Without a `subscription` everything is done as the session's own role. The
+    session is not bound to an origin yet: see resume().
     """
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
@@ -60,6 +68,8 @@ async def open_target(
         if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
             raise StaleCatalog("the subscription was disabled or dropped meanwhile")
         await target.configure(synchronous_commit)
+        if subscription is not None:
+            await target.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
         yield target
     finally:
         session.abort()

@@ -77,7 +77,13 @@ class ApplyWorker:
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
         async with open_target(
-            self._target, subscription.name, subscription.oid, 0, self._conflict, subscription.synchronous_commit
+            self._target,
+            subscription.name,
+            subscription.oid,
+            0,
+            self._conflict,
+            subscription.synchronous_commit,
+            subscription,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")

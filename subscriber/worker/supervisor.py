@@ -46,7 +46,9 @@ _RESTART = (
     "owner",
     "password_required",
     "owner_is_superuser",
-    "synchronous_commit",  # here only: it is set when the session is opened
+    # These only here: they are set when the session is opened.
+    "run_as_owner",
+    "synchronous_commit",
 )
 
 
@@ -93,10 +95,13 @@ class Supervisor:
         before, self.subscription = self.subscription, subscription
         await self.reload_tables()
         if any(getattr(before, field) != getattr(subscription, field) for field in _RESTART):
+            revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
+            why = "of a parameter change"
+            if revoked:
+                why = "the subscription owner's superuser privileges have been revoked"
             telemetry.log(
                 telemetry.LOG,
-                f'logical replication worker for subscription "{subscription.name}" will restart '
-                "because of a parameter change",
+                f'logical replication worker for subscription "{subscription.name}" will restart because {why}',
                 event="worker.restart",
             )
             for scope in self._syncing.values():

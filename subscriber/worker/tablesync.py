@@ -34,6 +34,7 @@ from subscriber.source.tables import PublishedTable, copies_binary, copy_stateme
 from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
 from subscriber.target import relations
+from subscriber.target.acting import NOBODY
 from subscriber.target.postgres import Note, PostgresTarget
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
@@ -100,6 +101,7 @@ class TableSync:
                 self.relid,
                 self._conflict,
                 subscription.synchronous_commit,
+                subscription,
             ) as target:
                 self._report.status.pid = target.pipeline.session.pid
                 try:
@@ -129,7 +131,8 @@ class TableSync:
     async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:
         """Copy the table as of the creation of its slot; the position of that."""
         self._set_state("copying")
-        local = await relations.introspect(target.pipeline, self.schema, self.table)
+        local = await relations.introspect(target.pipeline, self.schema, self.table, target.acting.owner)
+        role = target.acting.role([local])
         session = target.pipeline.session
         await session.query("BEGIN")
         await session.query(f"LOCK TABLE {qualified(local.schema, local.name)} IN ROW EXCLUSIVE MODE")
@@ -142,9 +145,11 @@ class TableSync:
         binary = copies_binary(self.subscription.binary, publisher.server_version)
         copy_from = copy_target(mapping, binary)
         copy_to = copy_statement(table, binary=self.subscription.binary, server_version=publisher.server_version)
+        await session.query(f"SET LOCAL ROLE {quote(role) if role != NOBODY else NOBODY}")
         tag = await session.copy_in(copy_from, self._chunks(publisher.session, copy_to))
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
+        await session.query("RESET ROLE")
         values = {"subid": self.subscription.oid, "relid": self.relid, "lsn": slot.consistent_point}
         await session.query(_SAVE_PROGRESS.format(**values))
         await session.query(_SAVE_STATE.format(**values, state=State.FINISHEDCOPY.value))

@@ -1,0 +1,76 @@
+"""As which role changes are applied: the table's owner, or the subscription's (run_as_owner).
+
+The session itself is that of whoever runs the launcher, most often a superuser. Code that a table brings
+along (triggers, defaults, constraints, index expressions) must not run with these rights, or whoever owns
+a table could have them. So each change runs as the owner of its table, if the subscription's owner may
+SET ROLE to it, or as the subscription's owner if the subscription says so. The server then checks
+privileges and row-level security for that role, as it does for everybody. What is ours, progress and the
+look at the table's shape, runs as the session's own role.
+
+One difference: PostgreSQL marks the switch as a security-restricted operation, in which temporary tables,
+LISTEN and deferred triggers are forbidden; SQL has no way to do that.
+
+Source: SwitchToUntrustedUser() in usercontext.c, TargetPrivilegesCheck() in worker.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.apply.relation_map import LocalRelation
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
+from subscriber.protocol import wire
+
+_SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"
+NOBODY = "none"  # the session's own role
+
+
+class Acting:
+    """The role of a session's transaction. Until subscribe() is called it is never changed."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._session_user = ""
+        self._run_as_owner = False
+        self._now = NOBODY
+        self.owner = ""  # of the subscription; empty: nobody in particular
+
+    async def subscribe(self, owner: str, *, run_as_owner: bool) -> None:
+        """Apply for a subscription of `owner` from now on."""
+        self.owner, self._run_as_owner = owner, run_as_owner
+        ((user,),) = await self._pipeline.rows("SELECT session_user")
+        self._session_user = user or ""
+
+    def began(self) -> None:
+        """A transaction has begun; the last one's role ended with it."""
+        self._now = NOBODY
+
+    def become(self, tables: Sequence[LocalRelation], note: object) -> None:
+        """Queue the switch for a change of `tables`. Raises MappingError if it is not allowed."""
+        self._switch(self.role(tables), note)
+
+    def role(self, tables: Sequence[LocalRelation]) -> str:
+        """The role for a change of `tables`; "none" for the session's own. Raises MappingError."""
+        if not self.owner:
+            return NOBODY
+        owners = {table.owner for table in tables}
+        role = self.owner if self._run_as_owner or len(owners) > 1 else owners.pop()
+        for table in tables:
+            if not self._run_as_owner and not table.may_set_role:
+                raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
+        return NOBODY if role == self._session_user else role
+
+    def step_back(self, note: object) -> str:
+        """Queue the switch to the session's own role; the role until now, for resume()."""
+        before = self._now
+        self._switch(NOBODY, note)
+        return before
+
+    def resume(self, role: str, note: object) -> None:
+        self._switch(role, note)
+
+    def _switch(self, role: str, note: object) -> None:
+        if role != self._now:
+            self._now = role
+            self._pipeline.execute(_SET_ROLE, parameters=wire.text_parameters((role,)), note=note)

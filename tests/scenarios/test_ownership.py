@@ -1,0 +1,93 @@
+"""As whom changes are applied, and what is refused to whom."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tests.scenarios.conftest import Pair
+
+# Writes down who it runs as; fires for replicated rows.
+WITNESS = """
+CREATE FUNCTION app.witness() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN NEW.seen_by := current_user; RETURN NEW; END $$;
+CREATE TRIGGER witness BEFORE INSERT OR UPDATE ON app.t FOR EACH ROW EXECUTE FUNCTION app.witness();
+ALTER TABLE app.t ENABLE ALWAYS TRIGGER witness;
+"""
+
+
+@pytest.fixture
+async def owned(pair: Pair) -> AsyncIterator[Pair]:
+    """Table app.t, which belongs to role app_owner on the target."""
+    await pair.source.execute("CREATE SCHEMA app", "CREATE TABLE app.t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO app.t VALUES (1)")
+    for role in ("app_owner", "app_admin"):
+        await pair.target.execute(f"DROP ROLE IF EXISTS {role}", f"CREATE ROLE {role}")
+    await pair.target.execute(
+        "CREATE SCHEMA app AUTHORIZATION app_owner",
+        "CREATE TABLE app.t (id int PRIMARY KEY, seen_by name)",
+        WITNESS,
+        "ALTER TABLE app.t OWNER TO app_owner",
+    )
+    yield pair
+    await pair.subscriber.stop()
+    await pair.target.execute("DROP OWNED BY app_owner, app_admin CASCADE")
+    await pair.target.execute("DELETE FROM subscriber.subscription WHERE subowner = 'app_admin'::regrole")
+    await pair.target.execute("DROP ROLE app_owner", "DROP ROLE app_admin")
+
+
+async def owned_by_admin(pair: Pair, **options: object) -> None:
+    """The subscription belongs to app_admin, no superuser any more."""
+    await pair.target.execute("ALTER ROLE app_admin SUPERUSER")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE app.t")
+    await pair.subscriber.create(pair.source, "p", "s", enabled=False, password_required=False, **options)
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s OWNER TO app_admin")
+    await pair.target.execute("ALTER ROLE app_admin NOSUPERUSER")
+
+
+async def test_copy_and_changes_run_as_the_owner_of_the_table(owned: Pair) -> None:
+    await owned.subscribe("FOR TABLE app.t")
+    await owned.change("INSERT INTO app.t VALUES (2)", "UPDATE app.t SET id = 3 WHERE id = 2")
+    assert await owned.rows("SELECT * FROM app.t ORDER BY id") == [(1, "app_owner"), (3, "app_owner")]
+    await owned.change("DELETE FROM app.t WHERE id = 3", "TRUNCATE app.t", "INSERT INTO app.t VALUES (4)")
+    assert await owned.rows("SELECT * FROM app.t") == [(4, "app_owner")]
+
+
+async def test_they_run_as_the_owner_of_the_subscription_if_it_says_so(owned: Pair) -> None:
+    await owned_by_admin(owned, run_as_owner=True)
+    await owned.target.execute("GRANT USAGE ON SCHEMA app TO app_admin", "GRANT ALL ON app.t TO app_admin")
+    await owned.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await owned.caught_up()
+    await owned.change("INSERT INTO app.t VALUES (2)")
+    assert await owned.rows("SELECT * FROM app.t ORDER BY id") == [(1, "app_admin"), (2, "app_admin")]
+    await owned.target.execute("REVOKE INSERT ON app.t FROM app_admin")
+    await owned.source.execute("INSERT INTO app.t VALUES (5)")
+    await owned.fails("ERROR:  permission denied for table t")
+    await owned.target.execute("GRANT INSERT ON app.t TO app_admin")
+    await owned.caught_up()
+
+
+async def test_an_owner_who_may_not_be_the_tables_owner_is_refused(owned: Pair) -> None:
+    await owned_by_admin(owned)
+    await owned.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await owned.fails('ERROR:  role "app_admin" cannot SET ROLE to "app_owner"')
+    assert await owned.rows("SELECT * FROM app.t") == []
+    await owned.target.execute("GRANT app_owner TO app_admin WITH SET TRUE, INHERIT FALSE")
+    await owned.caught_up()
+    await owned.target.execute("REVOKE app_owner FROM app_admin")
+    await owned.source.execute("INSERT INTO app.t VALUES (2)")
+    await owned.subscriber.log.wait_for(r'cannot SET ROLE to "app_owner"\n(?:.*\n)*.*cannot SET ROLE to "app_owner"')
+    assert await owned.rows("SELECT * FROM app.t") == [(1, "app_owner")]
+
+
+async def test_row_level_security_is_an_error_and_leaves_no_row_out(owned: Pair) -> None:
+    await owned.subscribe("FOR TABLE app.t")
+    await owned.target.execute(
+        "ALTER TABLE app.t ENABLE ROW LEVEL SECURITY", "ALTER TABLE app.t FORCE ROW LEVEL SECURITY"
+    )
+    await owned.source.execute("INSERT INTO app.t VALUES (2)")
+    await owned.fails('ERROR:  user "app_owner" cannot replicate into relation with row-level security enabled: "t"')
+    await owned.target.execute("ALTER TABLE app.t NO FORCE ROW LEVEL SECURITY")  # which then spares the owner
+    await owned.caught_up()
+    assert await owned.rows("SELECT id FROM app.t ORDER BY id") == [(1,), (2,)]
