@@ -140,8 +140,10 @@ class ConflictError(ApplyError):
 
     sqlstate = "23505"
 
-    def __init__(self, message: str, *, detail: str, exact_detail: str) -> None:
+    def __init__(self, message: str, *, detail: str, exact_detail: str, conflict_type: str) -> None:
+        """`conflict_type` is one of PostgreSQL's names, as "insert_exists"."""
         super().__init__(message, detail=detail)
+        self.conflict_type = conflict_type
         self.exact_detail = exact_detail
 
 

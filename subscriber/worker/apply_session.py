@@ -135,7 +135,12 @@ async def explained(error: SubscriberError, target: PostgresTarget, conninfo: st
         finally:
             session.abort()
         if conflict is not None:
-            refused = ConflictError(conflict.message, detail=conflict.detail, exact_detail=conflict.exact_detail)
+            refused = ConflictError(
+                conflict.message,
+                detail=conflict.detail,
+                exact_detail=conflict.exact_detail,
+                conflict_type=conflict.type.value,
+            )
             refused.context = found.context
             return refused
     return found

@@ -140,6 +140,7 @@ class ApplyWorker:
         return start
 
     def _conflict(self, found: Conflict, note: Note) -> None:
+        self._report.counts[f"confl_{found.type}"] += 1
         log_conflict(apply_origin(self.subscription.oid), found, note)
 
     # --- the apply worker's part in table synchronization (apply/subrel.py) -----------------------

@@ -6,6 +6,7 @@ worker ever reads them to decide anything.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
@@ -29,6 +30,7 @@ class Report:
         self.status = status
         self.written: WorkerStatus | None = None
         self.ended = False
+        self.counts: Counter[str] = Counter()  # of pg_stat_subscription_stats, not yet written
         self._loop: ApplyLoop | None = None
 
     def follow(self, loop: ApplyLoop) -> None:
@@ -80,18 +82,26 @@ class Board:
 
     async def _write(self) -> None:
         for report in list(self._reports):
+            report.update()
+            try:
+                await self._write_one(report)
+            except ServerError as error:
+                if error.sqlstate != FOREIGN_KEY_VIOLATION:
+                    raise
+                report.ended = True  # the subscription is being dropped at this moment
             if report.ended:
                 self._reports.remove(report)
-                async with self._catalog.use() as connection:
-                    await store.remove_worker(connection, report.status.subid, report.status.relid)
-                continue
-            report.update()
-            if report.status != report.written:
-                try:
-                    async with self._catalog.use() as connection:
-                        await store.report_worker(connection, report.status)
-                except ServerError as error:
-                    if error.sqlstate != FOREIGN_KEY_VIOLATION:
-                        raise
-                    self._reports.remove(report)  # the subscription is being dropped at this moment
-                report.written = replace(report.status)
+
+    async def _write_one(self, report: Report) -> None:
+        status = report.status
+        if report.counts:
+            counts, report.counts = report.counts, Counter()
+            async with self._catalog.use() as connection:
+                await store.add_stats(connection, status.subid, counts)
+        if report.ended:
+            async with self._catalog.use() as connection:
+                await store.remove_worker(connection, status.subid, status.relid)
+        elif status != report.written:
+            async with self._catalog.use() as connection:
+                await store.report_worker(connection, status)
+            report.written = replace(status)

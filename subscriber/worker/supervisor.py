@@ -18,7 +18,7 @@ from subscriber import telemetry
 from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.session import Catalog
-from subscriber.errors import EndOfStream, SubscriberError
+from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
@@ -186,7 +186,7 @@ class Supervisor:
                 await anyio.sleep(backoff.next(how))
                 return True
             telemetry.log_error(error)
-            await self._count("apply_error_count")
+            self._count(error, "apply_error_count", report)
         status = report.status
         status.pid = None
         status.error = error.message if isinstance(error, SubscriberError) else repr(error)
@@ -225,9 +225,11 @@ class Supervisor:
             event="subscription.disabled",
         )
 
-    async def _count(self, counter: str) -> None:
-        async with self._around.catalog.use() as connection:
-            await store.add_stats(connection, self.subscription.oid, {counter: 1})
+    def _count(self, error: BaseException, counter: str, report: Report) -> None:
+        """Into pg_stat_subscription_stats, at the board's next tick."""
+        report.counts[counter] += 1
+        if isinstance(error, ConflictError):
+            report.counts[f"confl_{error.conflict_type}"] += 1
 
     async def _tidy_later(self) -> None:
         """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
@@ -300,7 +302,7 @@ class Supervisor:
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
         if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
-            await self._count("sync_error_count")
+            self._count(error, "sync_error_count", report)
         else:
             self._last_sync.pop(report.status.relid, None)
         report.status = replace(

@@ -233,6 +233,7 @@ class TableSync:
         self._report.status.state = state
 
     def _conflict(self, found: Conflict, note: Note) -> None:
+        self._report.counts[f"confl_{found.type}"] += 1
         log_conflict(origins.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
     def log(self, what: str) -> None:

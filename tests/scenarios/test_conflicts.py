@@ -18,6 +18,19 @@ async def refused(pair: Pair, *details: str, kind: str, relation: str = "public.
     text = pair.subscriber.log.text("json")
     assert f"conflict={kind}" in text
     assert "secret" not in text
+    await pair.target.wait_for(f"SELECT confl_{kind} > 0 FROM subscriber.pg_stat_subscription_stats")
+
+
+async def test_rows_that_are_missing_are_counted(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t SELECT generate_series(1, 5)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.target.execute("DELETE FROM t")
+    await pair.change("UPDATE t SET id = 9 WHERE id = 1", "DELETE FROM t WHERE id < 4")
+    await pair.target.wait_for(
+        "SELECT (confl_update_missing, confl_delete_missing, apply_error_count) = (1, 2, 0)"
+        " FROM subscriber.pg_stat_subscription_stats"
+    )
 
 
 @pytest.fixture
