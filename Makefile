@@ -1,5 +1,6 @@
 # make demo   two servers, a subscription, and what it does
 # make test   ruff, mypy and every test but the soak ones
+# make soak   the soak tests: kills, faults and random workloads at length; half an hour
 # make lock   renew the locks (the only target that needs uv, from a throw-away venv)
 #
 # .venv is made by whichever needs it, and again when a lock, pyproject.toml or this file changed.
@@ -10,7 +11,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo test lint venv lock clean
+.PHONY: demo test soak venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
@@ -20,6 +21,9 @@ test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q
+
+soak: $(STAMP)
+	$(BIN)/pytest -q -m soak --timeout=1800
 
 venv: $(STAMP)
 
