@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from random import Random
 
 import anyio
+import asyncpg
 
+from subscriber.errors import ServerError
 from tests.oracle.tables import LATE, TABLES, TYPES, Table
 from tests.oracle.workload import Workload
 from tests.plugins.fix_cluster import Database
@@ -49,10 +51,25 @@ class Beside:
         await asyncio.gather(self.native.execute(native), ours)
 
     async def refresh(self) -> None:
+        """Both at once. Either may be the victim of a deadlock with TRUNCATE of several tables, and is repeated."""
         statement = "ALTER SUBSCRIPTION {} REFRESH PUBLICATION"
-        await asyncio.gather(
-            self.native.execute(statement.format(NATIVE)), self.subscriber.execute(statement.format(OURS))
-        )
+
+        async def native() -> None:
+            while True:
+                with suppress(asyncpg.DeadlockDetectedError):
+                    return await self.native.execute(statement.format(NATIVE))
+
+        async def ours() -> None:
+            while True:
+                try:
+                    await self.subscriber.execute(statement.format(OURS))
+                except ServerError as error:
+                    if error.sqlstate != "40P01":
+                        raise
+                else:
+                    return
+
+        await asyncio.gather(native(), ours())
 
     async def wait(self) -> None:
         """Until both have everything, and have told the publisher so."""

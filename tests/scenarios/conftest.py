@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
 
+import asyncpg
 import pytest
 
+from subscriber.ops.servers import Server
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
@@ -56,6 +59,19 @@ class Pair:
     async def fails(self, pattern: str) -> str:
         """Wait for an error in the log that is like the regular expression; what of the log matched."""
         return (await self.subscriber.log.wait_for(pattern)).group(0)
+
+
+@pytest.fixture(autouse=True)
+async def _nothing_left(publisher: Server, target: Server) -> AsyncIterator[None]:
+    """What a test leaves in a server beyond its databases would be found by the next."""
+    yield
+    for server in (publisher, target):
+        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+        left = await root.fetch(
+            "SELECT roname FROM pg_replication_origin UNION ALL SELECT slot_name FROM pg_replication_slots"
+        )
+        await root.close()
+        assert left == []
 
 
 @pytest.fixture

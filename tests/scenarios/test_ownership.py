@@ -33,7 +33,7 @@ async def owned(pair: Pair) -> AsyncIterator[Pair]:
     yield pair
     await pair.subscriber.stop()
     await pair.target.execute("DROP OWNED BY app_owner, app_admin CASCADE")
-    await pair.target.execute("DELETE FROM subscriber.subscription WHERE subowner = 'app_admin'::regrole")
+    await pair.target.execute("UPDATE subscriber.subscription SET subowner = 'postgres'::regrole")
     await pair.target.execute("DROP ROLE app_owner", "DROP ROLE app_admin")
 
 

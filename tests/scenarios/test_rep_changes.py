@@ -216,3 +216,16 @@ async def test_what_is_not_a_plain_table_of_the_publisher_is_left_alone(pair: Pa
     await pair.change("CREATE TEMP TABLE x (id int); INSERT INTO x VALUES (1); INSERT INTO t VALUES (2)")
     assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,)]
     assert await pair.rows("SELECT id FROM u") == []
+
+
+async def test_a_prepared_transaction_arrives_when_it_is_committed(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute(
+        "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'kept'",
+        "BEGIN; INSERT INTO t VALUES (2); PREPARE TRANSACTION 'not kept'",
+    )
+    await pair.change("INSERT INTO t VALUES (3)")
+    assert await pair.rows("SELECT id FROM t") == [(3,)]
+    await pair.change("COMMIT PREPARED 'kept'", "ROLLBACK PREPARED 'not kept'")
+    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (3,)]

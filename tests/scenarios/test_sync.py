@@ -104,7 +104,7 @@ async def test_dropped_while_a_copy_waits_for_a_lock(pair: Pair) -> None:
         await pair.target.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 't'::regclass", 1)
         await pair.subscriber.execute("DROP SUBSCRIPTION s")
     assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
-    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg_35%'") == 0
+    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin") == 0
     assert await pair.rows("SELECT count(*) FROM t") == [(0,)]
 
 
@@ -116,7 +116,7 @@ async def test_dropped_while_a_copy_keeps_failing(pair: Pair) -> None:
     await pair.fails("ERROR:  duplicate key value")
     await pair.subscriber.execute("DROP SUBSCRIPTION s")
     assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
-    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin WHERE roname LIKE 'pg_35%'") == 0
+    assert await pair.target.value("SELECT count(*) FROM pg_replication_origin") == 0
 
 
 async def test_a_table_dropped_on_the_target_is_forgotten(pair: Pair) -> None:
