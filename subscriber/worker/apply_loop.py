@@ -71,11 +71,13 @@ class ApplyLoop:
         flush: Callable[[], Awaitable[None]] | None,
         sender_timeout: float,
         skipping: Skipping | None = None,
+        incomplete: Callable[[], bool] = lambda: False,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
         `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
         true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
+        While `incomplete()` is true the applied position is reported as it was before.
         """
         self.dispatcher = Dispatcher()
         self.progress = Progress(start)
@@ -87,6 +89,8 @@ class ApplyLoop:
         self._at_boundary = at_boundary
         self._flush = flush
         self._skipping = skipping
+        self._incomplete = incomplete
+        self._applied = NOWHERE  # as reported
         self._decoder = Decoder()
         self._queue: deque[bytes] = deque()
         self._queued = 0
@@ -98,7 +102,11 @@ class ApplyLoop:
         )
 
     def _positions(self) -> Positions:
-        return self.progress.positions
+        positions = self.progress.positions
+        if self._incomplete():
+            return positions._replace(apply=self._applied)
+        self._applied = positions.apply
+        return positions
 
     def wake(self) -> None:
         """Make the loop look at its boundary again, if it is waiting."""

@@ -118,6 +118,7 @@ class ApplyWorker:
             at_boundary=self._process_tables,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
+            incomplete=self._tables.incomplete,
             skipping=Skipping(subscription.name, subscription.oid, self._skip_lsn, self._skipped),
         )
         self._report.follow(loop)

@@ -6,8 +6,8 @@ When the launcher loses its connection it has lost the lock: it stops all worker
 It does the same when the target falls silent. A machine that is gone, its address perhaps another's by
 now, resets nothing; TCP would go on for a quarter of an hour to send what nobody receives.
 
-A database without subscriptions is not kept open, so that it can be dropped: the launcher comes back
-every EMPTY_POLL seconds to see whether there is one now.
+A database without subscriptions is not kept open, so that it can be dropped: LINGER seconds after the
+last one is gone the launcher leaves, and comes back every EMPTY_POLL seconds to see whether there is one.
 
 Statements on subscriptions are noticed at once through LISTEN; every POLL seconds the catalog is read
 anyway, should a notification be lost.
@@ -35,6 +35,7 @@ from subscriber.worker.supervisor import Supervisor, Surroundings
 
 CHANNEL = "subscriber"
 POLL = 10.0  # seconds between two looks at the catalog without a notification
+LINGER = 2.0  # seconds in a database without subscriptions; DROP DATABASE waits 5 for others to leave
 EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
 STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
 WATCH_INTERVAL = 10.0  # seconds between two questions whether the target is still there
@@ -49,6 +50,7 @@ class Launcher:
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
         self._was_ready = False
+        self._last_used = monotonic()  # when there was a subscription, or we started
 
     def supervisor(self, name: str) -> Supervisor:
         """The supervisor of a subscription that runs. Raises KeyError if none of that name does."""
@@ -62,7 +64,8 @@ class Launcher:
             started = monotonic()
             try:
                 await self._work(on_ready)
-                await anyio.sleep(EMPTY_POLL)
+                if monotonic() - self._last_used > LINGER:
+                    await anyio.sleep(EMPTY_POLL)
             except Exception as group:
                 if is_cancelled():  # a group's errors can hide that somebody wants us to end
                     raise
@@ -82,12 +85,25 @@ class Launcher:
             await catalog.listen(CHANNEL, self._notified)
             async with catalog.use() as connection:
                 await ensure_schema(connection)
-                if not await store.load_subscriptions(connection):
-                    return
                 system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
+            if not await self._wait_for_subscriptions(catalog):
+                return
             async with Catalog.open(self._target, "subscriber flush") as flushing:
                 around = Surroundings(self._target, system_id, catalog, Flusher(flushing), Board(catalog))
                 await self._run_subscriptions(around, lost, on_ready)
+
+    async def _wait_for_subscriptions(self, catalog: Catalog) -> bool:
+        """Whether the database has a subscription, now or before it is time to leave."""
+        while True:
+            self._wake = anyio.Event()
+            async with catalog.use() as connection:
+                if await store.load_subscriptions(connection):
+                    return True
+            left = self._last_used + LINGER - monotonic()
+            if left <= 0:
+                return False
+            with anyio.move_on_after(left):
+                await self._wake.wait()
 
     async def _run_subscriptions(self, around: Surroundings, lost: anyio.Event, on_ready: Callable[[], None]) -> None:
         self._supervisors.clear()
@@ -126,6 +142,7 @@ class Launcher:
             async with around.catalog.use() as connection:
                 subscriptions = await store.load_subscriptions(connection)
             await self._reconcile(tasks, around, subscriptions)
+            self._last_used = monotonic()
             if not subscriptions:
                 return
             with anyio.move_on_after(POLL):

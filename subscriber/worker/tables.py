@@ -7,6 +7,7 @@ here: both are tasks of one process. Everybody who waits is woken at every chang
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from time import monotonic
 
 import anyio
 
@@ -14,9 +15,12 @@ from subscriber.apply.subrel import STORED, RelationState, State
 from subscriber.catalog import store
 from subscriber.lsn import Lsn
 
+SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
+
 
 class Tables:
     def __init__(self) -> None:
+        self._since: dict[int, float] = {}  # when a table that is not ready was first seen
         self._states: dict[int, RelationState] = {}
         self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name
         self.unready: dict[int, RelationState] = {}
@@ -63,10 +67,21 @@ class Tables:
 
     def notify(self) -> None:
         self.unready = {relid: table for relid, table in self._states.items() if table.state is not State.READY}
+        self._since = {relid: self._since.get(relid, monotonic()) for relid in self.unready}
         event, self._changed = self._changed, anyio.Event()
         event.set()
         if self.on_change is not None:
             self.on_change()
+
+    def incomplete(self) -> bool:
+        """Whether "applied" would be too much said: tables have been on their way for a short time only.
+
+        What came for them has been passed over, so the applied position that the publisher shows (and waits for
+        under synchronous_commit = remote_apply) stays where it is, until they are there or SYNC_PATIENCE is over.
+        Nothing else waits for them: written and flushed positions go on.
+        """
+        now = monotonic()
+        return any(now - self._since[relid] < SYNC_PATIENCE for relid in self.unready)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():
