@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,9 @@ from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 
 NATIVE, OURS = "oracle_native", "oracle_ours"
 PUBLICATIONS = "leaves, roots"
+# Relation and kind, and all lines of DETAIL; both logs look the same.
+CONFLICT = re.compile(r'LOG:  conflict detected on relation ("[^"]+": conflict=\w+)\n.*? DETAIL:  (.*\n(?:\t.*\n)*)')
+LINES = 200  # of the server's log that are shown with a failure
 
 
 @dataclass
@@ -30,6 +34,7 @@ class Beside:
     subscriber: Subscriber
     tables: list[Table]
     binary: bool
+    seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
 
     async def create_tables(self) -> None:
         await self.source.execute(*TYPES, *[statement for table in self.tables for statement in table.source])
@@ -101,12 +106,26 @@ class Beside:
                 assert got == expected, f"{table.name}: more {got - expected}, missing {expected - got}"
         assert not [p.message for p in self.subscriber.log.parts() if "unexpected error" in p.message]
 
+    def conflicts_so_far(self) -> None:
+        """Forget conflicts up to now: during the copies they depend on who copied when."""
+        self.seen = self.native.server.log.stat().st_size, len(self.subscriber.log.text())
+
+    def compare_conflicts(self) -> None:
+        """Both have logged the same conflicts since, row for row."""
+        with self.native.server.log.open() as log:
+            log.seek(self.seen[0])
+            native = Counter(CONFLICT.findall(log.read()))
+        ours = Counter(CONFLICT.findall(self.subscriber.log.text()[self.seen[1] :]))
+        if self.binary:  # our DETAIL shows such values as bytes
+            native, ours = (Counter((kind, "") for kind, _ in c.elements()) for c in (native, ours))
+        assert ours == native, f"conflicts: more {ours - native}, missing {native - ours}"
+
     async def delete_here(self) -> None:
         """Delete some rows on both targets, which the source still has; from now on they lack them."""
         for index, table in enumerate(list(self.tables)):
             if table.local_delete:
                 for target in (self.native, self.ours):
-                    await target.execute(f"DELETE FROM {table.name} WHERE hashtext({table.key[0]}::text) % 3 = 1")
+                    await target.execute(f"DELETE FROM {table.name} WHERE hashtext({table.key[0]}::text) % 3 <> 1")
                 self.tables[index] = replace(table, same=False, local_delete=False)
 
 
@@ -119,9 +138,15 @@ async def _rows(database: Database, table: str, columns: str = "*") -> Counter[s
 @asynccontextmanager
 async def beside(source: Database, native: Database, ours: Database, *, binary: bool) -> AsyncIterator[Beside]:
     tables = [table for table in TABLES if not (binary and table.text_only)]
+    began = native.server.log.stat().st_size
     async with running_subscriber(ours) as subscriber:
         try:
             yield Beside(source, native, ours, subscriber, tables, binary)
+        except BaseException:
+            with native.server.log.open() as log:  # pytest shows it with the failure
+                log.seek(began)
+                print("the target server's log:", *log.readlines()[-LINES:], sep="\n")
+            raise
         finally:
             for connection in source._connections:  # after a failure, DROP would wait for an open transaction
                 connection.terminate()
@@ -149,7 +174,7 @@ async def disturb(pair: Beside, random: Random) -> None:
                 )
 
 
-async def run(pair: Beside, seed: int, steps: int) -> Workload:
+async def run(pair: Beside, seed: int, steps: int, *, undisturbed: bool = True) -> Workload:
     """The whole of it: tables copied while they are written to, rows missing, shapes changing, a table added."""
     await pair.create_tables()
     work = Workload(seed, pair.source, [table for table in pair.tables if not table.after_copy])
@@ -161,9 +186,12 @@ async def run(pair: Beside, seed: int, steps: int) -> Workload:
     for table in pair.tables:
         if table.after_copy:
             work.add(table)
+    pair.conflicts_so_far()
     await pair.delete_here()
     await work.run(steps)
     await pair.compare()
+    if undisturbed:
+        pair.compare_conflicts()
 
     await change_shapes(pair, work, steps)
     await pair.compare()

@@ -43,7 +43,7 @@ async def run_disturbed(pair: Beside, seed: int, steps: int) -> None:
     """The same while our launcher and its connections are cut off at random moments."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(disturb, pair, Random(seed))
-        await run(pair, seed, steps)
+        await run(pair, seed, steps, undisturbed=False)
         tasks.cancel_scope.cancel()
 
 
