@@ -15,7 +15,6 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from subscriber.catalog.tables import SCHEMA, metadata
 
-
 AS_BOOTSTRAP_SUPERUSER = """
 SELECT pg_catalog.set_config('role', (SELECT rolname FROM pg_catalog.pg_roles WHERE oid = 10), true)
 """
