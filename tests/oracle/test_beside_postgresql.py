@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from random import Random
 from time import monotonic
 
@@ -63,11 +64,12 @@ async def test_both_targets_have_the_same_rows_for_a_long_time(
     end, seed = monotonic() + SECONDS, SEED
     while monotonic() < end:
         print(f"seed {seed}")
-        async with (
-            fresh_database(publisher) as source,
-            fresh_database(target) as native,
-            fresh_database(target) as ours,
-            beside(source, native, ours, binary=seed % 2 == 0) as pair,
-        ):
-            await (run_disturbed if seed % 3 == 0 else run)(pair, seed, STEPS * 3)
+        with suppress(pytest.skip.Exception):  # one that PostgreSQL itself cannot do
+            async with (
+                fresh_database(publisher) as source,
+                fresh_database(target) as native,
+                fresh_database(target) as ours,
+                beside(source, native, ours, binary=seed % 2 == 0) as pair,
+            ):
+                await (run_disturbed if seed % 3 == 0 else run)(pair, seed, STEPS * 3)
         seed += 1

@@ -33,12 +33,14 @@ class Writer:
         self._connection = connection
         self._left = 0  # statements of the open transaction; 0: none is open
         self._savepoints = 0
+        self._truncated = False  # in the open transaction
 
     async def step(self) -> None:
         """One statement more."""
         if not self._left:
             self._left = self._random.choice([1, 1, 2, 3, 8, 30])
             self._savepoints = 0
+            self._truncated = False
             await self._connection.execute("BEGIN")
         try:
             await self._connection.execute(self._statement())
@@ -68,7 +70,7 @@ class Writer:
     def _statement(self) -> str:
         random = self._random
         dice = random.random()
-        if dice < 0.06:
+        if dice < 0.06 and not self._truncated:
             self._savepoints += 1
             return f"SAVEPOINT s{self._savepoints}"
         if dice < 0.11 and self._savepoints:
@@ -76,10 +78,10 @@ class Writer:
             self._savepoints = back_to
             return f"ROLLBACK TO s{back_to}"
         table = random.choice(self.tables)
-        if dice < 0.12:
-            return f"TRUNCATE {table.name}"
-        if dice < 0.125:
-            other = random.choice(self.tables)
+        # PostgreSQL itself cannot always decode TRUNCATE between savepoints (see UNDECODABLE in beside.py).
+        if 0.11 <= dice < 0.125 and not self._savepoints:
+            self._truncated = True
+            other = random.choice([table, table, random.choice(self.tables)])
             return f"TRUNCATE {table.name}" if other is table else f"TRUNCATE {table.name}, {other.name}"
         if dice < 0.5 or not table.changes:
             return self._insert(table)
