@@ -7,10 +7,10 @@ commands on a new database at once are ordinary, and the second finds the work d
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from pathlib import Path
 
+import anyio
 import asyncpg
 
 from subscriber.catalog import locks
@@ -102,7 +102,7 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
     # A static pool never closes what it was given, and the engine is not disposed of for the same reason.
     engine = create_async_engine("postgresql+asyncpg://", async_creator=given, poolclass=StaticPool)
     while not _upgrading.acquire(blocking=False):
-        await asyncio.sleep(UPGRADE_POLL)
+        await anyio.sleep(UPGRADE_POLL)
     try:
         async with engine.connect() as borrowed:
             await borrowed.run_sync(upgrade)
