@@ -24,6 +24,7 @@ from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
 from subscriber.target.postgres import Note, OnConflict, PostgresTarget
 from subscriber.target.progress import ProgressRow
+from subscriber.worker.flush import FLUSH
 
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
 LOCK_TIMEOUT = 30.0  # seconds after which the attempt is given up
@@ -39,7 +40,6 @@ SELECT l.pid, pg_catalog.pg_terminate_backend(l.pid)
 """
 _TRY_LOCK = "SELECT pg_catalog.pg_try_advisory_lock($1::text::int4, $2::text::int4)"
 _IS_ENABLED = "SELECT subenabled FROM subscriber.subscription WHERE subid = $1::text::oid"
-_FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
 _READ_PROGRESS = """
 SELECT remote_lsn, system_id FROM subscriber.progress WHERE subid = $1::text::oid AND relid = $2::text::oid
 """
@@ -91,7 +91,7 @@ async def _lock(pipeline: Pipeline, key: tuple[int, int]) -> None:
 async def read_progress(pipeline: Pipeline, subid: int, relid: int) -> tuple[Lsn, str | None] | None:
     """(position, the publisher's system identifier) as durable on the target; None: there is no row."""
     await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', 'on', false)")
-    await pipeline.rows(_FLUSH)
+    await pipeline.rows(FLUSH)
     rows = await pipeline.rows(_READ_PROGRESS, str(subid), str(relid))
     if not rows:
         return None

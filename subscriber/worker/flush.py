@@ -14,7 +14,7 @@ from subscriber.catalog.session import Catalog
 
 MIN_INTERVAL = 0.01  # seconds between two flushes: commits that come closer together share one
 
-_FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
+FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
 
 
 class Flusher:
@@ -35,6 +35,6 @@ class Flusher:
             await self._wanted.wait()
             self._wanted, waiting, self._done = anyio.Event(), self._done, anyio.Event()
             async with self._catalog.use() as connection:
-                await connection.execute(_FLUSH)
+                await connection.execute(FLUSH)
             waiting.set()
             await anyio.sleep(MIN_INTERVAL)
