@@ -7,8 +7,9 @@ session, and because a test prepares each of them on a migrated database.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 
 import asyncpg
@@ -84,10 +85,11 @@ REMOVE_PROGRESS = "DELETE FROM subscriber.progress WHERE subid = $1 AND relid = 
 REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
        last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
-       changes, bytes, copy_rows, copy_bytes, copy_total_bytes, started, updated_at)
+       changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, started, updated_at)
 SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
        $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
-       $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, now(), now()
+       $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::int, $22::text, $23::text::jsonb,
+       now(), now()
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
        state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
@@ -96,6 +98,7 @@ ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid
        error_hint = excluded.error_hint, next_retry = excluded.next_retry, transactions = excluded.transactions,
        changes = excluded.changes, bytes = excluded.bytes, copy_rows = excluded.copy_rows,
        copy_bytes = excluded.copy_bytes, copy_total_bytes = excluded.copy_total_bytes,
+       leader_pid = excluded.leader_pid, waiting_for = excluded.waiting_for, streamed = excluded.streamed,
        started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
        updated_at = excluded.updated_at
 """
@@ -104,7 +107,7 @@ WORKERS = """
 SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS received_lsn, w.last_msg_send_time,
        w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
        w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
-       w.started, w.updated_at
+       w.leader_pid, w.waiting_for, w.streamed::text AS streamed, w.started, w.updated_at
   FROM subscriber.worker w ORDER BY w.subid, w.relid
 """
 
@@ -145,6 +148,17 @@ class Progress:
     system_id: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class StreamedStatus:
+    """A streamed transaction that has not ended yet."""
+
+    xid: int
+    changes: int
+    bytes: int
+    since: float  # seconds since 1970
+    worker: int | None  # the parallel apply worker that applies it meanwhile; None: it waits in its file
+
+
 @dataclass(slots=True)
 class WorkerStatus:
     """What a worker tells about itself; None where nothing is known yet. Counters run since the worker started.
@@ -153,8 +167,8 @@ class WorkerStatus:
     """
 
     subid: int
-    relid: int  # APPLY_WORKER, or the table being synchronized
-    worker_type: str  # "apply" or "table synchronization", as in pg_stat_subscription
+    relid: int  # APPLY_WORKER, the table being synchronized, or the number of a parallel apply worker
+    worker_type: str  # "apply", "parallel apply" or "table synchronization", as in pg_stat_subscription
     state: str
     pid: int | None = None  # the worker's backend on the target
     received_lsn: Lsn | None = None
@@ -172,6 +186,9 @@ class WorkerStatus:
     copy_rows: int = 0
     copy_bytes: int = 0
     copy_total_bytes: int = 0
+    leader_pid: int | None = None  # of a parallel apply worker
+    waiting_for: str | None = None  # what its backend has been waiting for, for a second or more
+    streamed: tuple[StreamedStatus, ...] = ()
     started: datetime | None = None
     updated_at: datetime | None = None
 
@@ -325,6 +342,9 @@ async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) ->
         status.copy_rows,
         status.copy_bytes,
         status.copy_total_bytes,
+        status.leader_pid,
+        status.waiting_for,
+        json.dumps([asdict(transaction) for transaction in status.streamed]),
     )
 
 
@@ -340,6 +360,7 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values = dict(row)
         values["received_lsn"] = _lsn(values["received_lsn"])
         values["latest_end_lsn"] = _lsn(values["latest_end_lsn"])
+        values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))
         statuses.append(WorkerStatus(**values))
     return statuses
 

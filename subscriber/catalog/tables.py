@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Column, DateTime, ForeignKey, Integer, MetaData, Table, Text, text
-from sqlalchemy.dialects.postgresql import OID
+from sqlalchemy.dialects.postgresql import JSONB, OID
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
 
@@ -124,7 +124,23 @@ worker = Table(
     _count("copy_bytes"),
     _count("copy_total_bytes"),
     Column("updated_at", DateTime(timezone=True), nullable=False),
+    Column("leader_pid", Integer),  # of a parallel apply worker: the apply worker's `pid`
+    Column("waiting_for", Text),  # what the worker's backend has been waiting for
+    Column("streamed", JSONB, nullable=False, server_default=text("'[]'")),  # transactions that have not ended yet
     prefixes=["UNLOGGED"],
+)
+
+# One row written by the prepared transaction itself, `committed`, and one beside it.
+prepared = Table(
+    "prepared",
+    metadata,
+    Column("subid", OID, primary_key=True, autoincrement=False),
+    Column("xid", BigInteger, primary_key=True, autoincrement=False),  # the publisher's
+    Column("committed", Boolean, primary_key=True),
+    Column("gid", Text, nullable=False),  # on the target
+    Column("publisher_gid", Text),
+    Column("prepare_end_lsn", PgLsn),
+    Column("prepared_at", DateTime(timezone=True)),  # on the publisher
 )
 
 CONFLICTS = (
