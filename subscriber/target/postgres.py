@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from struct import Struct
 
-from subscriber.apply import conflict
-from subscriber.apply.conflict import Conflict, Writer
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.relation_map import RelationMapping, map_relation
-from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import ProtocolError, ServerError, StaleMapping, SubscriberError
+from subscriber.errors import ServerError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
-from subscriber.protocol.messages import Delete, Insert, Message, OldPart, Relation, Truncate, Update
-from subscriber.protocol.tuples import BINARY, UNCHANGED, TupleData
+from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
+from subscriber.protocol.tuples import UNCHANGED
 from subscriber.target import relations, statements
 from subscriber.target.acting import Acting
+from subscriber.target.binding import NO_ROW, Row, bind, require_columns
+from subscriber.target.note import Note, OnConflict
+from subscriber.target.noticing import Noticing
 from subscriber.target.progress import ProgressRow
 from subscriber.target.statements import NEW, OLD, Plan
 
@@ -55,26 +54,6 @@ UPDATE subscriber.subscription SET subskiplsn = '0/0'
 
 INSUFFICIENT_PRIVILEGE = "42501"
 
-_COUNT = Struct(">H").pack
-_LENGTH = Struct(">i").pack
-
-
-@dataclass(slots=True, eq=False)
-class Note:
-    """What a statement was for: goes with its error, and with an answer that needs attention."""
-
-    message: str  # the remote message's name, as "INSERT"
-    transaction: RemoteTransaction | None = None
-    mapping: RelationMapping | None = None
-    change: Message | None = None
-    plan: Plan | None = None
-    may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
-
-
-Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
-_NO_ROW: Row = (b"", [])
-OnConflict = Callable[[Conflict, Note], None]
-
 
 class PostgresTarget:
     """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
@@ -84,8 +63,7 @@ class PostgresTarget:
         self.pipeline = Pipeline(session)
         self.origin = origin
         self.acting = Acting(self.pipeline)
-        self._on_conflict = on_conflict
-        self._origin_id: int | None = None  # ours; None: the target does not track who wrote a row
+        self._noticing = Noticing(self.pipeline, self.acting, on_conflict)
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
@@ -101,7 +79,7 @@ class PostgresTarget:
         with track_commit_timestamp, at the price of one more statement for each UPDATE and DELETE.
         """
         self._progress = progress
-        self._origin_id = origin_id
+        self._noticing.origin_id = origin_id
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
@@ -135,25 +113,25 @@ class PostgresTarget:
             self._update(mapping, change, note)
         else:
             old = change.old.split()
-            _require_columns(mapping, old[0])
-            self._find(OLD, _NO_ROW, old, note)
-            self._look_at_writer(OLD, _NO_ROW, old, note)
-            self._run(statements.delete(mapping), _NO_ROW, old, note)
+            require_columns(mapping, old[0])
+            self._find(OLD, NO_ROW, old, note)
+            self._noticing.look_at_writer(OLD, NO_ROW, old, note)
+            self._run(statements.delete(mapping), NO_ROW, old, note)
         if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
 
     def _insert(self, mapping: RelationMapping, change: Insert, note: Note) -> None:
         status, values = change.new.split()
-        _require_columns(mapping, status)
-        self._run(statements.insert(mapping), (status, values), _NO_ROW, note)
+        require_columns(mapping, status)
+        self._run(statements.insert(mapping), (status, values), NO_ROW, note)
 
     def _update(self, mapping: RelationMapping, change: Update, note: Note) -> None:
         new = change.new.split()
-        old = change.old.split() if change.old is not None else _NO_ROW
-        _require_columns(mapping, new[0])
+        old = change.old.split() if change.old is not None else NO_ROW
+        require_columns(mapping, new[0])
         if change.old is not None:
-            _require_columns(mapping, old[0])
+            require_columns(mapping, old[0])
         identity_changed = False
         for index, column in enumerate(mapping.attributes):
             if not column.identity_always or new[0][index] == UNCHANGED:
@@ -170,7 +148,7 @@ class PostgresTarget:
                 identity_changed = True
         row = NEW if change.old is None else OLD
         self._find(row, new, old, note)
-        self._look_at_writer(row, new, old, note)
+        self._noticing.look_at_writer(row, new, old, note)
         self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
 
     def _find(self, row: int, new: Row, old: Row, note: Note) -> None:
@@ -189,7 +167,9 @@ class PostgresTarget:
     ) -> None:
         note.plan = plan
         formats, parameters = bind(plan, new, old)
-        self.pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self._answered)
+        self.pipeline.execute(
+            plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self._noticing.answered
+        )
 
     def _check_shape(self, mapping: RelationMapping, note: Note) -> None:
         local = mapping.local
@@ -239,67 +219,6 @@ class PostgresTarget:
 
     async def settle(self) -> None:
         await self.pipeline.settle()
-
-    def _answered(self, note: object, tag: str, rows: Rows) -> None:
-        """A statement did not do what it should to exactly one row."""
-        assert isinstance(note, Note)
-        if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
-            return
-        if tag.split()[-1] != "0" or self.pipeline.error is not None:
-            return
-        values = searched(note.change).split()
-        if note.mapping.local.row_may_be_suppressed:
-            self._look_for(note, values)
-        else:
-            self._report_missing(note, values)
-
-    def _look_for(self, note: Note, values: Row) -> None:
-        """Nothing was changed: is the row missing, or did a BEFORE trigger refuse?"""
-        assert note.mapping is not None
-
-        def found(_note: object, tag: str, _rows: Rows) -> None:
-            if tag == "SELECT 0" and self.pipeline.error is None:
-                self._report_missing(note, values)
-
-        self._ask(statements.exists(note.mapping, OLD, values[0]), note, values, found)
-
-    def _report_missing(self, note: Note, values: Row) -> None:
-        mapping, change = note.mapping, note.change
-        assert mapping is not None
-        assert isinstance(change, Update | Delete)
-
-        def routed(_note: object, _tag: str, rows: Rows) -> None:
-            number = rows[0][0] if rows else None
-            leaf = mapping.local.partitions[int(number)] if number is not None else None
-            self._on_conflict(conflict.missing(mapping, change, leaf), note)
-
-        if mapping.local.partitions:
-            self._ask(statements.find_partition(mapping, values[0]), note, values, routed)
-        else:
-            self._on_conflict(conflict.missing(mapping, change), note)
-
-    def _look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
-        """Was the row that is about to be changed written by somebody else than this subscription?"""
-        mapping, change = note.mapping, note.change
-        if self._origin_id is None or mapping is None or not isinstance(change, Update | Delete):
-            return
-
-        def found(_note: object, _tag: str, rows: Rows) -> None:
-            for time, origin_id, origin, label, xid, *values in rows:
-                writer = Writer(xid or "", time, origin_id != "0", origin)
-                leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
-                self._on_conflict(conflict.differs(mapping, change, writer, values, leaf), note)
-
-        plan = statements.written_by_another(mapping, row, self._origin_id)
-        formats, parameters = bind(plan, new, old)
-        self.pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
-
-    def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
-        formats, parameters = bind(plan, values, values)
-        role = self.acting.step_back(note)  # of whatever transaction is being sent just now
-        self.pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result)
-        self.acting.resume(role, note)
-        self.pipeline.sync()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
         """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
@@ -351,38 +270,3 @@ def _failed_column(error: SubscriberError, note: Note) -> str | None:
         return None
     _, index = note.plan.parameters[int(found[1]) - 1]
     return note.mapping.attributes[index].name
-
-
-def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
-    """The formats and parameters of bind_execute(): values as they came, text or binary."""
-    rows = (new, old)
-    parts = [_COUNT(len(plan.parameters))]
-    binary = []
-    for row, index in plan.parameters:
-        status, values = rows[row]
-        value = values[index]
-        if value is None:
-            parts.append(wire.NULL)
-        else:
-            parts.append(_LENGTH(len(value)))
-            parts.append(value)
-        binary.append(status[index] == BINARY)
-    formats = wire.ALL_TEXT
-    if any(binary):
-        formats = _COUNT(len(binary)) + b"".join(b"\0\1" if b else b"\0\0" for b in binary)
-    return formats, b"".join(parts)
-
-
-def searched(change: Update | Delete) -> TupleData:
-    """The row by which the row to be changed is found: the old one if it was sent, else the new one."""
-    if isinstance(change, Update):
-        return change.old if change.old is not None else change.new
-    return change.old
-
-
-def _require_columns(mapping: RelationMapping, status: bytes) -> None:
-    """A row must have every column that the RELATION message announced."""
-    if len(status) < len(mapping.attributes):
-        raise ProtocolError(
-            f"logical replication column {len(status)} not found in tuple: only {len(status)} column(s) received"
-        )

@@ -20,7 +20,8 @@ from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
 from subscriber.protocol.tuples import NULL, UNCHANGED
 from subscriber.target import statements
-from subscriber.target.postgres import Note, Row, bind
+from subscriber.target.binding import Row, bind
+from subscriber.target.note import Note
 
 UNIQUE_VIOLATION = "23505"
 

@@ -35,7 +35,8 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import KEEPALIVE, XLogData, decode_from_publisher
 from subscriber.source.walsender import ReplicationStream
-from subscriber.target.postgres import Note, PostgresTarget
+from subscriber.target.note import Note
+from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.causes import root_cause
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback

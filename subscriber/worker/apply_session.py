@@ -22,7 +22,8 @@ from subscriber.errors import ConflictError, ConnectionLost, ServerError, StaleC
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
-from subscriber.target.postgres import Note, OnConflict, PostgresTarget
+from subscriber.target.note import Note, OnConflict
+from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRow
 from subscriber.worker.flush import FLUSH
 

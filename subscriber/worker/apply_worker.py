@@ -19,7 +19,8 @@ from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
 from subscriber.subscription import Subscription
-from subscriber.target.postgres import Note, PostgresTarget
+from subscriber.target.note import Note
+from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.failpoints import Point, reach

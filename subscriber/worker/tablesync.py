@@ -35,7 +35,8 @@ from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
 from subscriber.target import relations
 from subscriber.target.acting import NOBODY
-from subscriber.target.postgres import Note, PostgresTarget
+from subscriber.target.note import Note
+from subscriber.target.postgres import PostgresTarget
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume

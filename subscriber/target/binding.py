@@ -1,0 +1,53 @@
+"""The rows of a change as the parameters of a statement: values as they came, text or binary."""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.errors import ProtocolError
+from subscriber.protocol import wire
+from subscriber.protocol.messages import Delete, Update
+from subscriber.protocol.tuples import BINARY, TupleData
+from subscriber.target.statements import Plan
+
+Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
+NO_ROW: Row = (b"", [])
+
+_COUNT = Struct(">H").pack
+_LENGTH = Struct(">i").pack
+
+
+def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
+    """The formats and parameters of bind_execute()."""
+    rows = (new, old)
+    parts = [_COUNT(len(plan.parameters))]
+    binary = []
+    for row, index in plan.parameters:
+        status, values = rows[row]
+        value = values[index]
+        if value is None:
+            parts.append(wire.NULL)
+        else:
+            parts.append(_LENGTH(len(value)))
+            parts.append(value)
+        binary.append(status[index] == BINARY)
+    formats = wire.ALL_TEXT
+    if any(binary):
+        formats = _COUNT(len(binary)) + b"".join(b"\0\1" if b else b"\0\0" for b in binary)
+    return formats, b"".join(parts)
+
+
+def searched(change: Update | Delete) -> TupleData:
+    """The row by which the row to be changed is found: the old one if it was sent, else the new one."""
+    if isinstance(change, Update):
+        return change.old if change.old is not None else change.new
+    return change.old
+
+
+def require_columns(mapping: RelationMapping, status: bytes) -> None:
+    """A row must have every column that the RELATION message announced."""
+    if len(status) < len(mapping.attributes):
+        raise ProtocolError(
+            f"logical replication column {len(status)} not found in tuple: only {len(status)} column(s) received"
+        )

@@ -1,0 +1,27 @@
+"""What a statement was for, and who is told when its answer needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from subscriber.apply.conflict import Conflict
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.protocol.messages import Message
+from subscriber.target.statements import Plan
+
+
+@dataclass(slots=True, eq=False)
+class Note:
+    """What a statement was for: goes with its error, and with an answer that needs attention."""
+
+    message: str  # the remote message's name, as "INSERT"
+    transaction: RemoteTransaction | None = None
+    mapping: RelationMapping | None = None
+    change: Message | None = None
+    plan: Plan | None = None
+    may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
+
+
+OnConflict = Callable[[Conflict, Note], None]
