@@ -1,0 +1,1 @@
+"""Bulk work on Spark: the copy of large tables, comparing both sides, the change history. Extra `spark`."""

