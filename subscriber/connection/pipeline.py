@@ -80,6 +80,15 @@ class Pipeline:
         self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
         self._pending.append(_Pending(note, expect, on_result))
 
+    def execute_once(self, sql: str, *, note: object = None) -> None:
+        """Queue a statement without parameters that will not come again, and is not kept prepared."""
+        if self.error is not None:
+            raise self.error
+        self._send(wire.parse(b"", sql))
+        self._pending.append(_Pending(note))
+        self._send(wire.bind_execute(b"", wire.ALL_TEXT, b"\0\0"))
+        self._pending.append(_Pending(note))
+
     def sync(self, on_sync: Callable[[], None] | None = None) -> None:
         """Queue a Sync; `on_sync` is called when all before it has succeeded.
 

@@ -208,6 +208,37 @@ class PostgresTarget:
         self._fresh.clear()
         await self.pipeline.drain()
 
+    def set_origin(self, lsn: Lsn, time: int, note: Note) -> None:
+        """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
+        self._progress.set_origin(self.pipeline, lsn, time, note)
+
+    def follow(self, position: Lsn) -> None:
+        """Another session of this worker has committed, and left the progress row at `position`."""
+        self._progress.position = position
+
+    def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+        """Begin a subtransaction; `name` needs no quotes."""
+        if not transaction.changed:
+            self.begin(transaction)
+        note = Note("SAVEPOINT", transaction)
+        self.acting.step_back(note)
+        self.pipeline.execute_once(f"SAVEPOINT {name}", note=note)
+
+    def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+        """Undo everything since savepoint() of that name, which ends with it."""
+        note = Note("ROLLBACK TO SAVEPOINT", transaction)
+        self.pipeline.execute_once(f"ROLLBACK TO SAVEPOINT {name}", note=note)
+        self.pipeline.execute_once(f"RELEASE SAVEPOINT {name}", note=note)
+        self.acting.began()  # the role went back with it, and so did the locks that keep the tables' shapes
+        self._checked.clear()
+
+    def roll_back(self, transaction: RemoteTransaction) -> None:
+        """Undo the transaction."""
+        if transaction.changed:
+            self.pipeline.execute("ROLLBACK", note=Note("ROLLBACK", transaction))
+            self.pipeline.sync()
+        self._fresh.clear()
+
     def clear_skip_lsn(self, transaction: RemoteTransaction, subid: int, skip_lsn: Lsn) -> None:
         """Forget the position to skip, with this transaction; unless another one was named meanwhile."""
         if not transaction.changed:

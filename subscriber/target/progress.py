@@ -42,7 +42,10 @@ SELECT CASE WHEN count(done) = 1 THEN true
 _WITH_ORIGIN = _ADVANCE.replace("EFFECT", "pg_catalog.pg_replication_origin_xact_setup($4, $5)")
 _WITHOUT_ORIGIN = _ADVANCE.replace("EFFECT", "$5::pg_catalog.timestamptz")
 
+_SET_ORIGIN = "SELECT pg_catalog.pg_replication_origin_xact_setup($1, $2)"
+
 _ALL_BINARY = b"\0\1\0\1"
+_POSITION_AND_TIME = Struct(">HiQiq")
 _PARAMETERS = Struct(">HiIiIiQiQiq")
 
 
@@ -55,6 +58,7 @@ class ProgressRow:
     def __init__(self, subid: int, relid: int, position: Lsn, *, with_origin: bool) -> None:
         self.position = position
         self._subid, self._relid = subid, relid
+        self._with_origin = with_origin
         self._sql = _WITH_ORIGIN if with_origin else _WITHOUT_ORIGIN
 
     def advance(self, pipeline: Pipeline, end_lsn: Lsn, commit_time: int, note: object) -> None:
@@ -62,3 +66,9 @@ class ProgressRow:
         parameters = _PARAMETERS.pack(5, 4, self._subid, 4, self._relid, 8, self.position, 8, end_lsn, 8, commit_time)
         pipeline.execute(self._sql, _ALL_BINARY, parameters, note=note)
         self.position = end_lsn
+
+    def set_origin(self, pipeline: Pipeline, lsn: Lsn, time: int, note: object) -> None:
+        """Queue what PREPARE TRANSACTION and COMMIT PREPARED, which move no row, tell the origin."""
+        if self._with_origin:
+            parameters = _POSITION_AND_TIME.pack(2, 8, lsn, 8, time)
+            pipeline.execute(_SET_ORIGIN, _ALL_BINARY, parameters, note=note)
