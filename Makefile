@@ -27,11 +27,12 @@ soak: $(STAMP)
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock pyproject.toml Makefile
+$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
+	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements-spark.lock
 	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
 	@touch $@
 
