@@ -8,7 +8,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Boolean, Column, DateTime, ForeignKey, Integer, MetaData, Table, Text, text
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Boolean,
+    Column,
+    DateTime,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    MetaData,
+    Table,
+    Text,
+    text,
+)
 from sqlalchemy.dialects.postgresql import JSONB, OID
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
@@ -79,6 +93,9 @@ subscription = Table(
     Column("suborigin", Text, nullable=False),
     Column("subfailover", Boolean, nullable=False),
     Column("subskiplsn", PgLsn, nullable=False, server_default=text("'0/0'::pg_lsn")),
+    Column("subconflictpolicy", Text, nullable=False, server_default=text("''")),
+    Column("subconflicthistory", Text, nullable=False, server_default=text("'decided'")),  # or all, none
+    Column("subconflictrows", Boolean, nullable=False, server_default=text("false")),
 )
 
 subscription_rel = Table(
@@ -161,4 +178,32 @@ subscription_stats = Table(
     _count("sync_error_count"),
     *[_count(f"confl_{conflict}") for conflict in CONFLICTS],
     Column("stats_reset", DateTime(timezone=True)),
+)
+
+# What each conflict was about and what was done; see target/history.py.
+conflict_history = Table(
+    "conflict_history",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("subid", OID, ForeignKey("subscriber.subscription.subid", ondelete="CASCADE"), nullable=False),
+    Column("detected", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("last_detected", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
+    Column("occurrences", BigInteger, nullable=False, server_default=text("1")),
+    Column("relid", OID, nullable=False),
+    Column("relation", Text, nullable=False),  # schema.table; a partition's own name
+    Column("conflict_type", Text, nullable=False),
+    Column("index_name", Text),  # the unique index that refused; NULL: the row to be changed, or none
+    Column("key", JSONB),  # column -> value
+    Column("remote_xid", BigInteger, nullable=False),
+    Column("remote_finish_lsn", PgLsn, nullable=False),  # what SKIP takes
+    Column("remote_commit_time", DateTime(timezone=True)),
+    Column("local_xid", BigInteger),  # this and the next two: of who wrote the target's row
+    Column("local_origin", Text),  # NULL: no replication origin, or one that does not exist any more
+    Column("local_commit_time", DateTime(timezone=True)),
+    Column("policy", Text, nullable=False),
+    Column("resolution", Text, nullable=False),
+    Column("local_row", JSONB),  # these two only with conflict_log_rows
+    Column("remote_row", JSONB),
+    Index("conflict_history_subid_detected_idx", "subid", "detected"),
+    Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
 )
