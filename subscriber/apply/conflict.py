@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from subscriber.apply.relation_map import Partition, RelationMapping
@@ -30,30 +31,6 @@ class ConflictType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Conflict:
-    """`sentences` say what happened; `rows`, one for each, have the values."""
-
-    type: ConflictType
-    relation: str  # schema.table on the target; a partition's own name
-    sentences: tuple[str, ...]
-    rows: tuple[str, ...]
-
-    @property
-    def detail(self) -> str:
-        """What happened, without any value."""
-        return "\n".join(self.sentences)
-
-    @property
-    def exact_detail(self) -> str:
-        """The DETAIL as PostgreSQL words it, values and all."""
-        return "\n".join(f"{sentence}\n{row}" for sentence, row in zip(self.sentences, self.rows, strict=True))
-
-    @property
-    def message(self) -> str:
-        return f'conflict detected on relation "{self.relation}": conflict={self.type}'
-
-
-@dataclass(frozen=True, slots=True)
 class Writer:
     """Who wrote a row of the target last."""
 
@@ -61,16 +38,62 @@ class Writer:
     time: str | None  # of the commit, as the server prints it; None: the target does not track them
     foreign: bool  # through a replication origin
     origin: str | None  # its name; None: it does not exist any more, or there was none
+    committed: int | None = None  # microseconds since 2000-01-01 UTC; None as `time`, or too long ago to be known
 
 
 @dataclass(frozen=True, slots=True)
-class RowInTheWay:
-    """A row of the target that has a key the change would give to another one."""
+class LocalRow:
+    """A row of the target: the one that a change is about, or one that has the key the change would give to another."""
 
-    index: str
+    index: str | None  # the unique index that refuses because of this row; None: it is the row to be changed
     key: tuple[str, ...]  # the index's columns
     writer: Writer
     values: dict[str, str | None]  # by column, in the table's order, as the server prints them
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A conflict in words, and what they are about.
+
+    `sentences` say what happened; `rows`, one for each, have the values. The values of `key`, `remote` and
+    `local_rows` are texts as a server prints them, None for NULL.
+    """
+
+    type: ConflictType
+    relation: str  # schema.table on the target; a partition's own name
+    sentences: tuple[str, ...]
+    rows: tuple[str, ...]
+    key: dict[str, str | None] = field(default_factory=dict)  # of the replica identity; empty: the whole row is
+    # What the publisher sent of the new row, by column of the target; None: it is deleted. A large value that did
+    # not change is not sent, and not in it.
+    remote: dict[str, str | None] | None = None
+    local_rows: tuple[LocalRow, ...] = ()  # none for a missing row, several for multiple_unique_conflicts
+    commit_time: datetime | None = None  # on the publisher; set when a function is asked
+    resolution: str | None = None  # what was done about it, and by which policy; None: what PostgreSQL does
+
+    @property
+    def local(self) -> dict[str, str | None] | None:
+        """The (first) row of the target; None if there is none."""
+        return self.local_rows[0].values if self.local_rows else None
+
+    @property
+    def detail(self) -> str:
+        """What happened, without any value."""
+        return "\n".join([*self.sentences, *self._resolved])
+
+    @property
+    def exact_detail(self) -> str:
+        """The DETAIL as PostgreSQL words it, values and all."""
+        pairs = [f"{sentence}\n{row}" for sentence, row in zip(self.sentences, self.rows, strict=True)]
+        return "\n".join([*pairs, *self._resolved])
+
+    @property
+    def _resolved(self) -> list[str]:
+        return [] if self.resolution is None else [f"Resolution: {self.resolution}."]
+
+    @property
+    def message(self) -> str:
+        return f'conflict detected on relation "{self.relation}": conflict={self.type}'
 
 
 def unique(
@@ -78,7 +101,7 @@ def unique(
     change: Insert | Update,
     relation: str,
     columns: Sequence[str],
-    found: Sequence[RowInTheWay],
+    found: Sequence[LocalRow],
 ) -> Conflict:
     """A unique index refuses `change`: `found` has a row for each index that does."""
     what = ConflictType.INSERT_EXISTS if isinstance(change, Insert) else ConflictType.UPDATE_EXISTS
@@ -94,7 +117,9 @@ def unique(
         key = ", ".join(_text(row.values[name]) for name in row.key)
         existing = ", ".join(_text(value, VALUE_BYTES) for value in row.values.values())
         rows.append(f"Key ({names})=({key}); existing local row ({existing}); {remote}.")
-    return Conflict(what, relation, tuple(sentences), tuple(rows))
+    identity = {} if isinstance(change, Insert) else _key(mapping, change.old or change.new)
+    new = texts(mapping, change.new)
+    return Conflict(what, relation, tuple(sentences), tuple(rows), identity, new, tuple(found))
 
 
 def differs(
@@ -122,7 +147,9 @@ def differs(
         what, doing = ConflictType.DELETE_ORIGIN_DIFFERS, "Deleting"
         rows += f"; {_identity(mapping, columns, change.old)}."
     sentence = f"{doing} the row that was modified{_written(writer, 'a different origin')}."
-    return Conflict(what, label, (sentence,), (rows,))
+    key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
+    row = LocalRow(None, (), writer, {name: known.get(name) for name in columns})
+    return Conflict(what, label, (sentence,), (rows,), key, _new(mapping, change), (row,))
 
 
 def _written(writer: Writer, origin: str) -> str:
@@ -155,7 +182,29 @@ def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition |
         detail = "Could not find the row to be deleted."
         identity = _identity(mapping, columns, change.old)
         rows = f"{identity[0].upper()}{identity[1:]}."
-    return Conflict(what, label, (detail,), (rows,))
+    key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
+    return Conflict(what, label, (detail,), (rows,), key, _new(mapping, change))
+
+
+def texts(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
+    """What was sent of a row, by column of the target; a binary value in hexadecimal, as \\x…."""
+    status, values = row.split()
+    return {
+        column.name: None if status[i] == NULL else _shown(status[i], values[i])
+        for i, column in enumerate(mapping.attributes)
+        if status[i] != UNCHANGED
+    }
+
+
+def _new(mapping: RelationMapping, change: Update | Delete) -> dict[str, str | None] | None:
+    return texts(mapping, change.new) if isinstance(change, Update) else None
+
+
+def _key(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
+    if mapping.search is None:
+        return {}
+    sent = texts(mapping, row)
+    return {name: sent.get(name) for name in (mapping.attributes[i].name for i in mapping.search)}
 
 
 def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 
 from subscriber.apply import conflict
-from subscriber.apply.conflict import Conflict, RowInTheWay, Writer
+from subscriber.apply.conflict import Conflict, LocalRow, Writer
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
@@ -72,7 +72,7 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
         )
         for time, origin_id, origin, xid, *values in await _rows(pipeline, plan, new, old):
             writer = Writer(xid or "", time, origin_id not in (None, "0"), origin)
-            found.append(RowInTheWay(index, tuple(key), writer, dict(zip(columns, values, strict=True))))
+            found.append(LocalRow(index, tuple(key), writer, dict(zip(columns, values, strict=True))))
     return conflict.unique(mapping, change, label, columns, found) if found else None
 
 

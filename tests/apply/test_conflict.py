@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.conflict import ConflictType, RowInTheWay, Writer, differs, missing, unique
+from subscriber.apply.conflict import ConflictType, LocalRow, Writer, differs, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row
@@ -102,7 +102,7 @@ LOCAL = Writer("750", AT, False, None)
     ],
 )
 def test_a_key_that_is_taken(writer: Writer, words: str) -> None:
-    row_there = RowInTheWay("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
+    row_there = LocalRow("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
     found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there])
     assert found.type is ConflictType.INSERT_EXISTS
     assert found.message == 'conflict detected on relation "s.t": conflict=insert_exists'
@@ -114,8 +114,8 @@ def test_a_key_that_is_taken(writer: Writer, words: str) -> None:
 
 def test_keys_that_are_taken_by_several_rows() -> None:
     there = [
-        RowInTheWay("t_pkey", ("a",), LOCAL, {"b": "x" * 70, "x": None, "a": "2"}),
-        RowInTheWay("t_b_X", ("b", "X"), LOCAL, {"b": "y" * 70, "X": "6", "a": "3"}),
+        LocalRow("t_pkey", ("a",), LOCAL, {"b": "x" * 70, "x": None, "a": "2"}),
+        LocalRow("t_b_X", ("b", "X"), LOCAL, {"b": "y" * 70, "X": "6", "a": "3"}),
     ]
     update = Update(None, 1, OldPart.KEY, row("1", None), row("2", "y" * 70))
     one = unique(KEYED, update, "s.t_1", ("a", "b"), there[:1])
