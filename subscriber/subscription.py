@@ -24,6 +24,14 @@ class TwoPhaseState(StrEnum):
     ENABLED = "e"
 
 
+class ConflictHistory(StrEnum):
+    """Which conflicts are recorded in `subscriber.conflict_history`."""
+
+    NONE = "none"
+    DECIDED = "decided"  # what a policy decided, and what stopped the stream
+    ALL = "all"  # rows that were missing or written by others as well, at the price of waiting for answers
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """One row of `subscriber.subscription`. Field comments say what None and empty mean."""
@@ -46,6 +54,9 @@ class Subscription:
     failover: bool = False
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
+    conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
+    conflict_history: ConflictHistory = ConflictHistory.DECIDED
+    conflict_log_rows: bool = False
 
     @property
     def origin_name(self) -> str:
