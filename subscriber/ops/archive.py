@@ -1,0 +1,89 @@
+"""`subscriber archive`: keep a change log, or tell what is in one."""
+
+from __future__ import annotations
+
+import json as json_module
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.ops.units import count, in_bytes
+from subscriber.spool.changelog import ChangeLog
+from subscriber.spool.logwriter import ChangeLogWriter
+from subscriber.worker.archiver import Archiver
+
+MIB = 1024 * 1024
+
+
+def writer(
+    directory: Path, segment_size: int, segment_age: float, keep_size: int | None, keep_age: float | None
+) -> ChangeLogWriter:
+    """A writer as the command's options say: sizes in MiB, ages in seconds and in hours."""
+    return ChangeLogWriter(
+        directory,
+        segment_size=segment_size * MIB,
+        segment_age=segment_age,
+        keep_size=None if keep_size is None else keep_size * MIB,
+        keep_age=None if keep_age is None else keep_age * 3600,
+    )
+
+
+def position(text: str | None) -> Lsn | None:
+    """Raises StatementError for anything that is not an LSN."""
+    try:
+        return None if text is None else Lsn.parse(text)
+    except ValueError as error:
+        raise StatementError(str(error), sqlstate="22P02") from None
+
+
+async def archive(
+    source: str, slot: str, publications: Sequence[str], writer: ChangeLogWriter, *, until: Lsn | None
+) -> int:
+    """Write the log until SIGTERM, SIGINT or `until`; the exit status."""
+    writer.open()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, tasks)
+            await Archiver(source, slot, publications, writer, until).run()
+            tasks.cancel_scope.cancel()
+    finally:
+        writer.close()
+    return 0
+
+
+async def _stop_on_signal(tasks: TaskGroup) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            telemetry.log(telemetry.LOG, "received shutdown request", event="archive.stopping")
+            tasks.cancel_scope.cancel()
+            return
+
+
+def describe(directory: Path, *, json: bool) -> int:
+    """Print what the log in `directory` has. Raises ChangeLogError where there is none."""
+    log = ChangeLog(directory)
+    files = log.files()
+    found: dict[str, Any] = {
+        "directory": str(directory),
+        "slot": log.identity.slot,
+        "publications": list(log.identity.publications),
+        "system_id": str(log.identity.system_id),
+        "start": str(log.start()),
+        "end": str(log.end()),
+        "segments": len(files),
+        "bytes": sum(file.path.stat().st_size for file in files),
+    }
+    if json:
+        print(json_module.dumps(found))
+        return 0
+    print(f"from {found['start']} to {found['end']}")
+    print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
+    print(f"slot {found['slot']}, publications {', '.join(found['publications'])}")
+    return 0

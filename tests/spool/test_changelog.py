@@ -1,0 +1,350 @@
+"""The change log's files: what was stored is read back, whatever happens to the end of the file."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subscriber.errors import ProtocolError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
+from subscriber.protocol.tuples import TupleData
+from subscriber.spool.blocks import FULL, LIMIT, BlockBuilder
+from subscriber.spool.changelog import ChangeLog, read
+from subscriber.spool.logfiles import Identity, SegmentReader
+from subscriber.spool.logwriter import ChangeLogWriter
+from subscriber.spool.segment import (
+    ChangeLogError,
+    Durable,
+    TornBlock,
+    decode_header,
+    encode_header,
+)
+from tests.spool.stream import START, Writer, relation
+
+Row = tuple[int, int, int, int]  # commit position, number in the transaction, relid, size
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[ChangeLogWriter]:
+    writer = opened(tmp_path)
+    yield writer
+    writer.close()
+
+
+def opened(directory: Path, *, segment_size: int = 1 << 30) -> ChangeLogWriter:
+    """A writer in `directory`, whose log is made if there is none."""
+    writer = ChangeLogWriter(directory, segment_size=segment_size)
+    writer.open()
+    if writer.identity is None:
+        writer.create(Identity(7, "s", ("p",), START))
+    return writer
+
+
+def store(writer: ChangeLogWriter, builder: BlockBuilder, messages: list[bytes]) -> None:
+    for message in messages:
+        builder.add(message)
+    writer.append(builder.take())
+    writer.sync()
+
+
+def rows(log: ChangeLog, start: Lsn = START, end: Lsn | None = None, *, size: int = 1 << 20) -> list[Row]:
+    found: list[Row] = []
+    for piece in log.pieces(start, log.end() if end is None else end, size=size):
+        for change in read(log.directory, piece):
+            assert isinstance(change.message, Insert)
+            (_, text) = change.message.new.split()[1]
+            assert text is not None
+            found.append((change.begin.final_lsn, change.number, change.relations[0].relid, len(text)))
+    return found
+
+
+def written(transactions: list[tuple[Lsn, list[tuple[int, int]]]]) -> list[Row]:
+    return [(final, n, relid, size) for final, made in transactions for n, (relid, size) in enumerate(made)]
+
+
+def test_what_was_stored_is_read_in_commit_order(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3), (2, 4), (1, 0)]))
+    store(writer, builder, source.transaction([(2, 9)]))
+    log = ChangeLog(tmp_path)
+    assert log.end() == writer.position == source.position
+    assert [row[2:] for row in rows(log)] == [(1, 3), (2, 4), (1, 0), (2, 9)]
+
+
+def test_a_range_has_the_transactions_that_end_in_it(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder, ends = Writer(), BlockBuilder(START), [START]
+    for size in range(5):
+        store(writer, builder, source.transaction([(1, size)]))
+        ends.append(source.position)
+    log = ChangeLog(tmp_path)
+    for first in range(6):
+        for last in range(first, 6):
+            assert [row[3] for row in rows(log, ends[first], ends[last])] == list(range(first, last))
+
+
+def test_a_keepalive_moves_the_end_without_a_transaction(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    builder = BlockBuilder(START)
+    builder.note(Lsn(START + 5000))
+    writer.append(builder.take())
+    writer.sync()
+    assert ChangeLog(tmp_path).end() == START + 5000
+    assert builder.take() == []
+
+
+def test_a_keepalive_inside_a_transaction_moves_nothing() -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    for message in source.transaction([(1, 1)])[:-1]:
+        builder.add(message)
+    builder.note(Lsn(START + 5000))
+    assert builder.take() == []
+    assert builder.position == START
+
+
+def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(
+    writer: ChangeLogWriter, tmp_path: Path
+) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    messages = source.transaction([(1, LIMIT // 2)] * 5)
+    for number, message in enumerate(messages):
+        builder.add(message)
+        blocks = builder.take()
+        assert all(block.boundary for block in blocks) == (not blocks or number == len(messages) - 1)
+        writer.append(blocks)
+        writer.sync()
+        assert builder.size <= LIMIT
+        assert (ChangeLog(tmp_path).end() == START) == (number < len(messages) - 1)
+    assert len(rows(ChangeLog(tmp_path))) == 5
+
+
+@pytest.mark.parametrize("segment_size", [1 << 20, 1 << 30], ids=["many segments", "one segment"])
+def test_any_piece_can_be_read_by_itself(tmp_path: Path, segment_size: int) -> None:
+    """Relations are described again where reading may begin, in the version that holds there."""
+    writer, source, builder = opened(tmp_path, segment_size=segment_size), Writer(), BlockBuilder(START)
+    expected = []
+    chance = random.Random(1)
+    for _ in range(60):
+        made = [(chance.randrange(20), chance.randrange(FULL // 4)) for _ in range(chance.randrange(1, 8))]
+        store(writer, builder, source.transaction(made, describe=chance.random() < 0.1))
+        expected.append((Lsn(source.position - 50), made))
+    log = ChangeLog(tmp_path)
+    assert len(log.files()) > 3 or segment_size > 1 << 20
+    assert rows(log) == written(expected)
+    for size in (1, 3 << 20, 1 << 40):
+        pieces = log.pieces(START, log.end(), size=size)
+        assert rows(log, size=size) == written(expected)
+        assert len(pieces) > 5 or size > 1
+    writer.close()
+
+
+def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder, ends = Writer(), BlockBuilder(START), [START]
+    for _ in range(6):
+        store(writer, builder, source.transaction([(1, 1), (1, 1)]))
+        ends.append(source.position)
+    log = ChangeLog(tmp_path)
+    assert log.limit(START, changes=1) == ends[1]
+    assert log.limit(START, changes=3) == ends[2]
+    assert log.limit(ends[2], changes=4) == ends[4]
+    assert log.limit(ends[5], changes=100) == ends[6]
+    assert log.limit(START, size=1) == ends[1]
+
+
+# --- the end of the file -----------------------------------------------------------------------
+
+
+def tail(directory: Path) -> tuple[Path, int, list[Row]]:
+    """A log of three transactions, not closed: its file, where the third begins, all rows."""
+    writer, source, builder = opened(directory), Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    store(writer, builder, source.transaction([(1, 4), (2, 5)]))
+    path = ChangeLog(directory).files()[-1].path
+    begins = path.stat().st_size
+    store(writer, builder, source.transaction([(2, 6)]))
+    found = rows(ChangeLog(directory))
+    writer.close()
+    return path, begins, found
+
+
+def test_cut_at_any_byte_the_log_goes_on_after_the_last_whole_transaction(tmp_path: Path) -> None:
+    path, begins, found = tail(tmp_path)
+    whole = path.read_bytes()
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        writer = opened(tmp_path)
+        kept = rows(ChangeLog(tmp_path))
+        assert kept == found[: len(kept)]
+        assert len(kept) == 4 if length == len(whole) else len(kept) in (0, 1, 3)
+        assert len(kept) == 3 or not begins <= length < len(whole)
+        source = Writer(writer.position)
+        store(writer, BlockBuilder(writer.position), source.transaction([(9, 1)]))
+        assert rows(ChangeLog(tmp_path)) == [*kept, (source.position - 50, 0, 9, 1)]
+        writer.close()
+        path.write_bytes(whole)
+
+
+@given(data=st.data())
+@settings(deadline=None, max_examples=150)
+def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    directory = tmp_path_factory.mktemp("log")
+    path, _, found = tail(directory)
+    damaged = bytearray(path.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    if bytes(damaged) == path.read_bytes():
+        return  # two flips undid each other
+    path.write_bytes(damaged)
+    with pytest.raises(ChangeLogError, match="damaged"):
+        rows(ChangeLog(directory))
+    writer = opened(directory)  # what is behind the damage is fetched again
+    kept = rows(ChangeLog(directory))
+    writer.close()
+    assert kept == found[: len(kept)]
+    assert len(kept) < len(found)
+
+
+def test_a_block_in_another_place_is_damage(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    path = ChangeLog(tmp_path).files()[-1].path
+    with SegmentReader(path) as reader:
+        size = reader.block(len(encode_header(7, START))).size
+        with path.open("ab") as file:
+            file.write(path.read_bytes()[-size:])
+        with pytest.raises(TornBlock):
+            reader.block(len(encode_header(7, START)) + size)
+
+
+@given(st.binary(max_size=64))
+def test_anything_else_is_no_header_and_no_state(data: bytes) -> None:
+    for decode in (decode_header, Durable.decode):
+        with pytest.raises(TornBlock):
+            decode(data)
+
+
+def test_killed_between_index_and_rename_the_segment_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, source, builder = opened(tmp_path), Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            writer.seal()
+    writer.close()
+    writer = opened(tmp_path)
+    store(writer, BlockBuilder(writer.position), Writer(writer.position).transaction([(2, 4)]))
+    assert [row[2:] for row in rows(ChangeLog(tmp_path))] == [(1, 3), (2, 4)]
+    assert len(ChangeLog(tmp_path).files()) == 1
+    writer.close()
+
+
+def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) -> None:
+    writer, source, builder = opened(tmp_path), Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    writer.seal()
+    writer.close()
+    sealed, begun = ChangeLog(tmp_path).files()
+    begun.path.unlink()
+    assert ChangeLog(tmp_path).end() == sealed.end
+    writer = opened(tmp_path)
+    assert writer.position == sealed.end
+    writer.close()
+
+
+def test_an_unsynced_end_is_cut_off_when_the_disk_fails(
+    writer: ChangeLogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    durable = ChangeLog(tmp_path).files()[-1].path.stat().st_size
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ChangeLogError, match="No space left on device") as caught:
+        store(writer, builder, source.transaction([(1, 4)]))
+    assert caught.value.sqlstate == "53100"
+    assert ChangeLog(tmp_path).files()[-1].path.stat().st_size == durable
+    assert writer.position == ChangeLog(tmp_path).end() == source.position - 150
+
+
+@pytest.mark.parametrize("damage", [b"", b"\0" * 36, None], ids=["empty", "zeros", "gone"])
+def test_readers_do_without_the_file_durable(writer: ChangeLogWriter, tmp_path: Path, damage: bytes | None) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    if damage is None:
+        (tmp_path / "durable").unlink()
+    else:
+        (tmp_path / "durable").write_bytes(damage)
+    assert ChangeLog(tmp_path).end() == source.position
+    assert len(rows(ChangeLog(tmp_path))) == 1
+
+
+# --- one writer, retention ----------------------------------------------------------------------
+
+
+def test_only_one_process_writes(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    with pytest.raises(ChangeLogError, match="another process"):
+        ChangeLogWriter(tmp_path).open()
+
+
+def test_retention_removes_the_oldest_and_a_reader_that_needs_them_hears_of_it(tmp_path: Path) -> None:
+    writer = ChangeLogWriter(tmp_path, segment_size=1, keep_size=2500)
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    source, builder = Writer(), BlockBuilder(START)
+    for _ in range(10):
+        store(writer, builder, source.transaction([(1, 900)]))
+        builder.restart()
+    log = ChangeLog(tmp_path)
+    assert 1 < len(log.files()) < 6
+    assert log.start() > START
+    with pytest.raises(ChangeLogError, match="has nothing before"):
+        log.pieces(START, log.end())
+    assert rows(log, log.start())
+    writer.close()
+
+
+def test_a_segment_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> None:
+    writer = opened(tmp_path, segment_size=1)
+    source, builder = Writer(), BlockBuilder(START)
+    for _ in range(4):
+        store(writer, builder, source.transaction([(1, 9)]))
+        builder.restart()
+    writer.close()
+    ChangeLog(tmp_path).files()[1].path.unlink()
+    with pytest.raises(ChangeLogError, match="gap"):
+        ChangeLog(tmp_path).start()
+
+
+# --- what may come now --------------------------------------------------------------------------
+
+
+def test_messages_out_of_order_are_refused() -> None:
+    insert = encode(Insert(None, 1, TupleData.join(b"t", [b"1"])))
+    begin, commit = encode(Begin(Lsn(0x2000), 0, 1)), encode(Commit(Lsn(0x2000), Lsn(0x2100), 0))
+    for messages in ([insert], [commit], [begin, begin], [begin, insert], [encode(relation(1))]):
+        builder = BlockBuilder(START)
+        with pytest.raises(ProtocolError):  # noqa: PT012 - which of them is refused is not the point
+            for message in messages:
+                builder.add(message)
+    with pytest.raises(ProtocolError, match="came again"):
+        BlockBuilder(Lsn(0x2001)).add(begin)
+
+
+def test_messages_outside_of_transactions_are_left_out() -> None:
+    builder = BlockBuilder(START)
+    builder.add(encode(LogicalMessage(None, False, Lsn(0x2000), "p", b"x")))
+    assert builder.take() == []
