@@ -15,6 +15,7 @@ from sqlalchemy import (
     Column,
     DateTime,
     ForeignKey,
+    ForeignKeyConstraint,
     Identity,
     Index,
     Integer,
@@ -96,6 +97,7 @@ subscription = Table(
     Column("subconflictpolicy", Text, nullable=False, server_default=text("''")),
     Column("subconflicthistory", Text, nullable=False, server_default=text("'decided'")),  # or all, none
     Column("subconflictrows", Boolean, nullable=False, server_default=text("false")),
+    Column("subcopyengine", Text, nullable=False, server_default=text("'auto'")),  # or asyncio, spark
 )
 
 subscription_rel = Table(
@@ -206,4 +208,41 @@ conflict_history = Table(
     Column("remote_row", JSONB),
     Index("conflict_history_subid_detected_idx", "subid", "detected"),
     Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
+)
+
+bulk_copy = Table(
+    "bulk_copy",
+    metadata,
+    Column("copyid", BigInteger, Identity(always=True), primary_key=True),
+    Column("subid", OID, ForeignKey("subscriber.subscription.subid", ondelete="CASCADE"), nullable=False, unique=True),
+    Column("lsn", PgLsn, nullable=False),  # of the snapshot
+)
+
+bulk_copy_rel = Table(
+    "bulk_copy_rel",
+    metadata,
+    Column("copyid", BigInteger, ForeignKey("subscriber.bulk_copy.copyid", ondelete="CASCADE"), primary_key=True),
+    Column("relid", OID, primary_key=True, autoincrement=False),
+    Column("parts", Integer, nullable=False),
+)
+
+copy_done = Table(
+    "copy_done",
+    metadata,
+    Column("copyid", BigInteger, primary_key=True, autoincrement=False),
+    Column("relid", OID, primary_key=True, autoincrement=False),
+    Column("part", Integer, primary_key=True, autoincrement=False),
+    Column("rows", BigInteger),
+    Column("bytes", BigInteger),
+    ForeignKeyConstraint(
+        ["copyid", "relid"], ["subscriber.bulk_copy_rel.copyid", "subscriber.bulk_copy_rel.relid"], ondelete="CASCADE"
+    ),
+)
+
+hold = Table(
+    "hold",
+    metadata,
+    _subscription_column(),
+    Column("stop_at", PgLsn, nullable=False),
+    Column("held_at", PgLsn),
 )
