@@ -11,6 +11,8 @@
     ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
     │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
     │   └── PublisherReplaced  another cluster, or one behind our progress, answers at that address
+    ├── SpoolError           a file of the spool cannot be made, read or written: repair the folder
+    │   └── SpoolFull        no room for a streamed transaction: more disk, a higher limit, or streaming = off
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
         ├── ConflictError    a row of the target is in the way of a change
@@ -123,6 +125,18 @@ class StaleCatalog(SubscriberError):
     """A statement has changed the subscription while a worker was starting."""
 
     sqlstate = "40001"
+
+
+class SpoolError(SubscriberError):
+    """A file of the spool, or its folder, cannot be made, read or written."""
+
+    sqlstate = "58030"
+
+
+class SpoolFull(SpoolError):
+    """The spool has no room for the rest of a streamed transaction: its limit, or the disk."""
+
+    sqlstate = "53100"
 
 
 class ApplyError(SubscriberError):

@@ -1,0 +1,115 @@
+"""One worker's folder of the spool, and its files. Everything here blocks and belongs in a worker thread.
+
+Rows of the publisher lie here in the open, so nobody else may look: the folder is ours with mode 0700, the files
+with 0600. The folder may stand where others write, as under /tmp: a symbolic link in its place, or in
+a file's, is refused, and every file is reached through a descriptor of the folder, which nobody can swap.
+
+A file is opened for each piece that is read or written, of some 256 kB, and closed again: with thousands
+of transactions under way, none of them keeps a descriptor.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from itertools import takewhile
+from pathlib import Path
+
+from subscriber.errors import SpoolError
+
+_OURS = re.compile(r"\d+-[0-9a-f]{8}\.(changes|subxacts)")
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Folder:
+    """An open folder. All methods, and opening it, raise OSError as it comes."""
+
+    def __init__(self, path: Path) -> None:
+        """Open it; it is made if it is not there, with all that leads to it.
+
+        Raises SpoolError when it is a symbolic link, another user's, or open to others.
+        """
+        self.path = path
+        if path.is_symlink():
+            raise SpoolError(
+                f'spool folder "{path}" is a symbolic link',
+                hint="Name the folder itself, or remove the link.",
+                sqlstate="42501",
+            )
+        missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
+        for folder in reversed(missing):
+            folder.mkdir(0o700, exist_ok=True)
+        self._fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | _SAFE)
+        try:
+            _check(path, os.fstat(self._fd))
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def sweep(self) -> None:
+        """Remove the files of workers before this one; what is named otherwise is left alone."""
+        self.remove(*filter(_OURS.fullmatch, os.listdir(self._fd)))
+
+    def write(self, name: str, data: bytes | bytearray, at: int, *, new: bool) -> None:
+        """Put `data` at offset `at` of the file; a new one must not be there, any other must.
+
+        When it raises, some of the data may be in the file.
+        """
+        flags = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if new else 0)
+        with self._open(name, flags) as fd, memoryview(data) as view:
+            done = 0
+            while done < len(view):
+                done += os.pwrite(fd, view[done:], at + done)
+
+    def read(self, name: str, at: int, size: int) -> bytes:
+        """`size` bytes from offset `at` on; fewer where the file ends."""
+        with self._open(name, os.O_RDONLY) as fd:
+            data = os.pread(fd, size, at)
+            while len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
+                data += more
+        return data
+
+    def truncate(self, name: str, size: int) -> None:
+        with self._open(name, os.O_WRONLY) as fd:
+            os.ftruncate(fd, size)
+
+    def remove(self, *names: str) -> None:
+        """Remove files; one that is not there is no error."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                os.unlink(name, dir_fd=self._fd)
+
+    def leave(self, names: Iterable[str] = ()) -> None:
+        """Remove these files and the folder, as far as that goes, and let go of it."""
+        with suppress(OSError):
+            self.remove(*names)
+            os.rmdir(self.path)
+        os.close(self._fd)
+
+    @contextmanager
+    def _open(self, name: str, flags: int) -> Iterator[int]:
+        fd = os.open(name, flags | _SAFE, 0o600, dir_fd=self._fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
+
+def _check(path: Path, status: os.stat_result) -> None:
+    if status.st_uid != os.geteuid():
+        raise SpoolError(
+            f'spool folder "{path}" belongs to another user',
+            detail=f"It is owned by uid {status.st_uid}; this process runs as uid {os.geteuid()}.",
+            hint="Name another folder for the spool, or start as the user who owns it.",
+            sqlstate="42501",
+        )
+    if status.st_mode & 0o077:
+        raise SpoolError(
+            f'spool folder "{path}" has invalid permissions',
+            detail=f"Others may use it (mode {stat.S_IMODE(status.st_mode):04o}); it should be u=rwx (0700).",
+            hint="If nothing else is kept there, chmod 0700 it; else name another folder for the spool.",
+            sqlstate="42501",
+        )
