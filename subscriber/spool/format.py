@@ -13,13 +13,14 @@ from __future__ import annotations
 import struct
 
 HEADER = struct.Struct(">II")
+HEADER_SIZE = HEADER.size
 
 Record = tuple[int, int, bytes]  # offset, xid, message
 
 
 def end(record: Record) -> int:
     """The offset behind a record."""
-    return record[0] + HEADER.size + len(record[2])
+    return record[0] + HEADER_SIZE + len(record[2])
 
 
 def size_of_first(data: bytes) -> int:
@@ -27,17 +28,17 @@ def size_of_first(data: bytes) -> int:
 
     At least the size of a header, which is what it takes to know more.
     """
-    return HEADER.size + (HEADER.unpack_from(data)[0] if len(data) >= HEADER.size else 0)
+    return HEADER_SIZE + (HEADER.unpack_from(data)[0] if len(data) >= HEADER_SIZE else 0)
 
 
 def split(data: bytes, offset: int) -> list[Record]:
     """The whole records at the front of `data`, which lies at `offset` in its file; a rest is left out."""
     records: list[Record] = []
-    header, size = HEADER.unpack_from, HEADER.size
-    at, last = 0, len(data) - size
+    header = HEADER.unpack_from
+    at, last = 0, len(data) - HEADER_SIZE
     while at <= last:
         length, xid = header(data, at)
-        start = at + size
+        start = at + HEADER_SIZE
         stop = start + length
         if stop > len(data):
             break

@@ -5,15 +5,10 @@ a file with most of the index of where they begin (subxacts.py). Changes gather 
 has it written when it is full and at the end of each stream block. So all memory this takes is one
 buffer and at most some 90,000 index entries for each transaction under way.
 
-One task writes: append, write, rollback and remove are called by it alone, one after another. Others may
-read at the same time: a parallel apply worker follows the changes while they come, and a rollback may cut the
-file below where it reads. `cuts` counts the rollbacks that cut something. read() is for one value of `cuts` and
-ends when that has changed, before any record that the cut took away or that came after it. A follower:
-
-    async for records in transaction.read(position, cuts=cuts):     # ends: nothing more is written, or a cut
-        …                                                           # position = end(records[-1])
-    … on hearing of a rollback to offset `cut`:                     # when it comes to that message
-        cuts += 1; position = min(position, cut)                    # after ROLLBACK TO its savepoint
+One task writes: it alone calls append, write, pause, rollback and remove, one after another. Others may read
+at the same time: a parallel apply worker follows the changes while they come. A rollback may cut the file below
+where it reads; every read() that is under way ends then, before it gives anything that was cut off or that came
+after the cut. So whoever follows is told of the cut before anything more is written, and reads on from there.
 
 Killed at any moment — a file made and empty, half a record written, the changes cut and their index not yet, some
 files of a transaction removed and some not — the files mean nothing: none of what they hold has
@@ -139,6 +134,7 @@ class SpooledTransaction:
     __slots__ = (
         "_buffer",
         "_changes_file",
+        "_cuts",
         "_folder",
         "_index",
         "_last",
@@ -146,7 +142,6 @@ class SpooledTransaction:
         "_spool",
         "_subxacts_file",
         "changes",
-        "cuts",
         "started",
         "written",
         "xid",
@@ -157,7 +152,6 @@ class SpooledTransaction:
         self.xid = xid
         self.changes = 0  # records, buffered ones included
         self.written = 0  # bytes that may be read
-        self.cuts = 0  # rollbacks that took something away
         self.started = anyio.current_time()
         name = f"{xid}-{secrets.token_hex(4)}"
         self._changes_file, self._subxacts_file = f"{name}.changes", f"{name}.subxacts"
@@ -165,6 +159,7 @@ class SpooledTransaction:
         self._spool = spool
         self._folder = folder
         self._buffer = bytearray()
+        self._cuts = 0  # how often what a reader sees has been cut, or all of it thrown away
         self._last = xid  # who made the change before
         self._index = SubxactIndex()
 
@@ -197,7 +192,7 @@ class SpooledTransaction:
         self._last = xid
 
     async def write(self) -> None:
-        """Write out what is buffered. Called when append() says so, and at STREAM STOP; no file stays open.
+        """Write out what is buffered. Called when append() says so.
 
         Raises SpoolFull when the spool is over its limit or the disk is full, else SpoolError when it cannot.
         """
@@ -214,6 +209,10 @@ class SpooledTransaction:
             await self._put(self._subxacts_file, block, self._index.size)
             self._index.spilled()
 
+    async def pause(self) -> None:
+        """A stream block ends: write out the rest, so that this takes no buffer until the next block, and all can be read."""
+        await self.write()
+
     async def _put(self, file: str, data: bytes | bytearray, at: int) -> None:
         new = file not in self._made
         self._made.add(file)
@@ -227,7 +226,7 @@ class SpooledTransaction:
         """
         if subxid not in self._index:
             return None
-        self.cuts += 1
+        self._cuts += 1
         while (cut := self._index.cut(subxid)) is None:
             self._index.restore(await self._in_thread("read", self._subxacts_file, self._take_block))
         offset, self.changes = cut
@@ -250,24 +249,24 @@ class SpooledTransaction:
         folder.truncate(file, at)
         return block
 
-    def read(self, offset: int = 0, *, cuts: int | None = None) -> AsyncIterator[list[Record]]:
+    def read(self, offset: int = 0) -> AsyncIterator[list[Record]]:
         """The written records from `offset` on, where one begins, whole and in chunks of about BUFFER_SIZE bytes.
 
-        Ends when it has read all that is written by then, or when `self.cuts` is not `cuts` any more (None: what
-        it is now). Raises SpoolError when the file cannot be read, or is not as it was written.
+        Ends when it has read all that is written by then, and at the first rollback after this call that cuts anything
+        off. Raises SpoolError when the file cannot be read, or is not as it was written.
         """
-        return self._read(offset, self.cuts if cuts is None else cuts)
+        return self._read(offset, self._cuts)
 
     async def _read(self, offset: int, cuts: int) -> AsyncIterator[list[Record]]:
         file = self._changes_file
-        while self.cuts == cuts and offset < self.written:
+        while self._cuts == cuts and offset < self.written:
             try:
                 data = await self._in_thread("read", file, self._read_chunk, offset, self.written)
             except SpoolError:
-                if self.cuts == cuts:
+                if self._cuts == cuts:
                     raise
                 return
-            if self.cuts != cuts:  # while the thread read: who knows what it saw
+            if self._cuts != cuts:  # while the thread read: who knows what it saw
                 return
             records = split(data, offset)
             if not records:
@@ -291,7 +290,7 @@ class SpooledTransaction:
 
     def let_go(self) -> set[str]:
         """Have every reader end; the files to remove."""
-        self.cuts += 1
+        self._cuts += 1
         return self._made
 
     async def _in_thread(

@@ -1,0 +1,254 @@
+"""The archiver against a real publisher: what is confirmed is in the log, whatever ends in between."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import monotonic
+
+import anyio
+import pytest
+
+from subscriber.errors import PublisherError, SlotLost
+from subscriber.lsn import Lsn
+from subscriber.ops.demo_processes import Process
+from subscriber.ops.servers import Servers
+from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Truncate, Update
+from subscriber.spool.changelog import Change, ChangeLog, read
+from subscriber.spool.logwriter import ChangeLogWriter
+from subscriber.worker.archiver import Archiver
+from tests.plugins.fix_cluster import Database, fresh_database
+
+PUBLISHED = "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t"
+
+
+def changes(directory: Path, start: Lsn | None = None) -> list[Change]:
+    log = ChangeLog(directory)
+    pieces = log.pieces(log.start() if start is None else start, log.end())
+    return [change for piece in pieces for change in read(directory, piece)]
+
+
+def values(change: Change) -> list[bytes | None]:
+    assert isinstance(change.message, Insert | Update)
+    return change.message.new.split()[1]
+
+
+@asynccontextmanager
+async def archiving(source: Database, directory: Path, **options: int) -> AsyncIterator[ChangeLogWriter]:
+    """An archiver in this process while the block lasts; the writer that it uses."""
+    writer = ChangeLogWriter(directory, **options)
+    writer.open()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(Archiver(source.dsn(), "a", ["p"], writer).run)
+            with anyio.fail_after(10):
+                while writer.identity is None:
+                    await anyio.sleep(0.01)
+            yield writer
+            tasks.cancel_scope.cancel()
+    finally:
+        writer.close()
+
+
+async def archive_until_now(source: Database, directory: Path, **options: int) -> Lsn:
+    """Run an archiver until everything committed by now is stored; the position."""
+    now = Lsn.parse(await source.value("SELECT pg_current_wal_lsn()::text"))
+    writer = ChangeLogWriter(directory, **options)
+    writer.open()
+    try:
+        with anyio.fail_after(20):
+            await Archiver(source.dsn(), "a", ["p"], writer, now).run()
+    finally:
+        writer.close()
+    return now
+
+
+async def confirmed(source: Database, slot: str = "a") -> Lsn:
+    return Lsn.parse(
+        await source.value(f"SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE slot_name = '{slot}'")
+    )
+
+
+async def test_every_kind_of_change_is_stored_as_it_came(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    async with archiving(source_db, tmp_path):
+        pass
+    await source_db.execute(
+        "INSERT INTO t VALUES (1, repeat('x', 20000)), (2, NULL)",
+        "UPDATE t SET id = 3 WHERE id = 1; DELETE FROM t WHERE id = 2",
+        "BEGIN; INSERT INTO t VALUES (7, 'rolled back'); ROLLBACK",
+        "SELECT pg_logical_emit_message(true, 'prefix', 'content'), pg_logical_emit_message(false, 'not', 'stored')",
+        "BEGIN; INSERT INTO t VALUES (8, 'prepared'); PREPARE TRANSACTION 'archiver test'",
+        "COMMIT PREPARED 'archiver test'",
+        "TRUNCATE t",
+    )
+    now = await archive_until_now(source_db, tmp_path)
+    found = [change.message for change in changes(tmp_path)]
+    assert [type(message) for message in found] == [Insert, Insert, Update, Delete, LogicalMessage, Insert, Truncate]
+    insert, _, update, delete, message, *_ = found
+    assert isinstance(insert, Insert)
+    assert insert.new.split() == (b"tt", [b"1", b"x" * 20000])
+    assert isinstance(update, Update)
+    assert update.old_part is OldPart.KEY
+    assert update.new.split()[1][0] == b"3"
+    assert isinstance(delete, Delete)
+    assert isinstance(message, LogicalMessage)
+    assert (message.prefix, message.content) == ("prefix", b"content")
+    assert await confirmed(source_db) >= now
+
+
+async def test_what_is_confirmed_is_in_the_log(source_db: Database, tmp_path: Path) -> None:
+    """Also when nothing is published: the log's end says what the slot says."""
+    await source_db.execute(PUBLISHED, "CREATE TABLE other (i int)")
+    async with archiving(source_db, tmp_path) as writer:
+        for number in range(30):
+            await source_db.execute(f"INSERT INTO {'t' if number % 3 else 'other'} VALUES ({number})")
+            assert await confirmed(source_db) <= ChangeLog(tmp_path).end() == writer.position
+    await archive_until_now(source_db, tmp_path)
+    assert await confirmed(source_db) <= ChangeLog(tmp_path).end()
+
+
+async def test_a_publisher_that_shuts_down_need_not_wait(own_publisher: Database, tmp_path: Path) -> None:
+    source = own_publisher
+    await source.execute(PUBLISHED)
+    async with archiving(source, tmp_path):
+        await source.execute("INSERT INTO t VALUES (1)")
+        began = monotonic()
+        await source.server.stop()
+        assert monotonic() - began < 10
+        await source.server.start()
+        await source.execute("INSERT INTO t VALUES (2)")
+        with anyio.fail_after(20):
+            while len(changes(tmp_path)) < 2:
+                await anyio.sleep(0.05)
+    assert [values(change)[0] for change in changes(tmp_path)] == [b"1", b"2"]
+
+
+@pytest.fixture
+async def own_publisher(servers: Servers) -> AsyncIterator[Database]:
+    """A database on a publisher that only one test has."""
+    server = await servers.create("publisher")
+    await server.start()
+    async with fresh_database(server) as database:
+        yield database
+
+
+# --- slot and log must go together --------------------------------------------------------------
+
+
+async def test_a_slot_that_somebody_else_has_read_is_refused(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    await archive_until_now(source_db, tmp_path)
+    await source_db.execute("INSERT INTO t VALUES (1)", "SELECT pg_replication_slot_advance('a', pg_current_wal_lsn())")
+    with pytest.raises(SlotLost, match="changes are missing"):
+        await archive_until_now(source_db, tmp_path)
+
+
+async def test_a_slot_that_is_gone_is_not_made_again(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    await archive_until_now(source_db, tmp_path)
+    await source_db.execute("SELECT pg_drop_replication_slot('a')", "INSERT INTO t VALUES (1)")
+    with pytest.raises(SlotLost, match="does not exist any more"):
+        await archive_until_now(source_db, tmp_path)
+
+
+async def test_a_log_is_of_one_slot_and_its_publications(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED, "CREATE PUBLICATION q")
+    await archive_until_now(source_db, tmp_path)
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    with pytest.raises(PublisherError, match="other publications"):
+        await Archiver(source_db.dsn(), "a", ["p", "q"], writer).run()
+    writer.close()
+
+
+async def test_a_slot_with_two_phase_is_refused(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED, "SELECT pg_create_logical_replication_slot('a', 'pgoutput', false, true)")
+    with pytest.raises(PublisherError, match="two_phase"):
+        await archive_until_now(source_db, tmp_path)
+
+
+# --- the command, and its ends ------------------------------------------------------------------
+
+
+class Command(Process):
+    """`subscriber archive` with tiny segments."""
+
+    def __init__(self, source: Database, directory: Path) -> None:
+        where = ["--source", source.dsn(), "--slot", "a", "-p", "p", "--directory", str(directory / "log")]
+        options = ["--segment-size", "1", "--segment-age", "1", "--log-format", "postgres"]
+        super().__init__("archive", [sys.executable, "-m", "subscriber", "archive", *where, *options], directory)
+
+
+@pytest.fixture
+def command(source_db: Database, tmp_path: Path) -> Iterator[Command]:
+    command = Command(source_db, tmp_path)
+    yield command
+    if command._process is not None:
+        command._process.kill()
+
+
+async def wait_for_log(directory: Path) -> None:
+    with anyio.fail_after(20):
+        while not (directory / "log.json").exists():
+            await anyio.sleep(0.02)
+
+
+KEEP_WRITING = """
+CREATE PROCEDURE keep_writing(n int) LANGUAGE plpgsql AS $$
+BEGIN
+    FOR i IN 1..n LOOP
+        INSERT INTO t SELECT i * 1000 + j, repeat(md5(i::text), 1 + i % 50) FROM generate_series(1, 1 + i % 20) j;
+        IF i % 10 = 0 THEN ROLLBACK; ELSE COMMIT; END IF;
+    END LOOP;
+END $$
+"""
+
+
+@pytest.mark.parametrize("kills", [6, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
+async def test_killed_at_random_the_log_has_everything_once(
+    source_db: Database, tmp_path: Path, command: Command, kills: int
+) -> None:
+    await source_db.execute(PUBLISHED, KEEP_WRITING)
+    command.start()
+    await wait_for_log(tmp_path / "log")
+    chance = random.Random(kills)
+
+    async def write() -> None:
+        await source_db.execute(f"CALL keep_writing({kills * 500})")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        for _ in range(kills):
+            await anyio.sleep(chance.uniform(0.3, 0.9))
+            await command.kill9()
+            command.start()
+    expected = await source_db.rows("SELECT id, note FROM t ORDER BY id")
+    await command.kill9()
+    await archive_until_now(source_db, tmp_path / "log")
+    found = [values(change) for change in changes(tmp_path / "log")]
+    assert [(int(row[0] or 0), (row[1] or b"").decode()) for row in found] == expected
+    assert len(ChangeLog(tmp_path / "log").files()) > 1
+
+
+async def test_it_ends_on_sigterm_and_tells_what_it_has(source_db: Database, tmp_path: Path, command: Command) -> None:
+    await source_db.execute(PUBLISHED)
+    command.start()
+    await wait_for_log(tmp_path / "log")
+    await source_db.execute("INSERT INTO t VALUES (1)")
+    await source_db.wait_for("SELECT active FROM pg_replication_slots")
+    began = monotonic()
+    assert command._process is not None
+    command._process.send_signal(signal.SIGTERM)
+    assert await command.wait() == 0, command.last_lines()
+    assert monotonic() - began < 5
+    info = [sys.executable, "-m", "subscriber", "archive", "--info", "--json", "--directory", str(tmp_path / "log")]
+    found = json.loads(subprocess.run(info, check=True, capture_output=True).stdout)
+    assert Lsn.parse(found["end"]) >= Lsn.parse(found["start"])
+    assert found["slot"] == "a"
