@@ -210,7 +210,7 @@ class SpooledTransaction:
             self._index.spilled()
 
     async def pause(self) -> None:
-        """A stream block ends: write out the rest, so that this takes no buffer until the next block, and all can be read."""
+        """A stream block ends: write out the rest. A reader has all of it then, and nothing waits in memory."""
         await self.write()
 
     async def _put(self, file: str, data: bytes | bytearray, at: int) -> None:
