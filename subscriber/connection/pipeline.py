@@ -7,13 +7,17 @@ unless settle() is called: with 20 ms between us and the server, 10,000 statemen
 The first error is the last. The server skips everything up to the next Sync, but what comes after that
 Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
 (target/progress.py says how ours are), and the pipeline refuses to be used once an error has come back.
+
+An attempt is the exception: while `attempting` is set, statements may fail without that being the end. The first
+error is kept in `refused`, and nothing is called for what the server skips after it; whoever attempts has to
+see to it that nothing else is sent before recover() has been awaited.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -28,7 +32,7 @@ Rows = list[tuple[str | None, ...]]
 OnResult = Callable[[object, str, Rows], None]
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Pending:
     """One answer that is to come. `sync` is called at ReadyForQuery; the others at CommandComplete."""
 
@@ -37,6 +41,8 @@ class _Pending:
     on_result: OnResult | None = None
     on_sync: Callable[[], None] | None = None
     is_sync: bool = False
+    is_attempt: bool = False
+    prepares: str | None = None  # the statement that this answer says is prepared
 
 
 class Pipeline:
@@ -44,6 +50,11 @@ class Pipeline:
         self.session = session
         self.error: SubscriberError | None = None
         self.failed_note: object = None  # the note of the statement that failed
+        self.attempting = False  # what is queued now may fail
+        self.refused: SubscriberError | None = None  # the error of an attempt, until recover()
+        self.refused_note: object = None
+        self.on_refused: Callable[[], None] = lambda: None
+        self._skipping = False  # the server skips everything up to the next Sync
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._names: OrderedDict[str, bytes] = OrderedDict()
         self._serial = 0
@@ -78,16 +89,28 @@ class Pipeline:
         if self.error is not None:
             raise self.error
         self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
-        self._pending.append(_Pending(note, expect, on_result))
+        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
+
+    def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
+        """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
+        self.execute(sql, note=note)
+        for chunk in chunks:
+            self._send(wire.copy_data(chunk))
+        self._send(wire.COPY_DONE)
 
     def execute_once(self, sql: str, *, note: object = None) -> None:
         """Queue a statement without parameters that will not come again, and is not kept prepared."""
         if self.error is not None:
             raise self.error
         self._send(wire.parse(b"", sql))
-        self._pending.append(_Pending(note))
+        self._pending.append(_Pending(note, is_attempt=self.attempting))
         self._send(wire.bind_execute(b"", wire.ALL_TEXT, b"\0\0"))
-        self._pending.append(_Pending(note))
+        self._pending.append(_Pending(note, is_attempt=self.attempting))
+
+    def ask(self) -> None:
+        """Have the server send what answers there are, without ending anything as a Sync would."""
+        self._send(wire.FLUSH)
+        self.flush()
 
     def sync(self, on_sync: Callable[[], None] | None = None) -> None:
         """Queue a Sync; `on_sync` is called when all before it has succeeded.
@@ -98,7 +121,7 @@ class Pipeline:
         if self.error is not None:
             raise self.error
         self._send(wire.SYNC)
-        self._pending.append(_Pending(on_sync=on_sync, is_sync=True))
+        self._pending.append(_Pending(on_sync=on_sync, is_sync=True, is_attempt=self.attempting))
         if not self._flush_is_due:
             self._flush_is_due = True
             asyncio.get_running_loop().call_soon(self._flush_now)
@@ -129,6 +152,16 @@ class Pipeline:
         if self.error is not None:
             raise self.error
 
+    async def recover(self) -> tuple[SubscriberError | None, object]:
+        """After an attempt was refused: wait until the server skips nothing any more; the error and its note.
+
+        The session's transaction is as the error has left it.
+        """
+        await self.settle()
+        error, note = self.refused, self.refused_note
+        self.refused = self.refused_note = None
+        return error, note
+
     async def rows(self, sql: str, *values: str | None) -> Rows:
         """Run one statement with text parameters and wait for its rows."""
         result: Rows = []
@@ -148,6 +181,11 @@ class Pipeline:
         """Whether every answer is back and was none of an error."""
         return not self._pending and self.error is None
 
+    @property
+    def waits_for(self) -> object:
+        """Stands for the next answer that is to come; None: every answer is back. The same object: none has come."""
+        return self._pending[0] if self._pending else None
+
     def _name(self, sql: str, note: object) -> bytes:
         name = self._names.get(sql)
         if name is not None:
@@ -157,11 +195,11 @@ class Pipeline:
         name = b"s%d" % self._serial
         self._names[sql] = name
         self._send(wire.parse(name, sql))
-        self._pending.append(_Pending(note))
+        self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=sql))
         if len(self._names) > STATEMENTS:
             _, oldest = self._names.popitem(last=False)
             self._send(wire.close_statement(oldest))
-            self._pending.append(_Pending(note))
+            self._pending.append(_Pending(note, is_attempt=self.attempting))
         return name
 
     def _send(self, data: bytes) -> None:
@@ -183,14 +221,33 @@ class Pipeline:
         elif kind in "C13I":
             self._answered(self._pending.popleft(), body)
         elif kind == "Z":
+            if self._skipping:
+                self._skip()
             done = self._pending.popleft()
-            if done.on_sync is not None:
+            if done.on_sync is not None and not self._skipping:
                 done.on_sync()
+            self._skipping = False
             if not self._pending and self._settled is not None and not self._settled.done():
                 self._settled.set_result(None)
+        elif kind == "E" and self._pending and self._pending[0].is_attempt:
+            self._refuse(ServerError(wire.read_fields(body)))
         elif kind == "E":
             self.failed_note = self._pending[0].note if self._pending else None
             self._fail(ServerError(wire.read_fields(body)))
+
+    def _refuse(self, error: ServerError) -> None:
+        self._skipping = True
+        self._rows = []
+        if self.refused is None:
+            self.refused, self.refused_note = error, self._pending[0].note
+            self.on_refused()
+
+    def _skip(self) -> None:
+        """Drop what the server has not looked at; statements that it was to prepare are not."""
+        while not self._pending[0].is_sync:
+            skipped = self._pending.popleft()
+            if skipped.prepares is not None:
+                self._names.pop(skipped.prepares, None)
 
     def _answered(self, pending: _Pending, body: bytes) -> None:
         rows, self._rows = self._rows, []
