@@ -13,7 +13,7 @@ from typing import assert_never
 
 import asyncpg
 
-from subscriber.catalog import contact, privileges, store, workers
+from subscriber.catalog import contact, privileges, store, two_phase
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.create import create_subscription
 from subscriber.catalog.drop import drop_subscription
@@ -26,7 +26,6 @@ from subscriber.catalog.options import (
     check_publications,
     merge_publications,
     parse_options,
-    refuse_unsupported,
 )
 from subscriber.catalog.refresh import refresh
 from subscriber.catalog.statements import (
@@ -61,7 +60,7 @@ FORGET_PUBLISHER = "UPDATE subscriber.progress SET system_id = NULL WHERE subid 
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
-# Option -> the column it is stored in and the type its value is sent as. two_phase is not among them: see _set_options.
+# Option -> the column it is stored in and the type its value is sent as. Not two_phase, which has states.
 COLUMNS = {
     "slot_name": ("subslotname", "text::name"),
     "synchronous_commit": ("subsynccommit", "text"),
@@ -223,9 +222,11 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
 
 
 async def _set_options(altering: _Altering, subscription: Subscription, options: Options) -> None:
-    """SET (…): the catalog first; then, as no rollback undoes that, the slot on the publisher."""
+    """SET (…): the catalog first; then, as no rollback undoes that, the slot on the publisher.
+
+    Two options are the slot's too. The worker itself switches two_phase on, when it may, so only false is set here.
+    """
     connection, specified = altering.connection, options.specified
-    refuse_unsupported(options)
     if "slot_name" in specified and options.slot_name is None and subscription.enabled:
         message = "cannot set slot_name = NONE for enabled subscription"
         raise StatementError(message, sqlstate=PREREQUISITE_STATE)
@@ -234,13 +235,12 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         if not who.is_superuser:
             raise privileges.password_required_error()
     if "two_phase" in specified:
-        _check_slot_option(altering, subscription, "two_phase")
-        if "slot_name" in specified:
+        _check_slot_option(altering, subscription, "two_phase", slot_too=not options.two_phase)
+        if "slot_name" in specified and not options.two_phase:
             raise StatementError('"slot_name" and "two_phase" cannot be altered at the same time')
-        await workers.check_none_is_running(connection, subscription.oid)
-        await store.set_two_phase_state(connection, subscription.oid, TwoPhaseState.DISABLED)
+        await two_phase.change(connection, subscription, wanted=options.two_phase)
     if "failover" in specified:
-        _check_slot_option(altering, subscription, "failover")
+        _check_slot_option(altering, subscription, "failover", slot_too=True)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required
     columns = [name for name in COLUMNS if name in specified and not (name == "password_required" and unchanged)]
@@ -249,21 +249,23 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         values = [getattr(options, name) for name in columns]
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
-    if specified & {"failover", "two_phase"} and subscription.slot_name is not None:
+    failover = options.failover if "failover" in specified else None
+    no_two_phase = "two_phase" in specified and not options.two_phase
+    if (no_two_phase or failover is not None) and subscription.slot_name is not None:
         password = contact.must_use_password(subscription)
         async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
             await publisher.alter_slot(
-                subscription.slot_name,
-                failover=options.failover if "failover" in specified else None,
-                two_phase=options.two_phase if "two_phase" in specified else None,
+                subscription.slot_name, failover=failover, two_phase=False if no_two_phase else None
             )
 
 
-def _check_slot_option(altering: _Altering, subscription: Subscription, option: str) -> None:
-    """For options that are the slot's too, which cannot be changed while somebody reads from it."""
+def _check_slot_option(altering: _Altering, subscription: Subscription, option: str, *, slot_too: bool) -> None:
+    """For options of the slot, which cannot be changed while somebody reads from it; `slot_too`: not only here."""
     if subscription.enabled:
         message = f'cannot set option "{option}" for enabled subscription'
         raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+    if not slot_too:
+        return
     if subscription.slot_name is None:
         message = f'cannot set option "{option}" for a subscription that does not have a slot name'
         raise StatementError(message, sqlstate=PREREQUISITE_STATE)

@@ -8,18 +8,19 @@ import asyncpg
 
 from subscriber.catalog import contact, origins, privileges, refresh, store
 from subscriber.catalog.contact import Notice
-from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options, refuse_unsupported
+from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options
 from subscriber.catalog.statements import CreateSubscription
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.source.publisher import Publisher
+from subscriber.subscription import TwoPhaseState
 
 INSERT = """
 INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
        subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
        suborigin, subfailover)
-VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", 'd', $10, $11, $12, $13,
-       $14)
+VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
+       $12, $13, $14, $15)
 RETURNING subid
 """
 
@@ -27,7 +28,6 @@ RETURNING subid
 async def create_subscription(connection: asyncpg.Connection, statement: CreateSubscription, notice: Notice) -> None:
     """Everything or nothing: the slot is created last, and dropped again if the catalog's commit fails."""
     options = parse_options(statement.options, FOR_CREATE)
-    refuse_unsupported(options)
     if options.create_slot and connection.is_in_transaction():
         what = "CREATE SUBSCRIPTION ... WITH (create_slot = true)"
         raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
@@ -80,6 +80,7 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 list(statement.publications),
                 options.binary,
                 options.streaming.value,
+                (TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED).value,
                 options.disable_on_error,
                 options.password_required,
                 options.run_as_owner,
@@ -102,9 +103,9 @@ class _Slot:
         self.publisher: Publisher | None = None  # set once the slot is there
         self.committing = False
 
-    async def create(self, publisher: Publisher, notice: Notice, *, failover: bool) -> None:
+    async def create(self, publisher: Publisher, notice: Notice, *, two_phase: bool, failover: bool) -> None:
         assert self.name is not None
-        await publisher.create_slot(self.name, snapshot="nothing", failover=failover)
+        await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
         self.publisher = publisher
         notice("NOTICE", f'created replication slot "{self.name}" on publisher', None, None)
 
@@ -142,8 +143,13 @@ async def _ask_publisher(
     await contact.warn_of_missing_publications(publisher, statement.publications, notice)
     if options.copy_data and options.origin.lower() == "none":
         await contact.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
-    await refresh.add_tables(connection, subid, publisher, statement.publications, copy_data=options.copy_data)
+    tables = await refresh.add_tables(connection, subid, publisher, statement.publications, copy_data=options.copy_data)
     identity = await publisher.identify_system()
     await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0), str(identity.systemid))
     if options.create_slot:
-        await slot.create(publisher, notice, failover=options.failover)
+        # With tables to be copied, the worker enables it when they are ready: what is prepared while a table is
+        # copied could be lost between two slots. Without any table it waits too, so that REFRESH may copy some.
+        two_phase = options.two_phase and not options.copy_data and bool(tables)
+        if two_phase:
+            await store.set_two_phase_state(connection, subid, TwoPhaseState.ENABLED)
+        await slot.create(publisher, notice, two_phase=two_phase, failover=options.failover)

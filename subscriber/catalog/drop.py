@@ -4,6 +4,9 @@ The workers must be gone before their origins and slots can be dropped, and they
 subscription is disabled first, in a transaction of its own. If the rest fails, most often because the publisher does
 not answer, it is enabled again. Where that cannot be, they are ended at once: inside a transaction block, which nobody
 else sees into, and for an owner who may drop the subscription but not change it.
+
+Transactions that are prepared here stay so, as PostgreSQL's do, for somebody who knows what became of them on the
+publisher: COMMIT PREPARED and ROLLBACK PREPARED 'pg_gid_<subid>_<xid>'.
 """
 
 from __future__ import annotations
@@ -54,10 +57,10 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     subid, slot_name = subscription.oid, subscription.slot_name
     await workers.hold_apply_worker(connection, subid)
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
-    for relid in unfinished:
-        await origins.drop_origin(connection, origins.table_sync_origin(subid, relid), missing_ok=True)
-    await origins.drop_origin(connection, origins.apply_origin(subid), missing_ok=True)
+    for origin in await origins.find_origins(connection, subid):
+        await origins.drop_origin(connection, origin, missing_ok=True)
     identifier = await contact.system_identifier(connection)
+    await store.forget_prepared(connection, subid)
     await connection.execute(DELETE, subid)
     if slot_name is None and not unfinished:
         return

@@ -9,6 +9,7 @@ ended, and a lock that can be taken proves that no such worker is alive.
     LAUNCHER, -1       whoever is creating or upgrading schema "subscriber" (OIDs never give -1: see below)
     subid, relid       the worker that synchronizes that target table for that subscription; subids are above
                        3500000000, negative as int4, so these pairs never meet the others
+    subid, number      a parallel apply worker of that subscription, from 1: no table's OID is below 16384
 
 A worker reads its subscription, or its table's state, only after it has its lock: a DROP SUBSCRIPTION or REFRESH
 PUBLICATION that is under way holds the same lock, and when it lets go there may be nothing left to do.
@@ -42,6 +43,11 @@ def apply_worker_key(subid: int) -> tuple[int, int]:
 def table_sync_key(subid: int, relid: int) -> tuple[int, int]:
     """Held by the worker that synchronizes target table `relid` for `subid`, on its target session."""
     return int4(subid), int4(relid)
+
+
+def parallel_apply_key(subid: int, number: int) -> tuple[int, int]:
+    """Held by parallel apply worker `number` of `subid`, counted from 1, on its target session."""
+    return int4(subid), number
 
 
 LOCK = "SELECT pg_catalog.pg_advisory_lock($1::int4, $2::int4)"
@@ -87,5 +93,8 @@ async def holder(connection: asyncpg.Connection, key: tuple[int, int]) -> int | 
 
 
 async def workers(connection: asyncpg.Connection, subid: int) -> dict[int, int]:
-    """Backend pids of the subscription's living workers, by the relid they synchronize; 0 is the apply worker."""
+    """Backend pids of the subscription's living workers, by the relid they synchronize.
+
+    0 is the apply worker, and below 16384 are the numbers of parallel apply workers.
+    """
     return {row[0]: row[1] for row in await connection.fetch(WORKERS, subid)}

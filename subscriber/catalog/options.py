@@ -81,17 +81,6 @@ def parse_options(options: Iterable[Option], supported: frozenset[str]) -> Optio
     return parsed
 
 
-def refuse_unsupported(options: Options) -> None:
-    """Refuse by name what this program cannot do yet, rather than do something else in silence."""
-    if options.two_phase:
-        raise StatementError(
-            'subscription option "two_phase" is not supported yet',
-            detail="Prepared transactions are replicated when they are committed.",
-            hint="Leave the option out, or set it to false.",
-            sqlstate="0A000",
-        )
-
-
 def _exclusive(one: str, other: str) -> StatementError:
     return StatementError(f"{one} and {other} are mutually exclusive options")
 

@@ -1,5 +1,8 @@
 """Replication origins on the target, named as PostgreSQL names its own: `pg_<subid>` and `pg_<subid>_<relid>`.
 
+An origin belongs to one session at a time, so parallel apply workers have theirs, `pg_<subid>_<n>` with n from 1:
+no table's OID is below 16384.
+
 pg_replication_origin_create() refuses names that begin with "pg_". So an origin is created under a name of
 its own and renamed by an UPDATE of the system catalog, which superusers may do. Function
 subscriber.create_origin(), made by the migrations with their owner's rights, does both in one transaction,
@@ -10,6 +13,10 @@ from __future__ import annotations
 
 import asyncpg
 
+ALL = """
+SELECT o.roname FROM pg_catalog.pg_replication_origin o
+ WHERE o.roname ~ ('^pg_' || $1::oid || '(_[0-9]+)?$') ORDER BY length(o.roname), o.roname
+"""
 CREATE = "SELECT subscriber.create_origin($1::text)"
 DROP = "SELECT subscriber.drop_origin($1::text)"
 
@@ -22,6 +29,11 @@ def apply_origin(subid: int) -> str:
 def table_sync_origin(subid: int, relid: int) -> str:
     """The origin of the worker that synchronizes target table `relid`."""
     return f"pg_{subid}_{relid}"
+
+
+def parallel_apply_origin(subid: int, number: int) -> str:
+    """The origin of a parallel apply worker; `number` counts a subscription's from 1."""
+    return f"pg_{subid}_{number}"
 
 
 def table_sync_slot(subid: int, relid: int, system_identifier: int) -> str:
@@ -37,6 +49,11 @@ async def create_origin(connection: asyncpg.Connection, name: str) -> int:
     """
     origin: int = await connection.fetchval(CREATE, name)
     return origin
+
+
+async def find_origins(connection: asyncpg.Connection, subid: int) -> list[str]:
+    """Names of all origins there are of the subscription: of its workers that live, and of those that are gone."""
+    return [row["roname"] for row in await connection.fetch(ALL, subid)]
 
 
 async def drop_origin(connection: asyncpg.Connection, name: str, missing_ok: bool = False) -> bool:

@@ -35,6 +35,20 @@ CLEAR_SKIP_LSN = """
 UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
 """
 SET_TWO_PHASE_STATE = 'UPDATE subscriber.subscription SET subtwophasestate = $2::text::"char" WHERE subid = $1'
+# Two statements: the second sees what a REFRESH PUBLICATION added for which the first had to wait.
+LOCK_TWO_PHASE_STATE = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
+ENABLE_TWO_PHASE = """
+UPDATE subscriber.subscription s SET subtwophasestate = 'e' WHERE s.subid = $1 AND s.subtwophasestate = 'p'
+   AND EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid)
+   AND NOT EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid AND r.srsubstate <> 'r')
+"""
+# The database's own: other databases of the cluster have other subscriptions.
+PREPARED_HERE = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database()
+                  AND starts_with(x.gid, 'pg_gid_' || $1::oid || '_'))
+"""
+COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
+FORGET_PREPARED = "DELETE FROM subscriber.prepared WHERE subid = $1"
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
@@ -252,8 +266,37 @@ async def clear_skip_lsn(connection: asyncpg.Connection, subid: int, skipped: Ls
 
 
 async def set_two_phase_state(connection: asyncpg.Connection, subid: int, state: TwoPhaseState) -> None:
-    """Pending becomes enabled once all tables are ready."""
+    """What a statement or a worker found it to be."""
     await connection.execute(SET_TWO_PHASE_STATE, subid, state.value)
+
+
+async def enable_two_phase(connection: asyncpg.Connection, subid: int) -> bool:
+    """Pending becomes enabled, if there are tables and all of them are ready; whether that is so.
+
+    To be asked before the stream is started with two_phase, which cannot be taken back: a REFRESH PUBLICATION may be
+    adding a table at this moment. A worker that is killed in between finds it enabled, and starts the stream so.
+    """
+    async with connection.transaction():
+        await connection.execute(LOCK_TWO_PHASE_STATE, subid)
+        return await connection.execute(ENABLE_TWO_PHASE, subid) == "UPDATE 1"
+
+
+async def has_prepared_transactions(connection: asyncpg.Connection, subid: int) -> bool:
+    """Whether a transaction of the subscription is prepared on the target, `pg_gid_<subid>_<xid>`."""
+    return bool(await connection.fetchval(PREPARED_HERE, subid))
+
+
+async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> bool:
+    """Whether a prepared transaction was committed on the target and progress does not know yet.
+
+    The worker was killed in between, or somebody committed it by hand.
+    """
+    return bool(await connection.fetchval(COMMITTED_AHEAD, subid))
+
+
+async def forget_prepared(connection: asyncpg.Connection, subid: int) -> None:
+    """Remove what is noted about prepared transactions; they themselves stay prepared."""
+    await connection.execute(FORGET_PREPARED, subid)
 
 
 def _relation_state(row: asyncpg.Record) -> RelationState:

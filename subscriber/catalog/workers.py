@@ -59,8 +59,13 @@ async def _hold(connection: asyncpg.Connection, subid: int, relid: int | None, k
 
 
 async def check_none_is_running(connection: asyncpg.Connection, subid: int) -> None:
-    """Raises StatementError (55000) while a worker of the subscription lives."""
-    if await locks.workers(connection, subid):
+    """Raises StatementError (55000) while a worker of the subscription lives.
+
+    Afterwards none can start until the transaction ends.
+    """
+    if await locks.workers(connection, subid) or not await connection.fetchval(
+        locks.TRY_LOCK_FOR_TRANSACTION, *locks.apply_worker_key(subid)
+    ):
         raise StatementError(
             'cannot alter "two_phase" when logical replication worker is still running',
             hint="Try again after some time.",

@@ -95,6 +95,8 @@ async def test_create_without_connection(database: asyncpg.Connection) -> None:
         ("SET (password_required = false)", "subpasswordrequired", False),
         ("SET (run_as_owner)", "subrunasowner", True),
         ("SET (origin = none)", "suborigin", "none"),
+        ("SET (two_phase = true)", "subtwophasestate", b"p"),
+        ("SET (two_phase = true, slot_name = NONE)", "subtwophasestate", b"p"),
         ("SKIP (lsn = '0/12345')", "subskiplsn::text", "0/12345"),
         ("SKIP (lsn = NONE)", "subskiplsn::text", "0/0"),
         ("RENAME TO t; ALTER SUBSCRIPTION t RENAME TO s", "subname", "s"),
@@ -140,12 +142,6 @@ CREATE = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION p"
             "42710",
         ),
         (f"{CREATE} WITH (connect = false, refresh)", 'unrecognized subscription parameter: "refresh"', None, "42601"),
-        (
-            f"{CREATE} WITH (connect = false, two_phase)",
-            'subscription option "two_phase" is not supported yet',
-            "Leave the option out, or set it to false.",
-            "0A000",
-        ),
         (
             f"{S} CONNECTION 'foobar'",
             'invalid connection string syntax: missing "=" after "foobar" in connection info string',
@@ -253,7 +249,13 @@ async def test_another_connection_may_mean_another_publisher(database: asyncpg.C
         (CREATE, "CREATE SUBSCRIPTION ... WITH (create_slot = true)"),
         ("ALTER SUBSCRIPTION s SET PUBLICATION p", "ALTER SUBSCRIPTION with refresh"),
         ("ALTER SUBSCRIPTION s REFRESH PUBLICATION", "ALTER SUBSCRIPTION ... REFRESH"),
-        ("ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (failover)", "ALTER SUBSCRIPTION ... SET (failover)"),
+        *[
+            (
+                f"ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET ({change})",
+                f"ALTER SUBSCRIPTION ... SET ({option})",
+            )
+            for option, change in (("failover", "failover"), ("two_phase", "two_phase = false"))
+        ],
         ("DROP SUBSCRIPTION s", "DROP SUBSCRIPTION"),
     ],
 )

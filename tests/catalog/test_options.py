@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.catalog import options
-from subscriber.catalog.options import Options, merge_publications, parse_options, refuse_unsupported
+from subscriber.catalog.options import Options, merge_publications, parse_options
 from subscriber.catalog.statements import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -46,6 +46,8 @@ def test_defaults_are_postgresql_18s() -> None:
         ("synchronous_commit = 1", "synchronous_commit", "1"),
         ("origin = 'NONE'", "origin", "NONE"),
         ("origin = any", "origin", "any"),
+        ("two_phase", "two_phase", True),
+        ("two_phase = off, streaming = parallel", "two_phase", False),
         ("connect = false", "copy_data", False),
         ("connect = false", "enabled", False),
         ("connect = false, create_slot = false", "create_slot", False),
@@ -144,12 +146,6 @@ def test_positions_to_skip(text: str, message: str, sqlstate: str) -> None:
     with pytest.raises(StatementError) as caught:
         read(text, options.FOR_SKIP)
     assert (caught.value.message, caught.value.sqlstate) == (message, sqlstate)
-
-
-def test_two_phase_is_refused_by_name() -> None:
-    refuse_unsupported(read("two_phase = false"))
-    with pytest.raises(StatementError, match='"two_phase" is not supported yet'):
-        refuse_unsupported(read("two_phase"))
 
 
 @pytest.mark.parametrize(

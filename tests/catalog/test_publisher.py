@@ -223,18 +223,6 @@ async def test_failover_is_set_on_the_slot_too(
     assert not await database.fetchval("SELECT subfailover FROM subscriber.subscription")
 
 
-async def test_two_phase_of_a_slot_needs_the_worker_gone(
-    database: asyncpg.Connection, target_db: Database, conninfo: str
-) -> None:
-    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (enabled = false)")
-    worker = await target_db.connect()
-    await locks.lock(
-        worker, locks.apply_worker_key(await database.fetchval("SELECT subid FROM subscriber.subscription"))
-    )
-    error = await fails(database, "ALTER SUBSCRIPTION s SET (two_phase = false)")
-    assert error.message == 'cannot alter "two_phase" when logical replication worker is still running'
-
-
 @pytest.mark.parametrize("obedient", [True, False])
 async def test_workers_are_gone_before_anything_is_dropped(
     database: asyncpg.Connection,

@@ -1,0 +1,220 @@
+"""two_phase of a subscription: from pending to enabled and back, and what prepared transactions are in the way of."""
+
+from __future__ import annotations
+
+import anyio
+import asyncpg
+import pytest
+
+from subscriber.catalog import locks, origins, store
+from subscriber.catalog.commands import execute
+from subscriber.errors import ConnectionLost, StatementError
+from subscriber.subscription import TwoPhaseState
+from tests.plugins.fix_cluster import Database
+
+OFF = "ALTER SUBSCRIPTION s SET (two_phase = false)"
+EXIST = 'cannot disable "two_phase" when prepared transactions exist'
+RUNNING = 'cannot alter "two_phase" when logical replication worker is still running'
+SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = 's'"
+# What the apply worker writes inside a transaction that it prepares.
+NOTE = "INSERT INTO subscriber.prepared (subid, xid, committed, gid) VALUES ({subid}, 7, {committed}, '{gid}')"
+
+
+async def run(connection: asyncpg.Connection, sql: str) -> None:
+    await execute(connection, sql, notice=lambda *_: None)
+
+
+async def refused(connection: asyncpg.Connection, sql: str) -> StatementError:
+    with pytest.raises(StatementError) as caught:
+        await run(connection, sql)
+    return caught.value
+
+
+async def state_of(connection: asyncpg.Connection, subid: int) -> TwoPhaseState:
+    subscription = await store.load_subscription(connection, subid)
+    assert subscription is not None
+    return subscription.two_phase
+
+
+@pytest.fixture
+async def enabled(database: asyncpg.Connection, source_db: Database) -> int:
+    """A subscription "s" that is disabled, with two_phase enabled and one table; its OID."""
+    if await source_db.value("SELECT current_setting('server_version_num')::int") < 180000:
+        pytest.skip("needs a publisher that can alter two_phase of a slot")
+    await source_db.execute("CREATE TABLE a (i int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE a")
+    await database.execute("CREATE TABLE a (i int PRIMARY KEY)")
+    options = "two_phase, copy_data = false, enabled = false"
+    await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{source_db.dsn()}' PUBLICATION p WITH ({options})")
+    subid: int = await database.fetchval("SELECT subid FROM subscriber.subscription")
+    assert await state_of(database, subid) is TwoPhaseState.ENABLED
+    return subid
+
+
+# --- becoming enabled -----------------------------------------------------------------------------
+
+
+async def test_it_is_enabled_when_all_tables_are_ready(database: asyncpg.Connection, subid: int) -> None:
+    await store.set_two_phase_state(database, subid, TwoPhaseState.PENDING)
+    assert not await store.enable_two_phase(database, subid)  # no table yet
+    await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
+    a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
+    await store.add_relation(database, subid, a, "r")
+    await store.add_relation(database, subid, b, "s")
+    assert not await store.enable_two_phase(database, subid)
+    assert await state_of(database, subid) is TwoPhaseState.PENDING
+    await database.execute("DROP TABLE b")  # its row stays until the launcher removes it
+    assert await store.enable_two_phase(database, subid)
+    assert await state_of(database, subid) is TwoPhaseState.ENABLED
+    await store.set_two_phase_state(database, subid, TwoPhaseState.DISABLED)
+    assert not await store.enable_two_phase(database, subid)
+    assert await state_of(database, subid) is TwoPhaseState.DISABLED
+
+
+async def test_a_table_that_is_just_being_added_is_waited_for(
+    database: asyncpg.Connection, target_db: Database, subid: int
+) -> None:
+    await store.set_two_phase_state(database, subid, TwoPhaseState.PENDING)
+    await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
+    a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
+    await store.add_relation(database, subid, a, "r")
+    worker = await target_db.connect()
+    enabled: list[bool] = []
+
+    async def enable() -> None:
+        enabled.append(await store.enable_two_phase(worker, subid))
+
+    async with anyio.create_task_group() as tasks, database.transaction():  # what REFRESH PUBLICATION does
+        await database.execute("SELECT 1 FROM subscriber.subscription WHERE subid = $1 FOR NO KEY UPDATE", subid)
+        tasks.start_soon(enable)
+        blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
+        while not await database.fetchval(blocked, worker.get_server_pid()):
+            await anyio.sleep(0.01)
+        await store.add_relation(database, subid, b, "i")
+    assert enabled == [False]
+
+
+# --- being switched off ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("setting", ["true", "false"])
+async def test_no_worker_may_be_running(
+    database: asyncpg.Connection, target_db: Database, enabled: int, setting: str
+) -> None:
+    sql = f"ALTER SUBSCRIPTION s SET (two_phase = {setting})"
+    worker = await target_db.connect()
+    for key in (
+        locks.apply_worker_key(enabled),
+        locks.parallel_apply_key(enabled, 1),
+        locks.table_sync_key(enabled, 20000),
+    ):
+        await locks.lock(worker, key)
+        error = await refused(database, sql)
+        assert (error.message, error.hint, error.sqlstate) == (RUNNING, "Try again after some time.", "55000")
+        await locks.unlock(worker, key)
+    await run(database, sql)
+
+
+async def test_no_worker_starts_while_it_is_changed(
+    database: asyncpg.Connection, target_db: Database, enabled: int
+) -> None:
+    worker = await target_db.connect()
+    async with database.transaction():
+        await run(database, "ALTER SUBSCRIPTION s SET (two_phase = true)")
+        assert not await locks.try_lock(worker, locks.apply_worker_key(enabled))
+    assert await locks.try_lock(worker, locks.apply_worker_key(enabled))
+
+
+@pytest.mark.parametrize("pending", [False, True])
+async def test_prepared_transactions_must_be_over(
+    database: asyncpg.Connection, source_db: Database, enabled: int, pending: bool
+) -> None:
+    """Also when it is pending once more: they were prepared while it was enabled."""
+    if pending:
+        await run(database, "ALTER SUBSCRIPTION s SET (two_phase = true)")
+    gid = f"pg_gid_{enabled}_7"
+    note = NOTE.format(subid=enabled, committed=True, gid=gid)
+    await database.execute(f"BEGIN; {note}; PREPARE TRANSACTION '{gid}'")
+    error = await refused(database, OFF)
+    assert (error.message, error.hint) == (EXIST, "Resolve these transactions and try again.")
+
+    # Committed, but the worker does not know: its COMMIT PREPARED would find nothing, and the whole come again.
+    await database.execute(f"COMMIT PREPARED '{gid}'")
+    error = await refused(database, OFF)
+    assert (error.message, error.hint) == (EXIST, "Enable the subscription until it has, and try again.")
+    assert await source_db.value(SLOT) is True
+
+    # Rolled back by hand: what is noted beside it is in nobody's way, and goes.
+    await database.execute("UPDATE subscriber.prepared SET committed = false")
+    await run(database, OFF)
+    assert await state_of(database, enabled) is TwoPhaseState.DISABLED
+    assert await source_db.value(SLOT) is False
+    assert await database.fetchval("SELECT count(*) FROM subscriber.prepared") == 0
+
+
+async def test_transactions_of_others_are_in_nobodys_way(database: asyncpg.Connection, enabled: int) -> None:
+    gids = ["something", f"pg_gid_{enabled + 1}_7", f"pg_gid_{enabled}0_7"]
+    for number, gid in enumerate(gids):
+        await database.execute(f"BEGIN; INSERT INTO a VALUES ({number}); PREPARE TRANSACTION '{gid}'")
+    await run(database, OFF)
+    assert await state_of(database, enabled) is TwoPhaseState.DISABLED
+    for gid in gids:
+        await database.execute(f"ROLLBACK PREPARED '{gid}'")
+
+
+async def test_killed_between_the_slot_and_the_catalog(
+    database: asyncpg.Connection, target_db: Database, source_db: Database, enabled: int
+) -> None:
+    """The slot's two_phase is off already, the catalog's commit never came: the statement can be repeated."""
+    await database.execute("""
+        CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';
+        CREATE CONSTRAINT TRIGGER wait AFTER UPDATE ON subscriber.subscription DEFERRABLE INITIALLY DEFERRED
+        FOR EACH ROW EXECUTE FUNCTION wait()
+    """)
+    killed = await asyncpg.connect(target_db.dsn())
+
+    async def begin() -> None:
+        with pytest.raises(ConnectionLost):
+            await run(killed, OFF)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(begin)
+        await source_db.wait_for(SLOT, False)
+        await database.execute("SELECT pg_terminate_backend($1, 5000)", killed.get_server_pid())
+    assert await state_of(database, enabled) is TwoPhaseState.ENABLED
+    await database.execute("DROP TRIGGER wait ON subscriber.subscription")
+    await run(database, OFF)
+    assert await state_of(database, enabled) is TwoPhaseState.DISABLED
+
+
+# --- DROP SUBSCRIPTION ----------------------------------------------------------------------------
+
+
+async def test_dropping_leaves_prepared_transactions_and_waits_for_none(
+    database: asyncpg.Connection, enabled: int
+) -> None:
+    gid = f"pg_gid_{enabled}_7"
+    inside, beside = (NOTE.format(subid=enabled, committed=committed, gid=gid) for committed in (True, False))
+    await database.execute(f"BEGIN; INSERT INTO a VALUES (7); {inside}; PREPARE TRANSACTION '{gid}'")
+    await database.execute(beside)
+    with anyio.fail_after(10):
+        await run(database, "DROP SUBSCRIPTION s")
+    assert await database.fetchval("SELECT count(*) FROM subscriber.prepared") == 0
+    await database.execute(f"COMMIT PREPARED '{gid}'")
+    assert await database.fetchval("SELECT count(*) FROM a") == 1
+
+
+async def test_dropping_takes_parallel_apply_workers_along(
+    database: asyncpg.Connection, target_db: Database, enabled: int
+) -> None:
+    """One that hangs holds its lock and its origin; one is gone and left its origin."""
+    for number in (1, 2):
+        await origins.create_origin(database, origins.parallel_apply_origin(enabled, number))
+    assert await origins.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
+    worker = await target_db.connect()
+    await locks.lock(worker, locks.parallel_apply_key(enabled, 1))
+    await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{enabled}_1")
+    await run(database, "ALTER SUBSCRIPTION s SET (slot_name = NONE)")
+    async with database.transaction():  # where workers are not asked to go, but ended
+        await run(database, "DROP SUBSCRIPTION s")
+    assert worker.is_closed()
+    assert await origins.find_origins(database, enabled) == []
