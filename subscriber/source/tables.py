@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from subscriber.source import quoting
 
 
@@ -35,6 +36,12 @@ class PublishedTable:
     columns: tuple[PublishedColumn, ...]  # in the table's order, without those that are not published
     row_filters: tuple[str, ...]  # SQL; a row is published if one of them holds; empty: every row is
     total_bytes: int  # on disk with its partitions; an estimate of what a copy will read
+
+
+def as_relation(table: PublishedTable) -> Relation:
+    """The table as a RELATION message would describe it: the same mapping, the same errors."""
+    columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
+    return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
 
 
 def copy_statement(table: PublishedTable, *, binary: bool, server_version: int) -> str:

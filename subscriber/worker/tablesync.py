@@ -28,9 +28,8 @@ from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from subscriber.source.publisher import Publisher
-from subscriber.source.tables import PublishedTable, copies_binary, copy_statement
+from subscriber.source.tables import as_relation, copies_binary, copy_statement
 from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
 from subscriber.target import relations
@@ -245,12 +244,6 @@ class TableSync:
             event=f"tablesync.{what}",
             relation=f"{self.schema}.{self.table}",
         )
-
-
-def as_relation(table: PublishedTable) -> Relation:
-    """The table as a RELATION message would describe it: the same mapping, the same errors."""
-    columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
-    return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
 
 
 def copy_target(mapping: RelationMapping, binary: bool) -> str:

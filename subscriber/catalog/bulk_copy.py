@@ -1,0 +1,93 @@
+"""A copy of several tables from one snapshot by many executors, as the catalog knows it.
+
+There is at most one for each subscription. Its tables are in datasync while parts are missing and in finishedcopy
+after that; the group's progress, slot, origin and lock are those of one table synchronization, under the relid GROUP,
+which is no table's. Told at the head of pipeline/copy.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import asyncpg
+
+from subscriber.lsn import Lsn
+
+GROUP = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
+
+_BULK_COPY = """
+SELECT c.copyid, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
+         FILTER (WHERE r.relid IS NOT NULL), '{}') AS relids, coalesce(array_agg(r.parts ORDER BY r.relid)
+         FILTER (WHERE r.relid IS NOT NULL), '{}') AS parts
+  FROM subscriber.bulk_copy c LEFT JOIN subscriber.bulk_copy_rel r USING (copyid)
+ WHERE c.subid = $1 GROUP BY c.copyid, c.lsn
+"""
+_ADD = "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, $2::text::pg_lsn) RETURNING copyid"
+_ADD_TABLES = """
+INSERT INTO subscriber.bulk_copy_rel (copyid, relid, parts)
+SELECT $1, relid, parts FROM unnest($2::oid[], $3::int[]) AS t (relid, parts)
+"""
+# Waits for executors that are at work for it: the key they insert refers to these rows.
+_REMOVE_TABLE = "DELETE FROM subscriber.bulk_copy_rel WHERE copyid = $1 AND relid = $2"
+_REMOVE = "DELETE FROM subscriber.bulk_copy WHERE copyid = $1"
+_DONE = """
+SELECT d.relid::bigint AS relid, array_agg(d.part) AS parts, sum(d.rows)::bigint AS rows, sum(d.bytes)::bigint AS bytes
+  FROM subscriber.copy_done d WHERE d.copyid = $1 GROUP BY d.relid
+"""
+
+# For executors: no row comes back when the part has been copied already.
+CLAIM = """
+INSERT INTO subscriber.copy_done (copyid, relid, part) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING 1
+"""
+COPIED = "UPDATE subscriber.copy_done SET rows = $4, bytes = $5 WHERE copyid = $1 AND relid = $2 AND part = $3"
+
+
+@dataclass(frozen=True, slots=True)
+class BulkCopy:
+    """One row of `subscriber.bulk_copy`. `parts` says of each table, by its OID on the target, in how many it is."""
+
+    copyid: int
+    lsn: Lsn  # of the snapshot
+    parts: dict[int, int]
+
+
+@dataclass(slots=True)
+class Copied:
+    """What has been committed of one table."""
+
+    parts: set[int] = field(default_factory=set)
+    rows: int = 0
+    bytes: int = 0
+
+
+async def load(connection: asyncpg.Connection, subid: int) -> BulkCopy | None:
+    """None: the subscription has none."""
+    row = await connection.fetchrow(_BULK_COPY, subid)
+    if row is None:
+        return None
+    return BulkCopy(row["copyid"], Lsn.parse(row["lsn"]), dict(zip(row["relids"], row["parts"], strict=True)))
+
+
+async def add(connection: asyncpg.Connection, subid: int, lsn: Lsn, parts: dict[int, int]) -> int:
+    """Begin one; its number. `parts` as in BulkCopy."""
+    copyid: int = await connection.fetchval(_ADD, subid, str(lsn))
+    await connection.execute(_ADD_TABLES, copyid, list(parts), list(parts.values()))
+    return copyid
+
+
+async def remove_table(connection: asyncpg.Connection, copyid: int, relid: int) -> None:
+    """Take a table out, with its parts; waits for whoever is copying one, and nobody can begin another."""
+    await connection.execute(_REMOVE_TABLE, copyid, relid)
+
+
+async def remove(connection: asyncpg.Connection, copyid: int) -> None:
+    """All tables have been handed over, or it is to be done again."""
+    await connection.execute(_REMOVE, copyid)
+
+
+async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copied]:
+    """By the table's OID; tables of which nothing was copied yet are left out."""
+    return {
+        row["relid"]: Copied(set(row["parts"]), row["rows"] or 0, row["bytes"] or 0)
+        for row in await connection.fetch(_DONE, copyid)
+    }
