@@ -1,0 +1,345 @@
+"""Streamed transactions on disk beside plain lists: appended, written, rolled back and read in any order."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import anyio
+import anyio.lowlevel
+import pytest
+from anyio.streams.memory import MemoryObjectReceiveStream
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subscriber.errors import ProtocolError
+from subscriber.spool import subxacts, transactions
+from subscriber.spool.folder import Folder
+from subscriber.spool.format import HEADER_SIZE, Record, end
+from subscriber.spool.transactions import BUFFER_SIZE, Spool, SpooledTransaction
+
+Change = tuple[int, bytes]  # xid, message
+
+
+@pytest.fixture
+async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
+    spool = Spool(tmp_path / "spool", limit=None)
+    await spool.open()
+    yield spool
+    await spool.close()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the examples of a property: each opens it anew."""
+    return tmp_path_factory.mktemp("spool") / "worker"
+
+
+@contextmanager
+def small_pieces() -> Iterator[None]:
+    """A buffer of a few records and an index of a few entries: most of both is on file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(transactions, "BUFFER_SIZE", 100)
+        patch.setattr(subxacts, "BLOCK", 2)
+        yield
+
+
+async def read(transaction: SpooledTransaction, offset: int = 0) -> list[Change]:
+    """What a reader gets, having checked that nothing is left out."""
+    found = []
+    async for records in transaction.read(offset):
+        for record in records:
+            assert record[0] == offset
+            offset = end(record)
+            found.append(record[1:])
+    assert offset == transaction.written
+    return found
+
+
+def size(changes: list[Change]) -> int:
+    return sum(HEADER_SIZE + len(message) for _, message in changes)
+
+
+# --- one after another -------------------------------------------------------------------------
+
+TOPS = [700, 800]
+subxids = st.integers(1, 9)  # added to the xid of the top-level transaction; 0: itself
+messages = st.one_of(st.binary(min_size=1, max_size=30), st.binary(min_size=90, max_size=300))
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("change"), st.integers(0, 9), messages),
+        st.tuples(st.just("rollback"), subxids, st.none()),
+        st.tuples(st.sampled_from(["pause", "read", "remove", "again", "other"]), st.none(), st.none()),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(steps)
+def test_it_has_what_lists_have(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
+    with small_pieces():
+        anyio.run(_beside_lists, folder, steps)
+
+
+async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
+    spool, lists, xid = Spool(folder, limit=None), dict[int, list[Change]](), TOPS[0]
+    await spool.open()
+    for step, number, message in steps:
+        transaction = spool.start(xid, first=xid not in lists)
+        expected = lists.setdefault(xid, [])
+        if message is not None and number is not None:
+            expected.append((xid + number, message))
+            if transaction.append(*expected[-1]):
+                await transaction.write()
+        elif number is not None:
+            of = [at for at, change in enumerate(expected) if change[0] == xid + number]
+            offset = await transaction.rollback(xid + number)
+            assert offset == (size(expected[: of[0]]) if of else None)
+            del expected[of[0] if of else len(expected) :]
+        elif step == "remove":
+            await transaction.remove()
+            del lists[xid]
+        elif step == "again":
+            spool.start(xid, first=True)
+            lists[xid] = []
+        elif step == "other":
+            await transaction.pause()
+            xid = TOPS[xid == TOPS[0]]
+        else:
+            await (transaction.pause() if step == "pause" else transaction.write())
+            assert await read(transaction) == expected
+        assert {xid: each.changes for xid, each in spool.transactions.items()} == {
+            xid: len(lists[xid]) for xid in lists
+        }
+        assert {xid: each.size for xid, each in spool.transactions.items()} == {xid: size(lists[xid]) for xid in lists}
+        assert spool.size >= sum(map(size, lists.values()))
+        assert all(each.written <= each.size < each.written + 500 for each in spool.transactions.values())
+    for xid, expected in lists.items():
+        await spool.transactions[xid].pause()
+        assert await read(spool.transactions[xid]) == expected
+    await spool.close()
+    assert not folder.exists()
+
+
+# --- subtransactions, as a program makes them -----------------------------------------------------
+
+programs = st.lists(st.sampled_from(["SAVEPOINT", "INSERT", "INSERT", "RELEASE", "ROLLBACK"]), max_size=60)
+
+
+@settings(max_examples=150, deadline=None)
+@given(programs, st.booleans())
+def test_what_a_savepoint_takes_back_is_gone_and_all_else_is_there(
+    folder: Path, program: list[str], late: bool
+) -> None:
+    with small_pieces():
+        anyio.run(_savepoints, folder, program, late)
+
+
+async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
+    """`late`: a savepoint gets its xid at its first change, after those of savepoints around it."""
+    spool = Spool(folder, limit=None)
+    await spool.open()
+    transaction, next_xid = spool.start(700, first=True), 701
+    # Each open savepoint: its xid (None: no change yet), and those of the ones released into it.
+    around: list[tuple[list[int], list[int]]] = [([700], [])]
+    expected: list[Change] = []
+    for number, statement in enumerate(program):
+        if statement == "SAVEPOINT":
+            around.append(([], []))
+            if not late:
+                around[-1][0].append(next_xid)
+                next_xid += 1
+        elif statement == "INSERT":
+            for xid, _ in around:  # those around it have theirs first
+                if not xid:
+                    xid.append(next_xid)
+                    next_xid += 1
+            expected.append((around[-1][0][0], b"I%d" % number))
+            if transaction.append(*expected[-1]):
+                await transaction.write()
+        elif len(around) > 1:
+            own, released = around.pop()
+            if statement == "RELEASE":
+                around[-1][1].extend(released + own)
+            else:
+                for aborted in (*sorted(released), *own):  # as an abort record has them
+                    await transaction.rollback(aborted)
+                expected = [change for change in expected if change[0] not in released + own]
+    await transaction.pause()
+    assert await read(transaction) == expected
+    assert transaction.changes == len(expected)
+    await spool.close()
+
+
+# --- somebody follows ---------------------------------------------------------------------------
+
+paces = st.lists(st.integers(0, 3), min_size=1, max_size=10)
+
+
+@settings(max_examples=100, deadline=None)
+@given(steps, paces)
+def test_who_follows_has_the_same_in_the_end(
+    folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]
+) -> None:
+    with small_pieces():
+        anyio.run(_followed, folder, steps, paces)
+
+
+async def _followed(folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]) -> None:
+    spool, expected, applied = Spool(folder, limit=None), list[Change](), list[Record]()
+    await spool.open()
+    transaction = spool.start(700, first=True)
+    send, receive = anyio.create_memory_object_stream[int | None](1000)
+    async with anyio.create_task_group() as tasks, send:
+        tasks.start_soon(_follow, transaction, receive, applied, paces)
+        for step, number, message in steps:
+            if message is not None and number is not None:
+                expected.append((700 + number, message))
+                if transaction.append(*expected[-1]):
+                    await transaction.write()
+                    send.send_nowait(None)
+            elif number is not None:
+                offset = await transaction.rollback(700 + number)
+                if offset is not None:
+                    send.send_nowait(offset)
+                    while size(expected) > offset:
+                        expected.pop()
+            elif step == "pause":
+                await transaction.pause()
+                send.send_nowait(None)
+        await transaction.pause()
+        send.send_nowait(None)
+    assert [record[1:] for record in applied] == expected
+    await spool.close()
+
+
+async def _follow(
+    transaction: SpooledTransaction,
+    told: MemoryObjectReceiveStream[int | None],
+    applied: list[Record],
+    paces: list[int],
+) -> None:
+    """Apply what can be read; at a cut take back what was applied behind it."""
+    position = turn = 0
+    async with told:
+        async for cut in told:
+            if cut is not None:
+                applied[:] = [record for record in applied if record[0] < cut]
+                position = min(position, cut)
+            # What was told meanwhile must not be run ahead of: see the head of transactions.py.
+            while told.statistics().current_buffer_used == 0:
+                count = len(applied)
+                async for records in transaction.read(position):
+                    if told.statistics().current_buffer_used:
+                        break
+                    assert records[0][0] == position
+                    applied += records
+                    position = end(records[-1])
+                    for _ in range(paces[(turn := turn + 1) % len(paces)]):
+                        await anyio.lowlevel.checkpoint()
+                if len(applied) == count:
+                    break
+
+
+class SlowFolder(Folder):
+    """Reads when it is told to, in its thread."""
+
+    asked, go = threading.Event(), threading.Event()
+
+    def read(self, name: str, at: int, size: int) -> bytes:
+        self.asked.set()
+        assert self.go.wait(10)
+        return super().read(name, at, size)
+
+
+@pytest.mark.parametrize("what", ["rollback", "rollback and more", "remove", "first again", "close"])
+async def test_a_read_under_way_gives_nothing_that_is_gone(
+    spool: Spool, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    monkeypatch.setattr(transactions, "Folder", SlowFolder)
+    await spool.open()
+    SlowFolder.asked.clear()
+    SlowFolder.go.clear()
+    transaction, found = spool.start(700, first=True), list[Change]()
+    for xid in (700, 701, 702):
+        transaction.append(xid, b"before")
+    await transaction.pause()
+
+    async def reader() -> None:
+        async for records in transaction.read():
+            found.extend(record[1:] for record in records)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(reader)
+        await anyio.to_thread.run_sync(SlowFolder.asked.wait)
+        match what:
+            case "rollback" | "rollback and more":
+                assert await transaction.rollback(701) == HEADER_SIZE + 6
+                if what != "rollback":
+                    transaction.append(703, b"after, and longer than what was there")
+                    await transaction.write()
+            case "remove":
+                await transaction.remove()
+            case "first again":
+                spool.start(700, first=True)
+            case "close":
+                await spool.close()
+        SlowFolder.go.set()
+    assert found == []
+    if what.startswith("rollback"):
+        after = [(703, b"after, and longer than what was there")] if what != "rollback" else []
+        assert await read(transaction) == [(700, b"before"), *after]
+
+
+# --- the rest -----------------------------------------------------------------------------------
+
+
+async def test_a_reader_goes_on_to_what_is_written_meanwhile(spool: Spool) -> None:
+    transaction, found = spool.start(700, first=True), list[bytes]()
+    transaction.append(700, b"one")
+    await transaction.write()
+    async for records in transaction.read():
+        found += [message for _, _, message in records]
+        if len(found) == 1:
+            transaction.append(700, b"two")
+            await transaction.write()
+            transaction.append(700, b"buffered")
+    assert found == [b"one", b"two"]
+
+
+async def test_records_larger_than_a_chunk_come_whole(spool: Spool) -> None:
+    transaction = spool.start(700, first=True)
+    sizes = [1, 3 * BUFFER_SIZE, 1, BUFFER_SIZE - HEADER_SIZE, BUFFER_SIZE, 10_000_000, 1]
+    due = [transaction.append(700, bytes([number]) * size) for number, size in enumerate(sizes)]
+    assert due == [False, True, True, True, True, True, True]
+    await transaction.write()
+    assert [len(message) for _, message in await read(transaction)] == sizes
+    assert transaction.size == transaction.written == sum(sizes) + len(sizes) * HEADER_SIZE
+
+
+async def test_a_block_that_continues_nothing_is_refused(spool: Spool) -> None:
+    with pytest.raises(ProtocolError, match="continues transaction 700"):
+        spool.start(700, first=False)
+    assert spool.transactions == {}
+
+
+async def test_many_transactions_in_turn_hold_no_files_open(spool: Spool) -> None:
+    before = len(os.listdir("/dev/fd"))
+    for turn in range(3):
+        for xid in range(1000, 1100):
+            transaction = spool.start(xid, first=turn == 0)
+            transaction.append(xid, b"x" * turn)
+            await transaction.pause()
+    assert len(os.listdir("/dev/fd")) == before
+    assert [len(await read(each)) for each in spool.transactions.values()] == [3] * 100
+
+
+async def test_the_age_of_a_transaction_is_that_of_its_first_block(spool: Spool) -> None:
+    transaction = spool.start(700, first=True)
+    started = transaction.started
+    await anyio.sleep(0.01)
+    assert spool.start(700, first=False).started == started < anyio.current_time()
