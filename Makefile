@@ -1,6 +1,7 @@
 # make demo   two servers, a subscription, and what it does
 # make test   ruff, mypy and every test but the soak ones
 # make soak   the soak tests: kills, faults and random workloads at length; half an hour
+# make conformance   PostgreSQL's own tests of subscriptions, see docs/conformance.md
 # make lock   renew the locks (the only target that needs uv, from a throw-away venv)
 #
 # .venv is made by whichever needs it, and again when a lock, pyproject.toml or this file changed.
@@ -11,7 +12,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo test soak venv lock clean
+.PHONY: demo test soak conformance venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
@@ -24,6 +25,11 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800
+
+conformance: $(STAMP)
+	$(BIN)/python -m tests.conformance --quiet
+
+export POSTGRES_SRC POSTGRES_BIN
 
 venv: $(STAMP)
 

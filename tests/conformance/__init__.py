@@ -1,0 +1,1 @@
+"""PostgreSQL's own tests of subscriptions, run against this program."""

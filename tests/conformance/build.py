@@ -1,0 +1,147 @@
+"""A PostgreSQL 18 with its source: given, or fetched as Debian's source package and built in the user's cache.
+
+Nothing is installed in the system and nothing needs root. Debian's mirror is the one apt knows, its lists and
+archives are kept apart from apt's own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from subscriber.ops.servers import Account
+from tests.cache import cache_directory
+
+MAJOR = 18
+NEEDED = ("make", "gcc", "bison", "flex", "perl", "prove")
+CONFIGURE = ("--enable-tap-tests", "--enable-injection-points", "--without-readline", "--without-zlib")
+# Beside the server itself; the rest of contrib is not asked for by these tests.
+MODULES = ("contrib/hstore", "src/test/modules/injection_points", "src/test/regress")
+
+
+@dataclass(frozen=True)
+class Installation:
+    source: Path
+    bin: Path
+
+    @property
+    def tests(self) -> Path:
+        return self.source / "src/test/subscription"
+
+    def _config(self, option: str) -> str:
+        command = [str(self.bin / "pg_config"), option]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    @property
+    def version(self) -> str:
+        return self._config("--version").split()[1]
+
+    @property
+    def pg_regress(self) -> Path:
+        return Path(self._config("--pgxs")).parent.parent / "test/regress/pg_regress"
+
+    @property
+    def icu(self) -> bool:
+        return "--without-icu" not in self._config("--configure")
+
+    @property
+    def injection_points(self) -> bool:
+        return "--enable-injection-points" in self._config("--configure")
+
+
+def find_installation() -> Installation:
+    """As the environment says, or fetched and built. Exits with a message where something is missing."""
+    _need_perl_module("IPC::Run")
+    given = os.environ.get("POSTGRES_SRC")
+    source = Path(given).resolve() if given else _fetched()
+    if not (source / "src/test/subscription/t").is_dir():
+        sys.exit(f"{source} is no source tree of PostgreSQL: it has no src/test/subscription/t")
+    programs = os.environ.get("POSTGRES_BIN")
+    found = Installation(source, Path(programs).resolve() if programs else _built(source))
+    account = Account.current()
+    for path in (found.tests, found.bin):
+        if not account.can_enter(path):
+            sys.exit(f"user nobody, who has to run the servers for root, cannot enter {path}: see XDG_CACHE_HOME")
+    return found
+
+
+def _need_perl_module(name: str) -> None:
+    if subprocess.run(["perl", f"-M{name}", "-e1"], capture_output=True, check=False).returncode != 0:
+        sys.exit(f"perl has no module {name}; on Debian it is in package lib{name.lower().replace('::', '-')}-perl")
+
+
+# --- fetching -------------------------------------------------------------------------------------
+
+
+def _fetched() -> Path:
+    place = cache_directory("conformance")
+    if found := sorted(place.glob(f"postgresql-{MAJOR}.*/src/test/subscription")):
+        return found[-1].parent.parent.parent
+    if shutil.which("apt-get") is None:
+        sys.exit("there is no apt-get to fetch PostgreSQL's source with: set POSTGRES_SRC to a source tree")
+    print(f"Fetching the source of PostgreSQL {MAJOR} …", flush=True)
+    (place / "lists/partial").mkdir(parents=True, exist_ok=True)
+    (place / "archives/partial").mkdir(parents=True, exist_ok=True)
+    (place / "sources.list").write_text(f"deb-src {_mirror()} sid main\n")
+    apart = {
+        "Dir::Etc::SourceList": place / "sources.list",
+        "Dir::Etc::SourceParts": "/dev/null",
+        "Dir::State::Lists": place / "lists",
+        "Dir::Cache": place,
+        "APT::Sandbox::User": "",  # apt's own user may not look into our cache
+    }
+    options = [word for name, value in apart.items() for word in ("-o", f"{name}={value}")]
+    _run(["apt-get", *options, "-qq", "update"], place)
+    _run(["apt-get", *options, "-qq", "source", "--download-only", f"postgresql-{MAJOR}"], place)
+    (archive,) = place.glob(f"postgresql-{MAJOR}_*.orig.tar.*")
+    _run(["tar", "-xf", str(archive)], place)
+    return _fetched()
+
+
+def _mirror() -> str:
+    """Debian's mirror as apt knows it."""
+    text = subprocess.run(["apt-get", "indextargets"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"(?m)^Site: (http.*debian\S*)$", text)
+    return found[1] if found and "security" not in found[1] else "http://deb.debian.org/debian"
+
+
+# --- building -------------------------------------------------------------------------------------
+
+
+def _built(source: Path) -> Path:
+    place = cache_directory("conformance") / f"{source.name}-installed"
+    if (place / "bin/postgres").exists():
+        return place / "bin"
+    if missing := [program for program in NEEDED if shutil.which(program) is None]:
+        sys.exit(f"building PostgreSQL needs {', '.join(missing)}; or set POSTGRES_BIN to an installation")
+    print("Building it …", flush=True)
+    work = place.with_name(f"{source.name}-build")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    unfinished = place.with_name(f"{place.name}.tmp")
+    icu = [] if _has_icu() else ["--without-icu"]
+    _run([str(source / "configure"), f"--prefix={place}", *CONFIGURE, *icu], work)
+    _run(["make", "-s", f"-j{os.cpu_count() or 1}"], work)
+    # Installed aside and moved when it is complete, so that an interrupted build is not taken for one.
+    for directory in (".", *MODULES):
+        _run(["make", "-s", "-C", directory, f"DESTDIR={unfinished}", "install"], work)
+    (unfinished / place.relative_to("/")).rename(place)
+    shutil.rmtree(unfinished)
+    shutil.rmtree(work)
+    return place / "bin"
+
+
+def _has_icu() -> bool:
+    return subprocess.run(["pkg-config", "--exists", "icu-uc", "icu-i18n"], check=False).returncode == 0
+
+
+def _run(command: list[str], directory: Path) -> None:
+    """Run a command that says nothing unless it fails."""
+    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")

@@ -1,0 +1,16 @@
+"""Tables in the documentation that a program has written, between two comments that name them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+
+def write_section(document: Path, name: str, text: str) -> None:
+    """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->`. Raises ValueError without them."""
+    before = document.read_text()
+    pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
+    after, found = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", before)
+    if found != 1:
+        raise ValueError(f"{document} has {found} sections called {name}")
+    document.write_text(after)
