@@ -29,8 +29,6 @@ soak: $(STAMP)
 conformance: $(STAMP)
 	$(BIN)/python -m tests.conformance --quiet
 
-export POSTGRES_SRC POSTGRES_BIN
-
 venv: $(STAMP)
 
 $(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile

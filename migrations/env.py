@@ -17,6 +17,7 @@ from subscriber.catalog.tables import SCHEMA, metadata
 
 AS_BOOTSTRAP_SUPERUSER = """
 SELECT pg_catalog.set_config('role', (SELECT rolname FROM pg_catalog.pg_roles WHERE oid = 10), true)
+ WHERE pg_catalog.current_setting('is_superuser')::bool
 """
 
 
@@ -37,7 +38,8 @@ def migrate(connection: Connection) -> None:
     )
     with context.begin_transaction():
         # Like the system catalogs, it belongs to the bootstrap superuser, who can never lose that attribute: some
-        # functions run with their owner's rights, and whoever migrates may be an ordinary role some day.
+        # functions run with their owner's rights, and whoever migrates may be an ordinary role some day. Without a
+        # superuser it belongs to whoever migrates.
         connection.execute(text(AS_BOOTSTRAP_SUPERUSER))
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
         context.run_migrations()

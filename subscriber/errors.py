@@ -10,7 +10,8 @@
     ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
     ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
     │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
-    │   └── PublisherReplaced  another cluster, or one behind our progress, answers at that address
+    │   ├── PublisherReplaced  another cluster, or one behind our progress, answers at that address
+    │   └── TargetBehind     the target has lost what was confirmed: new copy, or go on with a gap
     ├── SpoolError           a file of the spool cannot be made, read or written: repair the folder
     │   └── SpoolFull        no room for a streamed transaction: more disk, a higher limit, or streaming = off
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
@@ -119,6 +120,10 @@ class SlotLost(PublisherError):
 
 class PublisherReplaced(PublisherError):
     """Another cluster, or one that is behind our progress, answers at the publisher's address."""
+
+
+class TargetBehind(PublisherError):
+    """The target has gone back to an older state than the publisher was told of: a new copy is needed."""
 
 
 class StaleCatalog(SubscriberError):

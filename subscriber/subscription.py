@@ -54,6 +54,7 @@ class Subscription:
     failover: bool = False
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
+    version: str = ""  # of the row: another one after each statement about it
     conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
     conflict_history: ConflictHistory = ConflictHistory.DECIDED
     conflict_log_rows: bool = False

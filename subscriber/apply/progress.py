@@ -38,7 +38,9 @@ class Progress:
         """`start`: durable before this connection, from the progress row."""
         self._uncommitted: Waiting = deque()
         self._volatile: Waiting = deque()
+        self._unrecorded: Waiting = deque()
         self._write = self._flush = self._apply = start
+        self.recorded = start  # the progress row on the target's disk says at least this
         self.sent = 0  # commits sent to the target
         self.committed = 0  # of those, answered
         self.durable = 0  # of those, on disk
@@ -54,6 +56,7 @@ class Progress:
     def commit_sent(self, end_lsn: Lsn) -> int:
         """A COMMIT that makes everything up to `end_lsn` present was sent; its number."""
         self.sent += 1
+        _append(self._unrecorded, self.sent, end_lsn)
         self.note(end_lsn)
         return self.sent
 
@@ -71,6 +74,7 @@ class Progress:
     def _settle(self) -> None:
         self._apply = _reached(self._uncommitted, self.committed, self._apply)
         self._flush = _reached(self._volatile, self.durable, self._flush)
+        self.recorded = _reached(self._unrecorded, self.durable, self.recorded)
 
     @property
     def positions(self) -> Positions:

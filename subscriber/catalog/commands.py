@@ -57,6 +57,8 @@ SET_OWNER = "UPDATE subscriber.subscription SET subowner = $2::oid WHERE subid =
 SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
 # Who changes the connection says by that which server is the publisher from now on.
 FORGET_PUBLISHER = "UPDATE subscriber.progress SET system_id = NULL WHERE subid = $1"
+# Likewise who names the slot, be it the same: go on from where it stands (worker/confirming.py).
+FORGET_CONFIRMED = "DELETE FROM subscriber.confirmed WHERE subid = $1"
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
@@ -137,6 +139,7 @@ async def _alter(
             contact.check_conninfo(statement.conninfo, password=contact.must_use_password(subscription))
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
             await connection.execute(FORGET_PUBLISHER, subscription.oid)
+            await connection.execute(FORGET_CONFIRMED, subscription.oid)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
@@ -249,6 +252,8 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         values = [getattr(options, name) for name in columns]
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
+    if "slot_name" in specified:
+        await connection.execute(FORGET_CONFIRMED, subscription.oid)
     failover = options.failover if "failover" in specified else None
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:

@@ -21,10 +21,20 @@ UPGRADE_POLL = 0.02  # seconds
 # alembic keeps what it works on in its modules: two databases at once, in one process, would mix.
 _upgrading = threading.Lock()
 
-HEAD = "0004"  # the newest script in migrations/versions; a test holds it there
+HEAD = "0005"  # the newest script in migrations/versions; a test holds it there
 
 EXISTS = "SELECT pg_catalog.to_regclass('subscriber.alembic_version') IS NOT NULL"
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
+MAY_UPGRADE = """
+SELECT coalesce((SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE') FROM pg_catalog.pg_namespace n
+                  WHERE n.nspname = 'subscriber'),
+                pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE'))
+"""
+# A superuser must not run what an ordinary role could have written: functions, triggers, defaults.
+STRANGER = """
+SELECT r.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+ WHERE n.nspname = 'subscriber' AND NOT r.rolsuper AND pg_catalog.current_setting('is_superuser')::bool
+"""
 
 
 async def current_revision(connection: asyncpg.Connection) -> str | None:
@@ -47,10 +57,12 @@ def scripts() -> Path:
 async def ensure_schema(connection: asyncpg.Connection) -> None:
     """Bring schema "subscriber" to HEAD if it is not there already.
 
-    `connection` must not be in a transaction. Creating and upgrading takes a superuser: the functions for replication
-    origins run with their owner's rights. Raises StatementError if the role is no superuser (42501), or if the
-    schema is newer than this program (55000).
+    `connection` must not be in a transaction. A schema made by a superuser has replication origins, whose functions run
+    with their owner's rights. One made by another role that may create schemas, as on a managed service, does
+    without. Raises StatementError if the role may not create or upgrade it, or as a superuser must not use it (42501),
+    or if the schema is newer than this program (55000).
     """
+    await _refuse_a_strangers(connection)
     if await current_revision(connection) == HEAD:
         return
     await _refuse_what_cannot_work(connection)
@@ -64,19 +76,29 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
             await locks.unlock(connection, locks.SCHEMA_UPGRADE)
 
 
+async def _refuse_a_strangers(connection: asyncpg.Connection) -> None:
+    if owner := await connection.fetchval(STRANGER):
+        raise StatementError(
+            f'schema "subscriber" belongs to role "{owner}", which is no superuser',
+            detail="Code of its owner would run with superuser's rights.",
+            hint=f'Connect as "{owner}".',
+            sqlstate="42501",
+        )
+
+
 async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:
     revision = await current_revision(connection)
-    if revision is not None and revision > HEAD:
+    if revision is not None and not list((scripts() / "versions").glob(f"{revision}_*.py")):
         raise StatementError(
             f'schema "subscriber" is at revision {revision}, but this program knows only {HEAD}',
             hint="Upgrade the subscriber program: a newer one has been used on this database.",
             sqlstate="55000",
         )
-    if not await connection.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool"):
+    if not await connection.fetchval(MAY_UPGRADE):
         raise StatementError(
             'permission denied to create or upgrade schema "subscriber"',
-            detail="Only roles with the SUPERUSER attribute may do so.",
-            hint="Run any subscriber command once on this database as a superuser.",
+            detail="Only superusers, its owner, or to create it roles with CREATE on the database may do so.",
+            hint="Run any subscriber command once on this database as a superuser, or as the schema's owner.",
             sqlstate="42501",
         )
 

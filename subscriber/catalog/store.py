@@ -23,7 +23,8 @@ _SUBSCRIPTION = """
 SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
        s.subenabled, s.subslotname, s.subsynccommit, s.subbinary, s.substream::text, s.subtwophasestate::text,
        s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.suborigin, s.subfailover,
-       s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser
+       s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
+       s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
 """
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
@@ -235,6 +236,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         failover=row["subfailover"],
         skip_lsn=Lsn.parse(row["subskiplsn"]),
         owner_is_superuser=row["owner_is_superuser"],
+        version=row["version"],
     )
 
 

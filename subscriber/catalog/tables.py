@@ -118,6 +118,13 @@ progress = Table(
     Column("system_id", Text),  # the publisher's; NULL until its first connection
 )
 
+confirmed = Table(
+    "confirmed",
+    metadata,
+    _subscription_column(),
+    Column("confirmed_lsn", PgLsn, nullable=False),  # the publisher has been told of nothing beyond it
+)
+
 worker = Table(
     "worker",
     metadata,
@@ -146,6 +153,7 @@ worker = Table(
     Column("leader_pid", Integer),  # of a parallel apply worker: the apply worker's `pid`
     Column("waiting_for", Text),  # what the worker's backend has been waiting for
     Column("streamed", JSONB, nullable=False, server_default=text("'[]'")),  # transactions that have not ended yet
+    Column("limits", ARRAY(Text)),  # what it has to do without; NULL: nothing
     prefixes=["UNLOGGED"],
 )
 

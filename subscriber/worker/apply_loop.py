@@ -38,6 +38,7 @@ from subscriber.source.walsender import ReplicationStream
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.causes import root_cause
+from subscriber.worker.confirming import Confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
 from subscriber.worker.skip import Skipping
@@ -73,12 +74,14 @@ class ApplyLoop:
         sender_timeout: float,
         skipping: Skipping | None = None,
         incomplete: Callable[[], bool] = lambda: False,
+        confirming: Confirming | None = None,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
         `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
         true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
-        While `incomplete()` is true the applied position is reported as it was before.
+        While `incomplete()` is true the applied position is reported as it was before. `confirming` holds the
+        flushed position back until the target has a record of it; None: it need not have one.
         """
         self.dispatcher = Dispatcher()
         self.progress = Progress(start)
@@ -91,6 +94,7 @@ class ApplyLoop:
         self._flush = flush
         self._skipping = skipping
         self._incomplete = incomplete
+        self._confirming = confirming
         self._applied = NOWHERE  # as reported
         self._decoder = Decoder()
         self._queue: deque[bytes] = deque()
@@ -104,6 +108,10 @@ class ApplyLoop:
 
     def _positions(self) -> Positions:
         positions = self.progress.positions
+        if self._confirming is not None:
+            between = self.dispatcher.transaction is None
+            flush = self._confirming.allow(positions.flush, recorded=self.progress.recorded, between=between)
+            positions = positions._replace(flush=flush)
         if self._incomplete():
             return positions._replace(apply=self._applied)
         self._applied = positions.apply
@@ -122,6 +130,8 @@ class ApplyLoop:
                 tasks.start_soon(self._target.pipeline.watch)
                 if self._flush is not None:
                     tasks.start_soon(self._flushing, self._flush)
+                if self._confirming is not None:
+                    tasks.start_soon(self._confirming.run, self._feedback.moved)
                 await self._loop()
                 await self._target.settle()
                 tasks.cancel_scope.cancel()

@@ -23,6 +23,7 @@ from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.skip import Skipping
@@ -103,6 +104,7 @@ class ApplyWorker:
         self.left_over = not await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
         await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
         info = await publisher.slot(slot)
+        confirming = await resume_confirming(target.pipeline, self._catalog, subscription.oid, info, start)
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
         # so the slot may stand further than the row. A table must not be handed over below that.
         position = max(start, (info and info.confirmed_flush) or start)
@@ -120,6 +122,7 @@ class ApplyWorker:
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
             incomplete=self._tables.incomplete,
+            confirming=confirming,
             skipping=Skipping(subscription.name, subscription.oid, self._skip_lsn, self._skipped),
         )
         self._report.follow(loop)
