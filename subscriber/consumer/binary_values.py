@@ -1,0 +1,182 @@
+"""Values from the bytes that PostgreSQL's send functions write, into the same objects as text_values.
+
+Each function takes the bytes of one value. ValueError, OverflowError and struct.error mean that Python cannot
+hold the value, or that the bytes are not one.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import struct
+import uuid
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
+from typing import Any
+
+import asyncpg
+
+from subscriber.consumer.text_values import Decode, interval_of
+from subscriber.lsn import Lsn
+
+_EPOCH = datetime(2000, 1, 1)
+_EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
+_EPOCH_DAY = date(2000, 1, 1).toordinal()
+_PAST, _FUTURE = -(1 << 63), (1 << 63) - 1  # -infinity and infinity of timestamps
+_PAST_DAY, _FUTURE_DAY = -(1 << 31), (1 << 31) - 1
+
+_int64 = struct.Struct(">q").unpack
+_int32 = struct.Struct(">i").unpack
+_float8 = struct.Struct(">d").unpack
+_float4 = struct.Struct(">f").unpack
+_numeric = struct.Struct(">hhHH").unpack_from
+_interval = struct.Struct(">qii").unpack
+_timetz = struct.Struct(">qi").unpack
+_tid = struct.Struct(">IH").unpack
+
+boolean: Decode = b"\1".__eq__
+
+
+def integer(value: bytes) -> int:
+    return int.from_bytes(value, "big", signed=True)
+
+
+def unsigned(value: bytes) -> int:
+    return int.from_bytes(value, "big")
+
+
+def float8(value: bytes) -> float:
+    number: float = _float8(value)[0]
+    return number
+
+
+def float4(value: bytes) -> float:
+    number: float = _float4(value)[0]
+    return number
+
+
+def numeric(value: bytes) -> Decimal:
+    """Groups of four decimal digits; `weight` is the power of 10000 of the first one."""
+    ndigits, weight, sign, scale = _numeric(value)
+    if sign & 0xC000 == 0xC000:
+        return Decimal({0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}[sign])
+    groups = struct.unpack_from(f">{ndigits}H", value, 8)
+    digits = "".join([f"{group:04d}" for group in groups])
+    point = 4 * (weight + 1)  # digits before it
+    if point < 0:
+        digits, point = "0" * -point + digits, 0
+    digits = digits.ljust(point + scale, "0")[: point + scale]
+    whole, fraction = digits[:point] or "0", digits[point:]
+    return Decimal(f"{'-' if sign == 0x4000 else ''}{whole}{'.' if fraction else ''}{fraction}")
+
+
+def a_date(value: bytes) -> date:
+    (days,) = _int32(value)
+    if days in (_PAST_DAY, _FUTURE_DAY):
+        return date.max if days > 0 else date.min
+    return date.fromordinal(_EPOCH_DAY + days)
+
+
+def a_time(value: bytes) -> time:
+    return (_EPOCH + timedelta(microseconds=_micros_of_day(_int64(value)[0]))).time()
+
+
+def timetz(value: bytes) -> time:
+    micros, west = _timetz(value)  # seconds west of UTC
+    zone = timezone(timedelta(seconds=-west))
+    return (_EPOCH + timedelta(microseconds=_micros_of_day(micros))).time().replace(tzinfo=zone)
+
+
+def _micros_of_day(micros: int) -> int:
+    if micros >= 86_400_000_000:
+        raise ValueError("Python has no hour 24")
+    return micros
+
+
+def timestamp(value: bytes) -> datetime:
+    (micros,) = _int64(value)
+    if micros in (_PAST, _FUTURE):
+        return datetime.max if micros > 0 else datetime.min
+    return _EPOCH + timedelta(microseconds=micros)
+
+
+def timestamptz(value: bytes) -> datetime:
+    (micros,) = _int64(value)
+    if micros in (_PAST, _FUTURE):
+        return (datetime.max if micros > 0 else datetime.min).replace(tzinfo=UTC)
+    return _EPOCH_UTC + timedelta(microseconds=micros)
+
+
+def interval(value: bytes) -> timedelta:
+    micros, days, months = _interval(value)
+    return interval_of(months, days, 0, micros)
+
+
+def an_uuid(value: bytes) -> uuid.UUID:
+    return uuid.UUID(bytes=value)
+
+
+def inet(value: bytes) -> Any:
+    """Family, bits of the mask, whether cidr, length, address."""
+    address = ipaddress.ip_address(value[4:])
+    if value[2]:
+        return ipaddress.ip_network((address, value[1]))
+    if value[1] != address.max_prefixlen:
+        return ipaddress.ip_interface((address, value[1]))
+    return address
+
+
+def bits(value: bytes) -> asyncpg.BitString:
+    return asyncpg.BitString.frombytes(value[4:], _int32(value[:4])[0])
+
+
+def jsonb(value: bytes) -> str:
+    if value[0] != 1:
+        raise ValueError("a version of jsonb that is not known")
+    return value[1:].decode("utf-8", "surrogateescape")
+
+
+def tid(value: bytes) -> tuple[int, int]:
+    block, offset = _tid(value)
+    return block, offset
+
+
+def lsn(value: bytes) -> Lsn:
+    return Lsn(int.from_bytes(value, "big"))
+
+
+def _floats(value: bytes) -> list[float]:
+    return list(struct.unpack(f">{len(value) // 8}d", value))
+
+
+def _points(value: bytes) -> list[asyncpg.Point]:
+    numbers = _floats(value)
+    return [asyncpg.Point(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def point(value: bytes) -> asyncpg.Point:
+    return asyncpg.Point(*_floats(value))
+
+
+def line(value: bytes) -> asyncpg.Line:
+    return asyncpg.Line(*_floats(value))
+
+
+def lseg(value: bytes) -> asyncpg.LineSegment:
+    return asyncpg.LineSegment(*_points(value))
+
+
+def box(value: bytes) -> asyncpg.Box:
+    return asyncpg.Box(*_points(value))
+
+
+def path(value: bytes) -> asyncpg.Path:
+    return asyncpg.Path(*_points(value[5:]), is_closed=value[0] == 1)
+
+
+def polygon(value: bytes) -> asyncpg.Polygon:
+    return asyncpg.Polygon(*_points(value[4:]))
+
+
+def circle(value: bytes) -> asyncpg.Circle:
+    x, y, radius = _floats(value)
+    return asyncpg.Circle(asyncpg.Point(x, y), radius)

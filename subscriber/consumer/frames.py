@@ -1,0 +1,162 @@
+"""From frames to changes: where a stream stands in what has arrived, and which tables it knows.
+
+The hot loop of a consumer is fill(): it makes one object for a change and looks at nothing else of it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from subscriber.consumer.acks import Acks
+from subscriber.consumer.changes import (
+    MARKER,
+    MARKER_IN_BLOCK,
+    MARKER_IN_MESSAGE,
+    Change,
+    Delete,
+    Insert,
+    Message,
+    Truncate,
+    Update,
+)
+from subscriber.consumer.link import KEEPALIVE_SIZE, Link, Source, position_of
+from subscriber.consumer.rows import Relation
+from subscriber.consumer.types import Types
+from subscriber.errors import ProtocolError
+from subscriber.protocol import messages
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA, decode_from_publisher
+
+LETTER = 25  # where a message begins in a frame
+
+_I, _U, _D, _Y = b"IUDY"
+_ROW_CHANGES: dict[int, type[Insert] | type[Update] | type[Delete]] = {_I: Insert, _U: Update, _D: Delete}
+_row_change = _ROW_CHANGES.get
+
+_relid_at = struct.Struct(">I").unpack_from
+
+
+class Tables:
+    """The tables of one publisher, as last described."""
+
+    def __init__(self, source: Source) -> None:
+        self.known: dict[int, Relation] = {}
+        self._types = Types()
+        self._source = source
+
+    async def describe(self, described: messages.Relation) -> None:
+        """Take a description in; asks the publisher's catalog about types that are not known."""
+        oids = {column.type_oid for column in described.columns}
+        if described.relid in self.known:
+            self._types.forget(oids)
+        if unknown := self._types.unknown(oids):
+            self._types.add(await self._source.types(unknown, self._types.known))
+            self._types.give_up(unknown)
+        self.known[described.relid] = Relation(described, self._types)
+
+    def relation(self, relid: int) -> Relation:
+        try:
+            return self.known[relid]
+        except KeyError:
+            raise ProtocolError(f"no relation with OID {relid} has been described") from None
+
+    def change(self, message: messages.Message) -> Change:
+        """The rare changes."""
+        match message:
+            case messages.Truncate(xid, cascade, restart_identity, relids):
+                relations = tuple([self.relation(relid) for relid in relids])
+                return Truncate(relations, cascade=cascade, restart_identity=restart_identity, subxid=xid)
+            case messages.LogicalMessage(xid, transactional, lsn, prefix, content):
+                return Message(prefix, content, lsn=lsn, transactional=transactional, subxid=xid)
+            case _:
+                raise ProtocolError(f"{message.message_type} message sent out of order")
+
+    def read(self, data: bytes) -> Change | messages.Relation | messages.Type:
+        """One message without envelope and without the xid of a block; Relation and Type are for the caller."""
+        kind = _row_change(data[0])
+        if kind is not None:
+            (relid,) = _relid_at(data, 1)
+            return kind(self.relation(relid), data, MARKER_IN_MESSAGE)
+        message = Decoder().decode(data)
+        if isinstance(message, messages.Relation | messages.Type):
+            return message
+        return self.change(message)
+
+
+class Frames:
+    """The frames that have been taken from the link, up to where they have been dealt with."""
+
+    def __init__(self, link: Link, acks: Acks, tables: Tables) -> None:
+        self.tables = tables
+        self.epoch = link.epoch
+        self._link = link
+        self._acks = acks
+        self._chunk: list[bytes] = []
+        self._at = 0
+
+    async def refill(self) -> bool:
+        """Take more frames, perhaps none; whether they are from another connection than those before."""
+        self._chunk = await self._link.take()
+        self._at = 0
+        renewed = self.epoch != self._link.epoch
+        self.epoch = self._link.epoch
+        return renewed
+
+    def next(self, *, between: bool) -> bytes | None:
+        """The next frame with a message, None when more have to be taken.
+
+        `between` transactions the position of a keepalive is one up to which everything has been handed out.
+        """
+        chunk = self._chunk
+        while self._at < len(chunk):
+            frame = chunk[self._at]
+            self._at += 1
+            if frame[0] == XLOG_DATA and len(frame) > LETTER:
+                self._link.between = False
+                return frame
+            self._other(frame, between=between)
+        self._link.between = between
+        return None
+
+    def back(self) -> None:
+        """Let the last frame come again."""
+        self._at -= 1
+
+    def ended(self) -> None:
+        """A transaction has ended."""
+        self._link.between = self._at == len(self._chunk)
+
+    def fill(self, batch: list[Change], *, in_block: bool = False) -> bytes | None:
+        """Turn frames into changes; the first frame that is none, or None when more have to be taken."""
+        chunk, at = self._chunk, self._at
+        known = self.tables.known
+        relid_at = _relid_at
+        row_change = _row_change
+        append = batch.append
+        pos, marker = (LETTER + 5, MARKER_IN_BLOCK) if in_block else (LETTER + 1, MARKER)
+        try:
+            for frame in chunk[at:] if at else chunk:
+                at += 1
+                if frame[0] != XLOG_DATA:
+                    self._other(frame, between=False)
+                    continue
+                kind = row_change(frame[LETTER])
+                if kind is None:
+                    if frame[LETTER] == _Y:
+                        continue  # the catalog tells more
+                    return frame
+                append(kind(known[relid_at(frame, pos)[0]], frame, marker))
+        except KeyError:
+            self.tables.relation(relid_at(frame, pos)[0])
+        except (IndexError, struct.error):
+            raise ProtocolError("message is too short", detail=f"A frame has {len(frame)} bytes.") from None
+        finally:
+            self._at = at
+        return None
+
+    def _other(self, frame: bytes, *, between: bool) -> None:
+        if len(frame) == KEEPALIVE_SIZE and frame[0] == KEEPALIVE:
+            if between:
+                self._acks.note(position_of(frame))
+        else:
+            decode_from_publisher(frame)  # ignores what it does not know, raises for what is damaged

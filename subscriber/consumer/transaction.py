@@ -1,0 +1,217 @@
+"""A transaction as it is handed out: what it is, its changes one by one or many at once, and its ack."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+from subscriber.consumer.changes import Change
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol import messages as pgoutput
+
+if TYPE_CHECKING:
+    from subscriber.consumer.stream import Stream
+
+_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+class Kind(StrEnum):
+    """What a transaction is. Only COMMIT comes unless more was asked for."""
+
+    COMMIT = "commit"  # its changes are committed
+    PREPARE = "prepare"  # its changes are prepared under `gid`: the end is still open
+    COMMIT_PREPARED = "commit prepared"  # the one prepared under `gid` is committed; no changes
+    ROLLBACK_PREPARED = "rollback prepared"  # the one prepared under `gid` is gone; no changes
+    MESSAGE = "message"  # a logical message that belongs to no transaction: the one change
+
+    # Large transactions in progress, if they are wanted in blocks; neither needs an ack.
+    STREAM_BLOCK = "stream block"  # some changes of a transaction that is not committed
+    STREAM_ABORT = "stream abort"  # that transaction, or its subtransaction `subxid`, is gone
+    STREAM_COMMIT = "stream commit"  # its blocks are committed; no changes here
+    STREAM_PREPARE = "stream prepare"  # its blocks are prepared under `gid`; no changes here
+
+
+class Changes(Protocol):
+    """Where a transaction's changes come from."""
+
+    async def pull(self, transaction: Transaction) -> list[Change]:
+        """The next ones; none at the end."""
+
+    async def drop(self, transaction: Transaction) -> None:
+        """The rest is not wanted: pass over it."""
+
+
+class InProgress(Protocol):
+    """What is done about large transactions while they are in progress."""
+
+    async def block(self, stream: Stream, message: pgoutput.StreamStart) -> Transaction | None: ...
+    async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None: ...
+    async def commit(self, stream: Stream, message: pgoutput.StreamCommit) -> Transaction | None: ...
+    async def prepare(self, stream: Stream, message: pgoutput.StreamPrepare) -> Transaction | None: ...
+
+    async def begin_again(self) -> None:
+        """The connection is a new one: all of them come again from their beginning."""
+
+    def lost(self, stream: Stream) -> Transaction | None:
+        """One that has to be told that it begins again, if there is any left to tell."""
+
+    async def close(self) -> None: ...
+
+
+class Transaction:
+    """One transaction of the publisher, in the order of commits.
+
+    An asynchronous iterator of its changes, which can be gone through once, and only until the next
+    transaction is asked for; what is left then is passed over. Its ack() is what confirms it.
+
+        kind        see Kind
+        xid         on the publisher; 0 for a MESSAGE
+        finish_lsn  of the commit (prepare, …) record; tells transactions apart and orders them
+        end_lsn     behind it: what is confirmed; None while changes are still to come
+        gid         of a prepared transaction; None otherwise
+        origin      where the publisher itself has it from; None when it was made there
+        subxid      of a STREAM_ABORT: the subtransaction, the same as `xid` when all of it is gone
+        first       of a STREAM_BLOCK: whether it is the first of its transaction
+    """
+
+    __slots__ = (
+        "_acked",
+        "_at",
+        "_batch",
+        "_source",
+        "_stream",
+        "_time",
+        "end_lsn",
+        "finish_lsn",
+        "first",
+        "gid",
+        "handed_out",
+        "kind",
+        "number",
+        "origin",
+        "over",
+        "subxid",
+        "xid",
+    )
+
+    def __init__(
+        self,
+        stream: Stream,
+        kind: Kind,
+        xid: int,
+        finish_lsn: Lsn,
+        time: int,
+        *,
+        changes: Changes | None = None,
+        end_lsn: Lsn | None = None,
+        gid: str | None = None,
+    ) -> None:
+        """Without `changes` there are none."""
+        self.kind = kind
+        self.xid = xid
+        self.finish_lsn = finish_lsn
+        self.end_lsn = end_lsn
+        self.gid = gid
+        self.origin: str | None = None
+        self.subxid: int | None = None
+        self.first = False
+        self._time = time
+        self._stream = stream
+        self._source = changes
+        self.over = changes is None  # no more will come
+        self._batch: list[Change] = []
+        self._at = 0
+        self.handed_out = 0  # changes, on a connection before this one too
+        self.number = 0  # of its ack; 0: it needs none
+        self._acked = False
+
+    @property
+    def time(self) -> datetime | None:
+        """When it was committed (prepared, …), by the publisher's clock; None for what has no such time."""
+        return _EPOCH + timedelta(microseconds=self._time) if self._time else None
+
+    def set_time(self, microseconds: int) -> None:
+        """`microseconds` since 2000-01-01 00:00 UTC."""
+        self._time = microseconds
+
+    async def ack(self) -> None:
+        """It is dealt with and need never come again. Changes that were not looked at are passed over.
+
+        The publisher is told soon, or when the connection is back; of transactions that are acknowledged out of
+        order, when all before them are. Raises SubscriberError after the stream was left: it will come again then.
+        """
+        if self._acked:
+            return
+        if self._stream.closed:
+            raise SubscriberError(
+                f"transaction {self.xid} cannot be acknowledged: the stream is closed",
+                hint="It comes again when its slot is streamed from the next time.",
+                sqlstate="55000",
+            )
+        if not self.over:
+            await self.pass_over()
+        self._acked = True
+        self._stream.acknowledge(self)
+
+    def __aiter__(self) -> Transaction:
+        return self
+
+    async def __anext__(self) -> Change:
+        at = self._at
+        if at == len(self._batch):
+            await self._next_batch()
+            at = 0
+        self._at = at + 1
+        return self._batch[at]
+
+    def batches(self) -> AsyncIterator[list[Change]]:
+        """The changes in lists, of as many as have arrived, some thousand at most: the fast way to take them."""
+        return _Batches(self)
+
+    async def changes(self) -> list[Change]:
+        """All changes that are left, at once: in memory, so not for transactions of any size."""
+        found: list[Change] = []
+        async for batch in self.batches():
+            found += batch
+        return found
+
+    async def _next_batch(self) -> None:
+        """Fetch the next changes; raises StopAsyncIteration at the end."""
+        self._batch, self._at = [], 0
+        if self.over or self._source is None:
+            raise StopAsyncIteration
+        batch = await self._source.pull(self)
+        if not batch:
+            self.over = True
+            raise StopAsyncIteration
+        self.handed_out += len(batch)
+        self._batch = batch
+
+    async def pass_over(self) -> None:
+        """Leave out the changes that are left."""
+        if not self.over and self._source is not None:
+            self._batch, self._at = [], 0
+            await self._source.drop(self)
+            self.over = True
+
+    def __repr__(self) -> str:
+        return f"<Transaction {self.xid} {self.kind} at {self.finish_lsn}>"
+
+
+class _Batches:
+    def __init__(self, transaction: Transaction) -> None:
+        self._transaction = transaction
+
+    def __aiter__(self) -> _Batches:
+        return self
+
+    async def __anext__(self) -> list[Change]:
+        transaction = self._transaction
+        if transaction._at == len(transaction._batch):
+            await transaction._next_batch()
+        batch = transaction._batch[transaction._at :] if transaction._at else transaction._batch
+        transaction._at = len(transaction._batch)
+        return batch
