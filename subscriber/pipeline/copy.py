@@ -1,0 +1,418 @@
+"""The initial copy of a subscription's tables, in parts, by many executors.
+
+    publisher ──▶ executors ──▶ target          COPY into COPY, a part at a time (copy_part.py)
+        ╎ snapshot  ▲ parts        │ copy_done
+        ╎           │              ▼
+        keeper ──▶ driver       catalog ──▶ launcher: all tables caught up and handed over together
+
+The keeper is this module: it makes a slot with an exported snapshot, keeps the connection that the snapshot hangs on,
+cuts the tables into parts, has them copied, and stores which tables are complete. It runs no Spark in its own
+process, unless it is given a session, so that the death of a driver is an event like any other: the next one copies
+what is missing, from the same snapshot.
+
+All tables of the group are as of one position P. The group has one slot, one origin, one progress row, under the
+relid GROUP, and the tables go from finishedcopy to syncdone together, by one stream from P (worker/handover.py). So
+what apply/subrel.py says of one table holds for each: the copy has the transactions with F < P, the group's
+stream those with P <= F < T, the apply worker the rest.
+
+Kill points considered:
+
+- an executor, its connections: its transaction rolls back; Spark begins the part again, which waits for the other
+  attempt's transaction to be gone and finds out whether it was committed.
+- the driver: the parts it had running may still be committed by their backends, which the claim of copy_done tells
+  the next attempt. The keeper starts the next driver with what is missing.
+- the target: nothing that was committed is lost, but what was not flushed may be, parts and their rows of copy_done
+  alike. The keeper loses its session, and ends.
+- the keeper, or the publisher: the snapshot is gone. Tables that are complete stay so, since the slot has everything
+  after P. Of the others no part can be added: they were empty when they were cut into parts, so they are emptied
+  again and copied from another snapshot, by the next keeper. A table that was not empty is one part, and needs that
+  not. Before that the tables that are complete are handed over, as there is one group at a time.
+- between the creation of the slot and the catalog's row of the copy: the next keeper drops the slot by its name.
+- after the last table: the slot is the launcher's, and dropped after the hand-over (worker/handover.py, tidy.py).
+
+A row of a part is visible on the target as soon as the part is committed, before the rest of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+
+from subscriber.apply.subrel import State
+from subscriber.catalog import bulk_copy, locks, origins, store
+from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
+from subscriber.catalog.contact import must_use_password
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.session import Catalog, Connection
+from subscriber.connection.connect import open_session
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, copy_part
+from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan
+from subscriber.pipeline.driver import run_driver
+from subscriber.pipeline.session import MASTER, spark_session
+from subscriber.pipeline.tasks import run_tasks
+from subscriber.source.publisher import Publisher
+from subscriber.source.quoting import qualified
+from subscriber.subscription import Subscription
+from subscriber.target.postgres import PostgresTarget
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+APPLICATION_NAME = "subscriber copy"
+POLL = 0.5  # seconds between two looks at what was copied
+DRIVERS = 5  # times a driver may end without having copied anything
+# Tables that others refer to cannot be truncated alone.
+_IS_REFERRED_TO = "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE confrelid = $1 AND contype = 'f')"
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far the copy of one table is. `seconds_left` is None while that cannot be said."""
+
+    name: str
+    rows: int
+    bytes: int
+    total_bytes: int  # about: the publisher's disk has other bytes than COPY
+    parts_done: int
+    parts: int
+    seconds_left: float | None
+
+
+OnProgress = Callable[[str, Sequence[TableProgress]], None]
+
+
+async def copy_tables(
+    target: str,
+    name: str,
+    *,
+    spark: SparkSession | None = None,
+    master: str = MASTER,
+    part_bytes: int = PART_BYTES,
+    on_progress: OnProgress = lambda _phase, _tables: None,
+) -> list[TableProgress]:
+    """Copy the tables of subscription `name` that wait for it; what was copied of each.
+
+    `target` is the connection string of the subscription's database. `spark` is a session to do it in; with None a
+    driver is started for it, as another process, on `master`. Catching up and handing over is the launcher's work,
+    which goes on when this is done. `on_progress(phase, tables)` is called about twice a second.
+
+    Raises StatementError if there is no such subscription, ConnectionLost, ServerError, PublisherError, MappingError;
+    and SubscriberError for a table that cannot be copied, when the others have been.
+    """
+    async with Catalog.open(target, APPLICATION_NAME) as catalog:
+        async with catalog.use() as connection:
+            await ensure_schema(connection)
+            subscription = await store.find_subscription(connection, name)
+            if subscription is None:
+                raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            if not await locks.try_lock(connection, locks.table_sync_key(subscription.oid, GROUP)):
+                await _wait_for_handover(connection, subscription, on_progress)
+        keeper = _Keeper(catalog, subscription, target, spark, master, part_bytes, on_progress)
+        return await keeper.run()
+
+
+async def _wait_for_handover(connection: Connection, subscription: Subscription, on_progress: OnProgress) -> None:
+    """The launcher has the lock while it hands tables over; another keeper for as long as it copies."""
+    key = locks.table_sync_key(subscription.oid, GROUP)
+    while not await locks.try_lock(connection, key):
+        states = await store.load_relation_states(connection, subscription.oid)
+        if any(state.state == State.DATASYNC for state in states):
+            raise SubscriberError(
+                f'the tables of subscription "{subscription.name}" are being copied by another process',
+                sqlstate="55006",
+            )
+        on_progress("waiting for the launcher to hand tables over", ())
+        await anyio.sleep(POLL)
+
+
+class _Keeper:
+    def __init__(
+        self,
+        catalog: Catalog,
+        subscription: Subscription,
+        target: str,
+        spark: SparkSession | None,
+        master: str,
+        part_bytes: int,
+        on_progress: OnProgress,
+    ) -> None:
+        self._catalog = catalog
+        self._subscription = subscription
+        self._subid = subscription.oid
+        self._target = target
+        self._spark = spark
+        self._master = master
+        self._part_bytes = part_bytes
+        self._on_progress = on_progress
+        self._started = monotonic()
+        self._complete: set[int] = set()
+        self._reported: dict[int, TableProgress] = {}
+
+    async def run(self) -> list[TableProgress]:
+        """Until all tables that waited are complete."""
+        subscription = self._subscription
+        async with AsyncExitStack() as stack:
+            publisher = await Publisher.connect(
+                subscription.conninfo,
+                application_name=APPLICATION_NAME,
+                must_use_password=must_use_password(subscription),
+            )
+            stack.callback(publisher.session.abort)
+            async with self._catalog.use() as connection:
+                system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
+            slot = origins.table_sync_slot(self._subid, GROUP, system_id)
+            await self._clear_up(publisher, slot)
+            tables = await self._claim_tables(publisher, system_id)
+            if not tables:
+                return []
+            created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
+            assert created.snapshot_name is not None
+            plans, failures = await self._plan(tables, created.snapshot_name)
+            if plans:
+                copyid = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
+                failures += await self._copy(plans, created.snapshot_name, copyid)
+            else:
+                await publisher.drop_slot(slot)
+            if failures:
+                raise self._failed(plans, failures)
+            return await self._progress(plans, copyid)
+
+    # --- what an earlier copy has left ------------------------------------------------------------
+
+    async def _clear_up(self, publisher: Publisher, slot: str) -> None:
+        """Have what is complete handed over, put back what is not, and drop a slot that nobody will use."""
+        async with self._catalog.use() as connection:
+            copy = await bulk_copy.load(connection, self._subid)
+            if copy is not None:
+                await self._put_back(connection, copy, has_slot=await publisher.slot(slot) is not None)
+            while copy is not None and (copy := await bulk_copy.load(connection, self._subid)) is not None:
+                self._on_progress("waiting for the launcher to hand tables over", ())
+                # The launcher needs the lock for it.
+                await locks.unlock(connection, locks.table_sync_key(self._subid, GROUP))
+                await anyio.sleep(POLL)
+                await locks.lock(connection, locks.table_sync_key(self._subid, GROUP))
+        await publisher.drop_slot(slot, missing_ok=True, wait=True)
+
+    async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
+        """Take the tables out of `copy` that are not complete, or cannot be caught up as their slot is gone."""
+        states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
+        left = 0
+        for relid, parts in copy.parts.items():
+            async with connection.transaction():
+                state = states.get(relid)
+                done = (await bulk_copy.copied(connection, copy.copyid)).get(relid, Copied())
+                if state is not None and len(done.parts) == parts and has_slot:
+                    left += 1
+                    if state.state == State.DATASYNC:
+                        await store.set_relation_state(connection, self._subid, relid, State.FINISHEDCOPY, None)
+                    continue
+                await bulk_copy.remove_table(connection, copy.copyid, relid)
+                if state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY):
+                    if parts > 1 or done.parts:
+                        await _empty(connection, state)
+                    await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
+        if not left:
+            async with connection.transaction():
+                await bulk_copy.remove(connection, copy.copyid)
+                await store.remove_progress(connection, self._subid, GROUP)
+                origin = origins.table_sync_origin(self._subid, GROUP)
+                await origins.drop_origin(connection, origin, missing_ok=True)
+
+    # --- beginning ----------------------------------------------------------------------------------
+
+    async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
+        """The tables that nobody has copied or is copying; their locks are ours from now on."""
+        claimed = []
+        async with self._catalog.use() as connection:
+            for table in await store.load_relation_states(connection, self._subid, not_ready=True):
+                if not await locks.try_lock(connection, locks.table_sync_key(self._subid, table.relid)):
+                    continue
+                now = await store.load_relation_state(connection, self._subid, table.relid)
+                if now is not None and now.state in (State.INIT, State.DATASYNC):
+                    claimed.append(now)
+                else:
+                    await locks.unlock(connection, locks.table_sync_key(self._subid, table.relid))
+        for table in claimed:
+            if table.state == State.DATASYNC:  # the worker that left it there has left a slot, too
+                leftover = origins.table_sync_slot(self._subid, table.relid, system_id)
+                await publisher.drop_slot(leftover, missing_ok=True, wait=True)
+        return claimed
+
+    async def _plan(
+        self, tables: Sequence[store.RelationState], snapshot: str
+    ) -> tuple[list[TablePlan], list[Failure]]:
+        self._on_progress("planning", ())
+        subscription, plans, failures = self._subscription, [], []
+        async with AsyncExitStack() as stack:
+            source = await open_session(
+                subscription.conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS
+            )
+            stack.callback(source.abort)
+            await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+            await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+            session = await open_session(self._target, application_name=APPLICATION_NAME)
+            stack.callback(session.abort)
+            acting = PostgresTarget(session, "", lambda *_: None)
+            await acting.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
+            async with self._catalog.use() as connection:
+                planner = Planner(subscription, source, acting, connection)
+                for table in tables:
+                    try:
+                        plans.append(await planner.plan(table.relid, table.namespace, table.name, self._part_bytes))
+                    except SubscriberError as error:
+                        if source.error is not None or session.error is not None:
+                            raise
+                        failures.append(Failure(table.relid, error.message, error.hint, error.sqlstate))
+                        await source.query("ROLLBACK")
+                        await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                        await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+        return plans, failures
+
+    async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> int:
+        """Store that the copy goes on from here; its number."""
+        async with self._catalog.use() as connection, connection.transaction():
+            copyid = await bulk_copy.add(connection, self._subid, lsn, parts)
+            await origins.create_origin(connection, origins.table_sync_origin(self._subid, GROUP))
+            await store.save_progress(connection, self._subid, GROUP, lsn)
+            for relid in parts:
+                await store.set_relation_state(connection, self._subid, relid, State.DATASYNC, None)
+        return copyid
+
+    # --- copying ------------------------------------------------------------------------------------
+
+    async def _copy(self, plans: Sequence[TablePlan], snapshot: str, copyid: int) -> list[Failure]:
+        """Have everything copied that has not been, driver after driver."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, plans, copyid)
+            failures: list[Failure] = []
+            attempts = 0
+            while missing := await self._missing(plans, snapshot, copyid, {f.relid for f in failures}):
+                attempts += 1
+                try:
+                    failures += await self._drive(missing)
+                except SubscriberError:
+                    left = await self._missing(plans, snapshot, copyid, {f.relid for f in failures})
+                    if len(left) < len(missing):
+                        attempts = 0
+                    if attempts == DRIVERS:
+                        raise
+            tasks.cancel_scope.cancel()
+        await self._look(plans, copyid)
+        return failures
+
+    async def _missing(
+        self, plans: Sequence[TablePlan], snapshot: str, copyid: int, failed: set[int]
+    ) -> list[PartTask]:
+        """The parts that are not there, those of the largest tables first."""
+        async with self._catalog.use() as connection:
+            done = await bulk_copy.copied(connection, copyid)
+        return [
+            task
+            for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
+            if plan.relid not in failed
+            for task in plan.tasks(
+                self._subscription.conninfo,
+                self._target,
+                snapshot,
+                copyid,
+                done.get(plan.relid, Copied()).parts,
+            )
+        ]
+
+    async def _drive(self, tasks: Sequence[PartTask]) -> list[Failure]:
+        """Have `tasks` done. Raises SubscriberError when the driver ended before that."""
+        if self._spark is None:
+            results = await run_driver(self._master, tasks)
+        else:
+            results = await anyio.to_thread.run_sync(_in_session, self._spark, tasks, abandon_on_cancel=True)
+        return [result for result in results if result is not None]
+
+    async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
+        while True:
+            await self._look(plans, copyid)
+            await anyio.sleep(POLL)
+
+    async def _look(self, plans: Sequence[TablePlan], copyid: int) -> None:
+        """Store which tables are complete, and tell how far the others are."""
+        progress = await self._progress(plans, copyid)
+        async with self._catalog.use() as connection:
+            pid = connection.get_server_pid()
+            for plan, table in zip(plans, progress, strict=True):
+                if table.parts_done == table.parts and plan.relid not in self._complete:
+                    # Synchronously, so that all parts are durable when it is.
+                    await store.set_relation_state(connection, self._subid, plan.relid, State.FINISHEDCOPY, None)
+                    self._complete.add(plan.relid)
+                if self._reported.get(plan.relid) != table:
+                    self._reported[plan.relid] = table
+                    await store.report_worker(connection, self._status(plan.relid, table, pid))
+        self._on_progress("copying", progress)
+
+    def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
+        return store.WorkerStatus(
+            self._subid,
+            relid,
+            "table synchronization",
+            "copied" if relid in self._complete else "copying",
+            pid,
+            copy_rows=table.rows,
+            copy_bytes=table.bytes,
+            copy_total_bytes=table.total_bytes,
+        )
+
+    async def _progress(self, plans: Sequence[TablePlan], copyid: int) -> list[TableProgress]:
+        async with self._catalog.use() as connection:
+            done = await bulk_copy.copied(connection, copyid)
+        passed = monotonic() - self._started
+        return [_table_progress(plan, done.get(plan.relid, Copied()), passed) for plan in plans]
+
+    def _failed(self, plans: Sequence[TablePlan], failures: Sequence[Failure]) -> SubscriberError:
+        first = failures[0]
+        names = {plan.relid: plan.label for plan in plans}
+        tables = sorted({names.get(failure.relid, "") for failure in failures} - {""})
+        return SubscriberError(
+            f'could not copy table "{names[first.relid]}": {first.message}' if first.relid in names else first.message,
+            detail=f"Tables that could not be copied: {', '.join(tables)}." if len(tables) > 1 else None,
+            hint=first.hint,
+            sqlstate=first.sqlstate,
+        )
+
+
+def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProgress:
+    done, parts = len(copied.parts), len(plan.parts)
+    return TableProgress(
+        name=plan.label,
+        rows=copied.rows,
+        bytes=copied.bytes,
+        total_bytes=plan.total_bytes,
+        parts_done=done,
+        parts=parts,
+        seconds_left=round(passed / done * (parts - done)) if done else None,
+    )
+
+
+def _in_session(spark: SparkSession, tasks: Sequence[PartTask]) -> list[Failure | None]:
+    from pyspark.errors import PySparkException
+
+    with spark_session(spark):
+        try:
+            return run_tasks(spark, copy_part, tasks, tag=APPLICATION_NAME.replace(" ", "-"))
+        except PySparkException as error:
+            raise SubscriberError("Spark could not copy everything", detail=str(error).splitlines()[0]) from error
+
+
+async def _empty(connection: Connection, table: store.RelationState) -> None:
+    """Remove the rows of a table that was empty before its parts were copied."""
+    name = qualified(table.namespace, table.name)
+    await connection.execute("SET LOCAL session_replication_role = replica")
+    if await connection.fetchval(_IS_REFERRED_TO, table.relid):
+        await connection.execute(f"DELETE FROM {name}")
+    else:
+        await connection.execute(f"TRUNCATE {name}")

@@ -1,0 +1,154 @@
+"""One part of a table, copied by an executor: COPY from the publisher into COPY to the target, byte for byte.
+
+One transaction on the target holds the part's row in subscriber.copy_done and the part's rows, so a part is there
+whole and once, whoever is killed and however often it is begun: the row is inserted first, which waits for an earlier
+attempt that is still alive, and finds out whether that one came through.
+
+Nothing of a row's values is decoded here, or can get into an error that leaves here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import anyio
+import asyncpg
+
+from subscriber.catalog import bulk_copy
+from subscriber.catalog.session import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.source.parts import Part
+
+CHUNKS = 8  # pieces in memory between the two connections; asyncpg's are up to half a megabyte
+# Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
+TRANSIENT = ("08", "40", "53", "57")
+
+SOURCE_SETTINGS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "search_path": "",
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+}
+# What table synchronization sets; a commit need not wait for the disk, as the state that tells of it will.
+TARGET_SETTINGS = {
+    "session_replication_role": "replica",
+    "search_path": "",
+    "row_security": "off",
+    "statement_timeout": "0",
+    "lock_timeout": "0",
+    "synchronous_commit": "off",
+}
+_FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
+
+
+@dataclass(frozen=True, slots=True)
+class PartTask:
+    """All that an executor has to know. Connection strings are part of it, so it is never printed."""
+
+    source: str
+    target: str
+    snapshot: str  # exported by the publisher
+    copyid: int
+    relid: int  # of the target's table
+    number: int  # of the part in its table
+    part: Part
+    select: str  # the query that reads it
+    schema: str  # of the target's table
+    name: str
+    columns: tuple[str, ...]  # of the target's table, in the order of the query's
+    role: str  # to insert as; "none": the session's own
+    binary: bool
+
+    def __repr__(self) -> str:
+        return f"PartTask({self.schema}.{self.name}, part {self.number})"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why a part cannot be copied, however often one tries."""
+
+    relid: int
+    message: str
+    hint: str | None
+    sqlstate: str
+
+
+def copy_part(task: PartTask) -> Failure | None:
+    """Copy the part if it has not been. Raises ConnectionLost for what another attempt may not meet."""
+    error = anyio.run(_attempt, task)
+    if error is None:
+        return None
+    if error.sqlstate.startswith(TRANSIENT):
+        raise ConnectionLost(error.message)
+    return Failure(task.relid, error.message, error.hint, error.sqlstate)
+
+
+async def _attempt(task: PartTask) -> SubscriberError | None:
+    """What went wrong; None: nothing did."""
+    try:
+        target = await connect(task.target, application_name="subscriber copy", settings=TARGET_SETTINGS)
+        try:
+            source = await connect(task.source, application_name="subscriber copy", settings=SOURCE_SETTINGS)
+            try:
+                await _copy(task, source, target)
+            finally:
+                source.terminate()
+        finally:
+            target.terminate()
+    except Exception as error:
+        first: BaseException = error
+        while isinstance(first, BaseExceptionGroup):  # of the two connections' errors the first one tells
+            first = first.exceptions[0]
+        if isinstance(first, SubscriberError):
+            return first
+        if isinstance(first, asyncpg.PostgresError | asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
+            return translate(first)
+        raise
+    return None
+
+
+async def _copy(task: PartTask, source: Connection, target: Connection) -> None:
+    async with target.transaction():
+        if not await target.fetchval(bulk_copy.CLAIM, task.copyid, task.relid, task.number):
+            return
+        async with source.transaction(isolation="repeatable_read", readonly=True):
+            await source.execute(f"SET TRANSACTION SNAPSHOT '{task.snapshot}'")
+            # Until its end this transaction keeps the lock, and with it the heap as it is.
+            await source.execute(f"LOCK TABLE {task.part.heap} IN ACCESS SHARE MODE")
+            if await source.fetchval(_FILENODE, task.part.heap) != task.part.filenode:
+                raise SubscriberError(
+                    f'table "{task.part.schema}.{task.part.name}" of the publisher was rewritten while it was copied',
+                    hint="It will be copied again from the beginning.",
+                    sqlstate="55000",
+                )
+            await target.execute("SELECT pg_catalog.set_config('role', $1, true)", task.role)
+            rows, size = await _pipe(task, source, target)
+        await target.execute("RESET ROLE")
+        await target.execute(bulk_copy.COPIED, task.copyid, task.relid, task.number, rows, size)
+
+
+async def _pipe(task: PartTask, source: Connection, target: Connection) -> tuple[int, int]:
+    """COPY out of one into the other; rows and bytes."""
+    send, receive = anyio.create_memory_object_stream[bytes](CHUNKS)
+    size = 0
+    style: Literal["binary", "text"] = "binary" if task.binary else "text"
+
+    async def feed() -> None:
+        async with send:
+            await source.copy_from_query(task.select, output=take, format=style)
+
+    async def take(chunk: bytes) -> None:
+        nonlocal size
+        size += len(chunk)
+        await send.send(chunk)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(feed)
+        tag = await target.copy_to_table(
+            task.name, schema_name=task.schema, columns=task.columns, source=receive, format=style
+        )
+    return int(tag.split()[-1]), size

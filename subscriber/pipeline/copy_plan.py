@@ -1,0 +1,119 @@
+"""What is to be copied of each table, and how: parts, columns, the role to insert as, text or binary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from subscriber.catalog.session import Connection
+from subscriber.connection.session import Session
+from subscriber.pipeline.copy_part import PartTask
+from subscriber.source.parts import Part, cut, whole
+from subscriber.source.publisher import Publisher
+from subscriber.source.quoting import identifier, qualified
+from subscriber.source.tables import PublishedTable, as_relation, copies_binary
+from subscriber.subscription import Subscription
+from subscriber.target.postgres import PostgresTarget
+
+PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
+
+# Types the server itself comes with. Their binary form is the same everywhere but for those that name an object,
+# which has another OID elsewhere, and one that has no binary form.
+_BUILT_IN = 10000
+_NOT_BINARY = frozenset(
+    (
+        *(24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191),  # regproc … regcollation
+        *(1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192),  # and arrays of them
+        *(1033, 1034),  # aclitem
+    )
+)
+_COLUMN_TYPES = """
+SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table. `parts` are in the order in which they are numbered."""
+
+    relid: int  # on the target
+    schema: str
+    name: str
+    parts: tuple[Part, ...]
+    columns: tuple[str, ...]  # the target's
+    selected: str  # the publisher's, as SQL
+    filters: tuple[str, ...]
+    role: str
+    binary: bool
+    total_bytes: int  # on the publisher's disk
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    def tasks(self, source: str, target: str, snapshot: str, copyid: int, done: set[int]) -> list[PartTask]:
+        """What executors are to do, without the parts that are `done`."""
+        return [
+            PartTask(
+                source=source,
+                target=target,
+                snapshot=snapshot,
+                copyid=copyid,
+                relid=self.relid,
+                number=number,
+                part=part,
+                select=part.select(self.selected, self.filters),
+                schema=self.schema,
+                name=self.name,
+                columns=self.columns,
+                role=self.role,
+                binary=self.binary,
+            )
+            for number, part in enumerate(self.parts)
+            if number not in done
+        ]
+
+
+class Planner:
+    """Plans on three sessions: the publisher's with the snapshot, a raw one of the target, and the catalog's."""
+
+    def __init__(
+        self, subscription: Subscription, source: Session, target: PostgresTarget, connection: Connection
+    ) -> None:
+        self._subscription = subscription
+        self._publisher = Publisher(source)
+        self._target = target
+        self._connection = connection
+
+    async def plan(self, relid: int, schema: str, name: str, part_bytes: int) -> TablePlan:
+        """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
+        published = await self._publisher.table(schema, name, self._subscription.publications)
+        mapping = await self._target.map(as_relation(published))
+        parts = await cut(self._publisher.session, published.relid, part_bytes)
+        if len(parts) > 1 and await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {qualified(schema, name)})"):
+            # What is there stays there, so the copy must be able to take itself back: one transaction.
+            parts = [whole(schema, name, parts)]
+        return TablePlan(
+            relid=relid,
+            schema=schema,
+            name=name,
+            parts=tuple(parts),
+            columns=tuple(column.name for column in mapping.attributes),
+            selected=", ".join(identifier(column.name) for column in published.columns),
+            filters=published.row_filters,
+            role=self._target.acting.role([mapping.local]),
+            binary=await self._in_binary(relid, published),
+            total_bytes=published.total_bytes,
+        )
+
+    async def _in_binary(self, relid: int, published: PublishedTable) -> bool:
+        """As the subscription says; and without being told where it makes no difference."""
+        if copies_binary(self._subscription.binary, self._publisher.server_version):
+            return True
+        types = {row[0]: row[1] for row in await self._connection.fetch(_COLUMN_TYPES, relid)}
+        return all(
+            column.type_oid < _BUILT_IN
+            and column.type_oid not in _NOT_BINARY
+            and types.get(column.name) == column.type_oid
+            for column in published.columns
+        )

@@ -1,0 +1,87 @@
+"""A Spark driver as a process of its own: python -m subscriber.pipeline.driver
+
+It gets its work on stdin and writes the results to stdout, both pickled. Its parent may kill it, or may be killed: the
+end of stdin ends it at once, and the JVM and the executors with it.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import threading
+from collections.abc import Sequence
+from typing import TypeVar
+
+import anyio
+import anyio.abc
+
+from subscriber.errors import SubscriberError
+from subscriber.pipeline.copy_part import Failure, PartTask, copy_part
+from subscriber.pipeline.session import spark_session
+from subscriber.pipeline.tasks import run_tasks
+
+Task = TypeVar("Task")
+
+KILLED = "the Spark driver has ended before its work was done"
+
+
+async def run_driver(master: str, tasks: Sequence[PartTask]) -> list[Failure | None]:
+    """Have the parts copied by a driver that is started for it; the results, in the order of `tasks`.
+
+    Raises SubscriberError when it ends early, with what it said last.
+    """
+    order = pickle.dumps((master, list(tasks)))
+    command = [sys.executable, "-m", "subscriber.pipeline.driver"]
+    async with await anyio.open_process(command, start_new_session=True) as process:
+        assert process.stdin is not None
+        answer, complaint = bytearray(), bytearray()
+        try:
+            async with anyio.create_task_group() as group:
+                group.start_soon(_collect, process.stdout, answer)
+                group.start_soon(_collect, process.stderr, complaint)
+                await _send(process.stdin, len(order).to_bytes(8, "big") + order)
+                await process.wait()
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode != 0:
+        lines = complaint.decode(errors="replace").strip().splitlines()
+        raise SubscriberError(KILLED, detail=lines[-1] if lines else f"Its exit status was {process.returncode}.")
+    results: list[Failure | None] = pickle.loads(bytes(answer))
+    return results
+
+
+async def _send(stream: anyio.abc.ByteSendStream, data: bytes) -> None:
+    try:
+        await stream.send(data)
+    except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+        return  # it has ended already; its status tells
+
+
+async def _collect(stream: anyio.abc.ByteReceiveStream | None, into: bytearray) -> None:
+    assert stream is not None
+    async for chunk in stream:
+        into += chunk
+
+
+def main() -> None:
+    """Do the work that comes on stdin."""
+    size = int.from_bytes(sys.stdin.buffer.read(8), "big")
+    master, tasks = pickle.loads(sys.stdin.buffer.read(size))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with spark_session(master=master) as spark:
+        results = run_tasks(spark, copy_part, tasks)
+    sys.stdout.buffer.write(pickle.dumps(results))
+    sys.stdout.buffer.flush()
+
+
+def _end_with_parent() -> None:
+    """The pipe from our parent ends when the parent does."""
+    while os.read(0, 1):
+        pass
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()
