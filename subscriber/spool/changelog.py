@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import NamedTuple
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
@@ -73,6 +74,14 @@ class Piece:
     def size(self) -> int:
         """Bytes."""
         return self.stop - self.offset
+
+
+class Reach(NamedTuple):
+    """A position and what there is to read up to it. `size` is in bytes."""
+
+    position: Lsn
+    changes: int
+    size: int
 
 
 @dataclass(slots=True)
@@ -180,13 +189,14 @@ class ChangeLog:
                 heads = self._heads(reader, HEADER_SIZE, file.start, stop)
                 return [(offset, before) for offset, before, head in heads if head.flags & RESTART], stop
 
-    def limit(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Lsn:
-        """The first end of a transaction after `start` by which so many changes, or bytes, have come; else end().
+    def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
+        """How far a reader gets from `start` with so many changes, or bytes: to the first end of a transaction by which
+        they have come, or to end().
 
         Positions are those of blocks, which hold up to some hundred kilobytes of small transactions.
         """
         durable = self._durable()
-        count = total = 0
+        found = Reach(durable.position, 0, 0)
         for file in self.files():
             if file.end is not None and file.end <= start:
                 continue
@@ -194,12 +204,15 @@ class ChangeLog:
                 stop = durable.offset if file.start == durable.segment else reader.index_offset()
                 begin = self._nearest(reader, file, start)
                 for _, before, head in self._heads(reader, *begin, stop):
-                    if before >= start:
-                        count += head.changes
-                        total += head.length
-                    if head.flags & BOUNDARY and head.position > start and _reached(count, changes, total, size):
-                        return head.position
-        return durable.position
+                    if before < start:
+                        continue
+                    found = Reach(durable.position, found.changes + head.changes, found.size + head.length)
+                    enough = (changes is not None and found.changes >= changes) or (
+                        size is not None and found.size >= size
+                    )
+                    if enough and head.flags & BOUNDARY:
+                        return found._replace(position=head.position)
+        return found
 
     def _heads(
         self, reader: SegmentReader, offset: int, before: Lsn, stop: int
@@ -222,10 +235,6 @@ class ChangeLog:
         except TornBlock:
             places = []
         return places[-1] if places else (HEADER_SIZE, file.start)
-
-
-def _reached(count: int, changes: int | None, total: int, size: int | None) -> bool:
-    return (changes is not None and count >= changes) or (size is not None and total >= size)
 
 
 def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end: Lsn, size: int) -> list[Piece]:

@@ -151,11 +151,12 @@ def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogW
         store(writer, builder, source.transaction([(1, 1), (1, 1)]))
         ends.append(source.position)
     log = ChangeLog(tmp_path)
-    assert log.limit(START, changes=1) == ends[1]
-    assert log.limit(START, changes=3) == ends[2]
-    assert log.limit(ends[2], changes=4) == ends[4]
-    assert log.limit(ends[5], changes=100) == ends[6]
-    assert log.limit(START, size=1) == ends[1]
+    assert log.reach(START, changes=1)[:2] == (ends[1], 2)
+    assert log.reach(START, changes=3)[:2] == (ends[2], 4)
+    assert log.reach(ends[2], changes=4)[:2] == (ends[4], 4)
+    assert log.reach(ends[5], changes=100)[:2] == (ends[6], 2)
+    assert log.reach(START, size=1).position == ends[1]
+    assert log.reach(ends[6])[1:] == (0, 0)
 
 
 # --- the end of the file -----------------------------------------------------------------------
