@@ -95,7 +95,14 @@ class Policies:
 
     def concern(self, table: Table, change: type) -> bool:
         """Whether a change of that type (Insert, Update, Delete) has to look before it is applied."""
-        return any(not _is_default(self.rule(table, what).policy, what) for what in _MET_BY[change])
+        return self._decide(table, _MET_BY[change])
+
+    def concern_keys(self, table: Table) -> bool:
+        """Whether an UPDATE has to look who holds the keys it sets."""
+        return self._decide(table, (ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS))
+
+    def _decide(self, table: Table, types: tuple[ConflictType, ...]) -> bool:
+        return any(not _is_default(self.rule(table, what).policy, what) for what in types)
 
     @property
     def functions(self) -> set[str]:

@@ -14,6 +14,7 @@ from typing import assert_never
 import asyncpg
 
 from subscriber.catalog import contact, privileges, store, two_phase
+from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.create import create_subscription
 from subscriber.catalog.drop import drop_subscription
@@ -73,6 +74,9 @@ COLUMNS = {
     "run_as_owner": ("subrunasowner", "boolean"),
     "failover": ("subfailover", "boolean"),
     "origin": ("suborigin", "text"),
+    "conflict_policy": ("subconflictpolicy", "text"),
+    "conflict_history": ("subconflicthistory", "text"),
+    "conflict_log_rows": ("subconflictrows", "boolean"),
 }
 
 
@@ -244,6 +248,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         await two_phase.change(connection, subscription, wanted=options.two_phase)
     if "failover" in specified:
         _check_slot_option(altering, subscription, "failover", slot_too=True)
+    await check_commit_times(connection, options.conflict_policy)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required
     columns = [name for name in COLUMNS if name in specified and not (name == "password_required" and unchanged)]

@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from subscriber.catalog import contact, origins, privileges, refresh, store
+from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options
 from subscriber.catalog.statements import CreateSubscription
@@ -18,9 +19,9 @@ from subscriber.subscription import TwoPhaseState
 INSERT = """
 INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
        subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover)
+       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows)
 VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
-       $12, $13, $14, $15)
+       $12, $13, $14, $15, $16, $17, $18)
 RETURNING subid
 """
 
@@ -41,6 +42,7 @@ async def create_subscription(connection: asyncpg.Connection, statement: CreateS
     password = options.password_required and not who.is_superuser
     contact.check_conninfo(statement.conninfo, password=password)
     check_publications(statement.publications)
+    await check_commit_times(connection, options.conflict_policy)
     async with AsyncExitStack() as stack:
         slot = _Slot(options.slot_name)
         try:
@@ -86,6 +88,9 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 options.run_as_owner,
                 options.origin,
                 options.failover,
+                options.conflict_policy,
+                options.conflict_history,
+                options.conflict_log_rows,
             )
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None

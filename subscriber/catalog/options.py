@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from subscriber.catalog.conflict_options import check_history, check_policy
 from subscriber.catalog.statements import Option
 from subscriber.catalog.tokens import NAMEDATALEN
 from subscriber.errors import StatementError
@@ -32,6 +33,10 @@ _STORED = frozenset(
         "run_as_owner",
         "failover",
         "origin",
+        # Not PostgreSQL's.
+        "conflict_policy",
+        "conflict_history",
+        "conflict_log_rows",
     }
 )
 FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
@@ -60,6 +65,9 @@ class Options:
     run_as_owner: bool = False
     failover: bool = False
     origin: str = "any"
+    conflict_policy: str = ""
+    conflict_history: str = "decided"
+    conflict_log_rows: bool = False
     lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
     specified: set[str] = field(default_factory=set)
 
@@ -191,6 +199,8 @@ _READ: dict[str, Callable[[Option], Any]] = {
     "synchronous_commit": _synchronous_commit,
     "streaming": _streaming,
     "origin": _origin,
+    "conflict_policy": lambda option: check_policy(string(option)),
+    "conflict_history": lambda option: check_history(string(option)),
     "lsn": _lsn,
 }
 

@@ -21,6 +21,7 @@ class Note:
     mapping: RelationMapping | None = None
     change: Message | None = None
     plan: Plan | None = None
+    resolved: bool = False  # the row was looked at before, so nothing is to be told of it
     may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 

@@ -69,7 +69,7 @@ class Noticing:
     def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
         """Was the row that is about to be changed written by somebody else than this subscription?"""
         mapping, change = note.mapping, note.change
-        if self.origin_id is None or mapping is None or not isinstance(change, Update | Delete):
+        if self.origin_id is None or note.resolved or mapping is None or not isinstance(change, Update | Delete):
             return
 
         def found(_note: object, _tag: str, rows: Rows) -> None:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 
 from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.policy import Policies
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
@@ -23,9 +24,11 @@ from subscriber.protocol.tuples import UNCHANGED
 from subscriber.target import relations, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
+from subscriber.target.history import History
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.noticing import Noticing
 from subscriber.target.progress import ProgressRow
+from subscriber.target.resolving import Resolving
 from subscriber.target.statements import NEW, OLD, Plan
 
 # What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
@@ -64,6 +67,9 @@ class PostgresTarget:
         self.origin = origin
         self.acting = Acting(self.pipeline)
         self._noticing = Noticing(self.pipeline, self.acting, on_conflict)
+        self.policies = Policies({})
+        self.history: History | None = None  # None: no conflict is recorded
+        self.resolving: Resolving | None = None  # None: no change has to look before it is applied
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
@@ -80,6 +86,8 @@ class PostgresTarget:
         """
         self._progress = progress
         self._noticing.origin_id = origin_id
+        if self.resolving is not None:
+            self.resolving.looking.timed = origin_id is not None
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
@@ -107,16 +115,16 @@ class PostgresTarget:
         note = Note(change.message_type, transaction, mapping, change)
         note.may_be_stale = oid not in self._checked and oid not in self._fresh
         self.acting.become([mapping.local], note)
-        if isinstance(change, Insert):
-            self._insert(mapping, change, note)
-        elif isinstance(change, Update):
-            self._update(mapping, change, note)
-        else:
-            old = change.old.split()
-            require_columns(mapping, old[0])
-            self._find(OLD, NO_ROW, old, note)
-            self._noticing.look_at_writer(OLD, NO_ROW, old, note)
-            self._run(statements.delete(mapping), NO_ROW, old, note)
+        left: Insert | Update | Delete | None = change
+        if self.resolving is not None and self.resolving.concerns(mapping, change):
+            left = await self.resolving.resolve(change, note)
+            note = Note(note.message, transaction, mapping, left, may_be_stale=note.may_be_stale, resolved=True)
+        if isinstance(left, Insert):
+            self._insert(mapping, left, note)
+        elif isinstance(left, Update):
+            self._update(mapping, left, note)
+        elif isinstance(left, Delete):
+            self._delete(mapping, left, note)
         if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
@@ -150,6 +158,13 @@ class PostgresTarget:
         self._find(row, new, old, note)
         self._noticing.look_at_writer(row, new, old, note)
         self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
+
+    def _delete(self, mapping: RelationMapping, change: Delete, note: Note) -> None:
+        old = change.old.split()
+        require_columns(mapping, old[0])
+        self._find(OLD, NO_ROW, old, note)
+        self._noticing.look_at_writer(OLD, NO_ROW, old, note)
+        self._run(statements.delete(mapping), NO_ROW, old, note)
 
     def _find(self, row: int, new: Row, old: Row, note: Note) -> None:
         """For a table without a key: find the row that the next statement is about."""

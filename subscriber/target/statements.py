@@ -34,8 +34,8 @@ NEW, OLD = 0, 1  # which row of the change a parameter comes from
 
 # Where find() keeps the place of the row it has locked; empty: there is none.
 _PLACE = "pg_catalog.current_setting('subscriber.place')"
-_IS_FOUND = f"ctid = nullif({_PLACE}, '')::pg_catalog.tid"
-_IS_FOUND_IN_PARTITION = (
+IS_FOUND = f"ctid = nullif({_PLACE}, '')::pg_catalog.tid"
+IS_FOUND_IN_PARTITION = (
     f"tableoid = nullif(pg_catalog.split_part({_PLACE}, ' ', 1), '')::pg_catalog.oid"
     f" AND ctid = nullif(pg_catalog.split_part({_PLACE}, ' ', 2), '')::pg_catalog.tid"
 )
@@ -58,7 +58,7 @@ def qualified(schema: str, name: str) -> str:
     return f"{quote(schema)}.{quote(name)}"
 
 
-class _Builder:
+class Builder:
     """Collects parameters while a statement's text is put together."""
 
     def __init__(self, mapping: RelationMapping) -> None:
@@ -111,7 +111,7 @@ def insert(mapping: RelationMapping) -> Plan:
 
 
 def _insert(mapping: RelationMapping) -> Plan:
-    build = _Builder(mapping)
+    build = Builder(mapping)
     if not mapping.attributes:
         return build.plan(f"INSERT INTO {build.table} DEFAULT VALUES", b"INSERT 0 1")
     columns = ", ".join(quote(column.name) for column in mapping.attributes)
@@ -141,25 +141,24 @@ def update(
 
 
 def _update(mapping: RelationMapping, row: int, new_status: bytes, identity_changed: bool) -> Plan:
-    _require_search(mapping)
-    build = _Builder(mapping)
+    require_search(mapping)
+    build = Builder(mapping)
     sent = [i for i in range(len(mapping.attributes)) if new_status[i] != UNCHANGED]
     if identity_changed:
-        return _replace(build, row, sent)
+        return replace(build, sent, where_searched(build, row))
     sent = [i for i in sent if not mapping.attributes[i].identity_always]
     if not sent:  # nothing that UPDATE may set: only see whether the row is there
-        return build.plan(f"SELECT 1 FROM {build.only} WHERE {_where(build, row)} FOR UPDATE", b"SELECT 1")
+        return build.plan(f"SELECT 1 FROM {build.only} WHERE {where_searched(build, row)} FOR UPDATE", b"SELECT 1")
     sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
-    where = _where(build, row)
+    where = where_searched(build, row)
     return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
 
 
-def _replace(build: _Builder, row: int, sent: list[int], condition: str = "") -> Plan:
+def replace(build: Builder, sent: list[int], where: str) -> Plan:
     """DELETE and INSERT in one statement, for what UPDATE is not allowed to do."""
     mapping = build.mapping
     given = {mapping.attributes[i].name: i for i in sent}
     columns = [column.name for column in mapping.local.columns if not column.generated]
-    where = _where(build, row) + condition
     values = ", ".join(
         build.parameter(NEW, given[name]) if name in given else f"gone.{quote(name)}" for name in columns
     )
@@ -179,12 +178,12 @@ def replace_if_changed(mapping: RelationMapping, index: int, status: bytes) -> P
     """
     key = ("replace", index, bytes(s == UNCHANGED for s in status))
     if (plan := mapping.plans.get(key)) is None:
-        _require_search(mapping)
-        build = _Builder(mapping)
+        require_search(mapping)
+        build = Builder(mapping)
         name = quote(mapping.attributes[index].name)
         condition = f" AND {name} <> {build.parameter(NEW, index)}"
         sent = [i for i in range(len(mapping.attributes)) if status[i] != UNCHANGED]
-        plan = mapping.plans[key] = _replace(build, NEW, sent, condition)
+        plan = mapping.plans[key] = replace(build, sent, where_searched(build, NEW) + condition)
     assert isinstance(plan, Plan)
     return plan
 
@@ -193,9 +192,9 @@ def delete(mapping: RelationMapping) -> Plan:
     """Without a key, of the row that find() has found. Raises MappingError when the row cannot be identified."""
     key = "delete"
     if (plan := mapping.plans.get(key)) is None:
-        _require_search(mapping)
-        build = _Builder(mapping)
-        plan = build.plan(f"DELETE FROM {build.only} WHERE {_where(build, OLD)}", b"DELETE 1")
+        require_search(mapping)
+        build = Builder(mapping)
+        plan = build.plan(f"DELETE FROM {build.only} WHERE {where_searched(build, OLD)}", b"DELETE 1")
         mapping.plans[key] = plan
     assert isinstance(plan, Plan)
     return plan
@@ -203,7 +202,7 @@ def delete(mapping: RelationMapping) -> Plan:
 
 def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     """Whether the row an UPDATE or DELETE looked for is there: returns one row if so."""
-    build = _Builder(mapping)
+    build = Builder(mapping)
     search = mapping.search
     where = build.where_row(row, status) if search is None else build.where_key(row, search)
     return build.plan(f"SELECT 1 FROM {build.only} WHERE {where} LIMIT 1", b"SELECT 1")
@@ -216,8 +215,8 @@ def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     """
     key = ("find", row, bytes(s == NULL for s in status))
     if (plan := mapping.plans.get(key)) is None:
-        _require_search(mapping)
-        build = _Builder(mapping)
+        require_search(mapping)
+        build = Builder(mapping)
         place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
         found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)} LIMIT 1 FOR UPDATE"
         plan = mapping.plans[key] = build.plan(
@@ -225,37 +224,6 @@ def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
         )
     assert isinstance(plan, Plan)
     return plan
-
-
-def in_the_way(
-    mapping: RelationMapping,
-    table: tuple[str, str],
-    search: Sequence[int],
-    *,
-    other_than_searched: bool,
-    timed: bool,
-) -> Plan:
-    """Rows of `table`, the mapped one or a partition of it, with the new row's values in columns `search`.
-
-    Returns for each: time, origin id and origin name of the transaction that wrote it (NULL
-    without `timed`, that is without commit timestamps), xmin, all columns. `other_than_searched` leaves out the
-    row that an UPDATE changes.
-    """
-    build = _Builder(mapping)
-    where = build.where_key(NEW, search)
-    if other_than_searched and mapping.search is not None:
-        where += f" AND NOT ({build.where_key(OLD, mapping.search)})"
-    times = (
-        "LEFT JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w ON true"
-        if timed
-        else ("CROSS JOIN (SELECT NULL::pg_catalog.text, NULL::pg_catalog.oid) w (timestamp, roident)")
-    )
-    return build.plan(
-        "SELECT w.timestamp, w.roident, o.roname, found.*"
-        f" FROM (SELECT xmin, t.* FROM ONLY {qualified(*table)} t WHERE {where}) found {times}"
-        " LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident",
-        b"",
-    )
 
 
 def written_by_another(mapping: RelationMapping, row: int, origin_id: int) -> Plan:
@@ -266,12 +234,12 @@ def written_by_another(mapping: RelationMapping, row: int, origin_id: int) -> Pl
     """
     key = ("writer", row)
     if (plan := mapping.plans.get(key)) is None:
-        build = _Builder(mapping)
+        build = Builder(mapping)
         plan = mapping.plans[key] = build.plan(
             "SELECT w.timestamp, w.roident, o.roname, found.*"
             " FROM (SELECT (SELECT n.nspname || '.' || c.relname FROM pg_catalog.pg_class c"
             " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = t.tableoid), xmin, t.*"
-            f" FROM {build.only} t WHERE {_where(build, row)}) found"
+            f" FROM {build.only} t WHERE {where_searched(build, row)}) found"
             " CROSS JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w"
             " LEFT JOIN pg_catalog.pg_replication_origin o ON o.roident = w.roident"
             f" WHERE w.roident <> {origin_id}",
@@ -286,7 +254,7 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
 
     Columns that were not sent are NULL, as they are where the built-in worker routes a row to be found.
     """
-    build = _Builder(mapping)
+    build = Builder(mapping)
     names = {column.name: index for index, column in enumerate(mapping.attributes)}
     columns = []
     for column in mapping.local.columns:
@@ -302,14 +270,14 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
     return build.plan(f"SELECT CASE {cases} END FROM (SELECT {', '.join(columns)}) AS row", b"")
 
 
-def _where(build: _Builder, row: int) -> str:
+def where_searched(build: Builder, row: int) -> str:
     """By the key of `row`, or by the place of the row that find() has found."""
     if build.mapping.search is not None:
         return build.where_key(row, build.mapping.search)
-    return _IS_FOUND_IN_PARTITION if build.mapping.local.partitioned else _IS_FOUND
+    return IS_FOUND_IN_PARTITION if build.mapping.local.partitioned else IS_FOUND
 
 
-def _require_search(mapping: RelationMapping) -> None:
+def require_search(mapping: RelationMapping) -> None:
     if mapping.unsearchable is not None:
         raise MappingError(mapping.unsearchable)
 

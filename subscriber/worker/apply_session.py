@@ -8,8 +8,9 @@ it is durable. Last, the origin is put where the row is, and bound.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import anyio
 
@@ -18,13 +19,15 @@ from subscriber.catalog import locks, origins
 from subscriber.catalog.session import KEEPALIVE
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ConflictError, ConnectionLost, ServerError, StaleCatalog, SubscriberError
+from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
-from subscriber.target.note import Note, OnConflict
+from subscriber.target.note import OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRow
+from subscriber.target.resolving import Resolver
+from subscriber.worker import conflicts
 from subscriber.worker.flush import FLUSH
 
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
@@ -55,11 +58,12 @@ async def open_target(
     on_conflict: OnConflict,
     synchronous_commit: str,
     subscription: Subscription | None = None,
+    resolvers: Mapping[str, Resolver] = MappingProxyType({}),
 ) -> AsyncIterator[PostgresTarget]:
     """The target session of one worker, locked and configured; dropped at the end of the block.
 
     `relid` 0 is the apply worker. Without a `subscription` everything is done as the session's own role. The
-    session is not bound to an origin yet: see resume().
+    session is not bound to an origin yet: see resume(). `resolvers` are functions for its conflict_policy.
     """
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
@@ -71,6 +75,7 @@ async def open_target(
         await target.configure(synchronous_commit)
         if subscription is not None:
             await target.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
+            conflicts.obey(target, subscription, resolvers, on_conflict)
         yield target
     finally:
         session.abort()
@@ -107,6 +112,7 @@ async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, 
     await _bind_origin(pipeline, name, position)
     await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', $1, false)", synchronous_commit)
     tracked = await unique_conflicts.tracks_commit_times(pipeline)
+    conflicts.require_commit_times(target, tracked=tracked)
     target.resume(ProgressRow(subid, relid, position, with_origin=True), int(origin_id or 0) if tracked else None)
 
 
@@ -121,27 +127,4 @@ async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:
 
 async def explained(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:
     """The error of an apply loop with its CONTEXT; of a unique violation, the conflict that it is."""
-    found = target.explain(error)
-    note = target.pipeline.failed_note
-    if not isinstance(found, ServerError) or not isinstance(note, Note) or found is not target.pipeline.error:
-        return found
-    if found.sqlstate != unique_conflicts.UNIQUE_VIOLATION:
-        return found
-    with suppress(SubscriberError):  # then the server's own error has to do
-        session = await open_session(conninfo, application_name="subscriber conflict")
-        try:
-            asking = PostgresTarget(session, target.origin, lambda *_: None)
-            await asking.configure("off")
-            conflict = await unique_conflicts.investigate(asking.pipeline, found, note)
-        finally:
-            session.abort()
-        if conflict is not None:
-            refused = ConflictError(
-                conflict.message,
-                detail=conflict.detail,
-                exact_detail=conflict.exact_detail,
-                conflict_type=conflict.type.value,
-            )
-            refused.context = found.context
-            return refused
-    return found
+    return await conflicts.refused(target.explain(error), target, conninfo)

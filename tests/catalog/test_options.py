@@ -46,6 +46,10 @@ def test_defaults_are_postgresql_18s() -> None:
         ("synchronous_commit = 1", "synchronous_commit", "1"),
         ("origin = 'NONE'", "origin", "NONE"),
         ("origin = any", "origin", "any"),
+        ("conflict_policy = ' public.t: skip, error '", "conflict_policy", "public.t: skip, error"),
+        ("conflict_policy = last_update_wins", "conflict_policy", "last_update_wins"),
+        ("conflict_history = ALL", "conflict_history", "all"),
+        ("conflict_log_rows", "conflict_log_rows", True),
         ("two_phase", "two_phase", True),
         ("two_phase = off, streaming = parallel", "two_phase", False),
         ("connect = false", "copy_data", False),
@@ -57,7 +61,10 @@ def test_values(text: str, name: str, value: object) -> None:
     assert getattr(read(text), name) == value
 
 
-BOOLEANS = sorted(options.FOR_CREATE - {"slot_name", "synchronous_commit", "streaming", "origin"})
+BOOLEANS = sorted(
+    options.FOR_CREATE
+    - {"slot_name", "synchronous_commit", "streaming", "origin", "conflict_policy", "conflict_history"}
+)
 EXCLUSIVE = "are mutually exclusive options"
 SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
 
@@ -81,6 +88,12 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
             "22023",
         ),
         ("origin = foo", 'unrecognized origin value: "foo"', None, "22023"),
+        (
+            "conflict_history = some",
+            'invalid value for parameter "conflict_history": "some"',
+            "Available values: none, decided, all.",
+            "22023",
+        ),
         ("refresh = false", 'unrecognized subscription parameter: "refresh"', None, "42601"),
         ('"Binary"', 'unrecognized subscription parameter: "Binary"', None, "42601"),
         ("binary, binary", "conflicting or redundant options", None, "42601"),

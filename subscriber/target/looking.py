@@ -1,0 +1,122 @@
+"""Looking at rows of the target, and waiting for the answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from subscriber.apply.conflict import LocalRow, Writer
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.protocol import wire
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED, TupleData
+from subscriber.target import probes
+from subscriber.target.binding import NO_ROW, Row, bind
+from subscriber.target.note import Note
+from subscriber.target.statements import NEW, Plan
+
+RowChange = TypeVar("RowChange", Insert, Update, Delete, Insert | Update, Update | Delete)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A row as a probe returns it."""
+
+    writer: Writer
+    label: str  # its table, schema.name
+    place: str  # OID of its table and ctid
+    values: tuple[str | None, ...]  # of the columns of the table that was asked
+
+    def local_row(
+        self, mapping: RelationMapping, columns: Sequence[str], index: str | None = None, key: Sequence[str] = ()
+    ) -> LocalRow:
+        """`columns` are those of the table that was asked; `index` and `key` say what it is in the way of."""
+        values = dict(zip(columns, self.values, strict=False))  # one added just now is found out by the next check
+        in_order = {name: values.get(name) for name in columns_of(mapping, self.label)}
+        return LocalRow(index, tuple(key), self.writer, in_order)
+
+
+def columns_of(mapping: RelationMapping, label: str) -> tuple[str, ...]:
+    """The columns of the mapped table, or of its partition `label`, in their order."""
+    leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
+    return leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
+
+
+class Looking:
+    """On one session. Every question waits for its answer, and so for those to all statements before."""
+
+    def __init__(self, pipeline: Pipeline, *, timed: bool) -> None:
+        """`timed`: the target tracks commit timestamps."""
+        self.timed = timed
+        self._pipeline = pipeline
+
+    async def find(self, plan: Plan, new: Row, old: Row, note: Note | None = None) -> list[Found]:
+        """The rows of one of the plans in probes.py; `note` goes with an error."""
+        found = []
+        for time, committed, origin_id, origin, label, place, xid, *values in await self._ask(plan, new, old, note):
+            writer = Writer(
+                xid or "", time, origin_id not in (None, "0"), origin, int(committed) if committed else None
+            )
+            found.append(Found(writer, label or "", place or "", tuple(values)))
+        return found
+
+    async def unique_indexes(
+        self, mapping: RelationMapping, new: Row, table: tuple[str, str] | None = None, note: Note | None = None
+    ) -> list[tuple[str, list[str], list[int]]]:
+        """The unique indexes that can refuse a row: name, columns, and where the row has these.
+
+        `table`: a partition's own indexes. NULLs are never in each other's way, and what did not change is not either.
+        """
+        table = table or (mapping.local.schema, mapping.local.name)
+        key = ("unique indexes", table)
+        if key not in mapping.plans:
+            parameters = wire.text_parameters(table)
+            mapping.plans[key] = await self._rows(probes.UNIQUE_INDEXES, wire.ALL_TEXT, parameters, note)
+        indexes = mapping.plans[key]
+        assert isinstance(indexes, list)
+        names = {column.name: index for index, column in enumerate(mapping.attributes)}
+        usable = []
+        for (row,) in indexes:
+            index, columns = json.loads(row)
+            places = [names[name] for name in columns if name in names]
+            if len(places) == len(columns) and not any(new[0][place] in (NULL, UNCHANGED) for place in places):
+                usable.append((index, columns, places))
+        return usable
+
+    async def as_text(self, mapping: RelationMapping, change: RowChange, note: Note | None = None) -> RowChange:
+        """The change with its binary values as the target would print them."""
+        if not isinstance(change, Delete):
+            change = replace(change, new=await self._row_as_text(mapping, change.new, note))
+        if not isinstance(change, Insert):
+            old = change.old
+            if old is not None:
+                change = replace(change, old=await self._row_as_text(mapping, old, note))
+        return change
+
+    async def _row_as_text(self, mapping: RelationMapping, row: TupleData, note: Note | None) -> TupleData:
+        status, values = row.split()
+        if BINARY not in status:
+            return row
+        (printed,) = await self._ask(probes.as_text(mapping, NEW, status), (status, values), NO_ROW, note)
+        texts = [None if text is None else wire.encode_text(text) for text in printed]
+        return TupleData.join(status.replace(bytes([BINARY]), bytes([TEXT])), texts)
+
+    async def value(self, plan: Plan, old: Row, note: Note) -> str | None:
+        """The first column of a plan's first row."""
+        rows = await self._ask(plan, old, old, note)
+        return rows[0][0] if rows else None
+
+    async def _ask(self, plan: Plan, new: Row, old: Row, note: Note | None) -> Rows:
+        formats, parameters = bind(plan, new, old)
+        return await self._rows(plan.sql, formats, parameters, note)
+
+    async def _rows(self, sql: str, formats: bytes, parameters: bytes, note: Note | None) -> Rows:
+        result: Rows = []
+        self._pipeline.execute(
+            sql, formats, parameters, note=note, on_result=lambda _note, _tag, rows: result.extend(rows)
+        )
+        await self._pipeline.settle()
+        return result

@@ -1,0 +1,103 @@
+"""What a worker does about conflicts: preparing its session for the policies, and recording what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+from subscriber.apply.conflict import Conflict
+from subscriber.apply.policy import parse_policies
+from subscriber.catalog.conflict_options import needs_commit_times
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import ApplyError, ConflictError, ServerError, SubscriberError
+from subscriber.subscription import ConflictHistory, Subscription
+from subscriber.target import unique_conflicts
+from subscriber.target.history import History
+from subscriber.target.note import Note, OnConflict
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.resolving import Refusal, Resolver, Resolving
+
+
+def obey(
+    target: PostgresTarget, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
+) -> None:
+    """Have the session follow the subscription's options for conflicts; before it is resumed.
+
+    Raises ApplyError (42883) if a function is not among `resolvers`.
+    """
+    policies = parse_policies(subscription.conflict_policy)
+    history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
+    target.policies, target.history = policies, history
+    for name in sorted(policies.functions - resolvers.keys()):
+        raise ApplyError(
+            f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',
+            hint="Run the subscription in a program that registers it, with running(resolvers=...), or give the"
+            " subscription another conflict_policy.",
+            sqlstate="42883",
+        )
+    if policies or history.kept is ConflictHistory.ALL:
+        target.resolving = Resolving(
+            target.pipeline, target.acting, on_conflict, policies, history, resolvers, target.origin
+        )
+
+
+def require_commit_times(target: PostgresTarget, *, tracked: bool) -> None:
+    """Raises StatementError (55000) if a policy needs track_commit_timestamp and it has been switched off."""
+    needing = target.policies.needs_commit_times
+    if needing is not None and not tracked:
+        raise needs_commit_times(needing)
+
+
+async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:
+    """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded."""
+    note = target.pipeline.failed_note
+    refusal = target.resolving.refusal if target.resolving is not None else None
+    violated = (
+        isinstance(error, ServerError)
+        and error is target.pipeline.error
+        and error.sqlstate == unique_conflicts.UNIQUE_VIOLATION
+        and isinstance(note, Note)
+    )
+    if refusal is None and not violated:
+        return error
+    with suppress(SubscriberError):  # then the server's own error has to do
+        session = await open_session(conninfo, application_name="subscriber conflict")
+        try:
+            asking = PostgresTarget(session, target.origin, lambda *_: None)
+            await asking.configure("off")
+            if refusal is not None:
+                await _record(asking.pipeline, target, refusal)
+            elif isinstance(error, ServerError) and isinstance(note, Note):
+                return await _investigated(asking.pipeline, target, error, note)
+        finally:
+            session.abort()
+    return error
+
+
+async def _investigated(pipeline: Pipeline, target: PostgresTarget, error: ServerError, note: Note) -> SubscriberError:
+    conflict = await unique_conflicts.investigate(pipeline, error, note)
+    if conflict is None or note.mapping is None or note.transaction is None:
+        return error
+    rule = target.policies.rule((note.mapping.local.schema, note.mapping.local.name), conflict.type)
+    with suppress(SubscriberError):  # the error is more important than its record
+        await _record(pipeline, target, Refusal(conflict, rule, note.mapping, note.transaction))
+    return _as_error(conflict, error)
+
+
+async def _record(pipeline: Pipeline, target: PostgresTarget, refusal: Refusal) -> None:
+    if target.history is not None:
+        await target.history.record_error(
+            pipeline, refusal.conflict, refusal.mapping.local.oid, refusal.transaction, refusal.rule
+        )
+
+
+def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:
+    refused = ConflictError(
+        conflict.message,
+        detail=conflict.detail,
+        exact_detail=conflict.exact_detail,
+        conflict_type=conflict.type.value,
+    )
+    refused.context = error.context
+    return refused
