@@ -16,9 +16,10 @@ from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect, open_session
 from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.ops import check_facts, units
-from subscriber.ops.check_rules import Facts, Finding, Level, SourceTable, findings
+from subscriber.ops.check_answers import Facts, Finding, Level, SourceTable
+from subscriber.ops.check_rules import findings
 from subscriber.source.publisher import SETTINGS, Publisher
-from subscriber.subscription import Subscription
+from subscriber.subscription import Subscription, TwoPhaseState
 
 OBSTACLE = 1  # the exit status when there is an error among the findings
 NAME = "subscriber check"
@@ -28,14 +29,21 @@ _HBA = "Add a line for this role, database and address to the server's pg_hba.co
 
 
 async def run_checks(
-    target_dsn: str, source_dsn: str | None, publications: Sequence[str], *, name: str | None = None, json: bool
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    *,
+    name: str | None = None,
+    two_phase: bool = False,
+    json: bool,
 ) -> int:
     """Print each finding with its fix; OBSTACLE if one of them is an error.
 
-    `name` is that of a subscription that exists, and then the source and publications are its own.
+    `name` is that of a subscription that exists, and then the source and publications are its own. `two_phase`: it is
+    to have that, if it does not already.
     Raises StatementError if there is no such subscription.
     """
-    found = findings(await collect(target_dsn, source_dsn, publications, name))
+    found = findings(await collect(target_dsn, source_dsn, publications, name, two_phase=two_phase))
     if json:
         print(json_module.dumps([asdict(finding) for finding in found], ensure_ascii=False))
     else:
@@ -43,9 +51,11 @@ async def run_checks(
     return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
 
 
-async def collect(target_dsn: str, source_dsn: str | None, publications: Sequence[str], name: str | None) -> Facts:
+async def collect(
+    target_dsn: str, source_dsn: str | None, publications: Sequence[str], name: str | None, *, two_phase: bool = False
+) -> Facts:
     """Ask both servers. Raises StatementError if there is no subscription called `name`."""
-    facts = Facts(is_new=name is None)
+    facts = Facts(is_new=name is None, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
     try:
         connection = await connect(target_dsn, application_name=NAME, timeout=TIMEOUT)
     except SubscriberError as error:
@@ -71,6 +81,8 @@ async def _ask_both(
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
         source_dsn, publications = subscription.conninfo, subscription.publications
+        if subscription.two_phase is not TwoPhaseState.DISABLED:
+            facts.two_phase = subscription.two_phase
     tables = await _ask_publisher(source_dsn or "", publications, subscription, facts)
     facts.tables = [
         (table, await check_facts.read_target_table(target, table, rows=subscription is None)) for table in tables

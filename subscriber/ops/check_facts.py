@@ -9,7 +9,7 @@ from subscriber.catalog import schema, store
 from subscriber.catalog.session import Connection
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
-from subscriber.ops.check_rules import (
+from subscriber.ops.check_answers import (
     ColumnFacts,
     Facts,
     Finding,
@@ -31,7 +31,7 @@ SELECT current_setting('server_version_num'), current_setting('server_version'),
        (SELECT count(*) FROM pg_catalog.pg_replication_slots), current_setting('max_replication_slots'),
        (SELECT count(*) FROM pg_catalog.pg_stat_replication), current_setting('max_wal_senders'), current_user,
        (SELECT r.rolsuper OR r.rolreplication FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
-       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery()
+       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), current_setting('max_prepared_transactions')
 """
 _SOURCE_COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
@@ -45,7 +45,8 @@ _TARGET = """
 SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text,
        current_setting('is_superuser')::bool, current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(),
        coalesce(current_setting('max_active_replication_origins', true), current_setting('max_replication_slots'))::int,
-       current_setting('max_active_replication_origins', true) IS NOT NULL, current_database()::text
+       current_setting('max_active_replication_origins', true) IS NOT NULL, current_database()::text,
+       current_setting('max_prepared_transactions')::int
 """
 _MAY_CREATE = """
 SELECT pg_catalog.has_database_privilege(current_database(), 'CREATE')
@@ -80,7 +81,7 @@ SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{me
 
 async def read_publisher(session: Session) -> PublisherFacts:
     (
-        (version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery),
+        (version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery, max_prepared),
     ) = await session.rows(_PUBLISHER)
     return PublisherFacts(
         version=int(version or 0),
@@ -94,6 +95,7 @@ async def read_publisher(session: Session) -> PublisherFacts:
         may_replicate=may == "t",
         encoding=encoding or "",
         in_recovery=recovery == "t",
+        max_prepared=int(max_prepared or 0),
     )
 
 
@@ -114,7 +116,7 @@ async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFac
     slot = await publisher.slot(subscription.slot_name)
     if slot is None:
         return SlotFacts(subscription.slot_name, exists=False)
-    return SlotFacts(slot.name, True, slot.plugin, slot.is_lost, slot.in_this_database)
+    return SlotFacts(slot.name, True, slot.plugin, slot.is_lost, slot.in_this_database, two_phase=slot.two_phase)
 
 
 async def read_source_tables(publisher: Publisher, publications: Sequence[str], facts: Facts) -> list[SourceTable]:
@@ -146,7 +148,7 @@ async def _source_table(session: Session, table: PublishedTable) -> SourceTable:
 async def read_target(connection: Connection) -> TargetFacts:
     row = await connection.fetchrow(_TARGET)
     assert row is not None
-    version, text, role, is_superuser, encoding, recovery, max_origins, own_setting, database = row
+    version, text, role, is_superuser, encoding, recovery, max_origins, own_setting, database, max_prepared = row
     may_create = may_set = is_superuser
     if not is_superuser and version >= 160000:
         may_create = await connection.fetchval(_MAY_CREATE)
@@ -167,6 +169,7 @@ async def read_target(connection: Connection) -> TargetFacts:
         max_origins=max_origins,
         origins_setting="max_active_replication_origins" if own_setting else "max_replication_slots",
         database=database,
+        max_prepared=max_prepared,
     )
 
 

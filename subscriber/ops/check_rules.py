@@ -7,129 +7,26 @@ logical-replication-config, relation.c (logicalrep_rel_open) and execReplication
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
 
+from subscriber.ops.check_answers import (
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+)
 from subscriber.source.quoting import identifier, qualified
+from subscriber.subscription import TwoPhaseState
 
 OLDEST = 100000  # the first server with logical replication
 OLDEST_TESTED = 130000
+OLDEST_TWO_PHASE = 150000  # the first publisher that sends prepared transactions
+PREPARED = 10  # max_prepared_transactions to recommend where the publisher's is not known
 SYNC_WORKERS = 2  # tables copied at once, each with a slot and a walsender of its own
-
-
-class Level(StrEnum):
-    OK = "ok"
-    WARNING = "warning"
-    ERROR = "error"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """`fix` is SQL for the server that `subject` names, or words; None where nothing is to do."""
-
-    level: Level
-    subject: str  # publisher, target, publication p, table s.t
-    message: str
-    fix: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class PublisherFacts:
-    version: int  # server_version_num
-    version_text: str
-    wal_level: str
-    slots: int
-    max_slots: int
-    senders: int
-    max_senders: int
-    role: str
-    may_replicate: bool  # superuser or REPLICATION
-    encoding: str
-    in_recovery: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PublicationFacts:
-    name: str
-    exists: bool
-    all_tables: bool = False
-    inserts: bool = True
-    updates: bool = True
-    deletes: bool = True
-    truncates: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class SlotFacts:
-    """The slot of a subscription that exists already."""
-
-    name: str
-    exists: bool
-    plugin: str | None = None
-    is_lost: bool = False
-    in_this_database: bool = True
-    retained_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ColumnFacts:
-    name: str
-    type: str  # as format_type() prints it
-    is_generated: bool = False
-    is_required: bool = False  # NOT NULL without default: only looked at on the target
-
-
-@dataclass(frozen=True, slots=True)
-class SourceTable:
-    schema: str
-    name: str
-    replica_identity: str  # pg_class.relreplident
-    partitioned: bool
-    columns: tuple[ColumnFacts, ...]  # the published ones
-    key: tuple[str, ...]  # columns of the replica identity's index; empty: there is none
-    readable: bool  # SELECT for the initial copy
-
-
-@dataclass(frozen=True, slots=True)
-class TargetTable:
-    relkind: str
-    columns: tuple[ColumnFacts, ...]
-    key: tuple[str, ...]  # of the index named by REPLICA IDENTITY, else of the primary key; empty: none
-    owner: str
-    may_act_as_owner: bool
-    row_security: bool  # and the owner is not exempt
-    has_rows: bool | None  # None: not looked at
-
-
-@dataclass(frozen=True, slots=True)
-class TargetFacts:
-    version: int
-    version_text: str
-    role: str
-    is_superuser: bool
-    encoding: str
-    in_recovery: bool
-    has_schema: bool  # schema "subscriber"
-    may_create_subscription: bool  # pg_create_subscription, and CREATE on the database
-    may_set_replication_role: bool
-    forbidden_functions: tuple[str, ...]  # for replication origins; signatures
-    origins: int
-    max_origins: int
-    origins_setting: str  # its name: max_active_replication_origins since 18
-    database: str
-
-
-@dataclass(slots=True)
-class Facts:
-    """Everything that is known; None or empty where a server could not be asked."""
-
-    publisher: PublisherFacts | None = None
-    target: TargetFacts | None = None
-    publications: Sequence[PublicationFacts] = ()
-    is_new: bool = True  # the subscription does not exist yet
-    slot: SlotFacts | None = None  # of the subscription that exists; None: it has none
-    tables: Sequence[tuple[SourceTable, TargetTable | None]] = ()
-    failures: list[Finding] = field(default_factory=list)  # what could not be asked, and why
 
 
 def findings(facts: Facts) -> list[Finding]:
@@ -144,6 +41,8 @@ def findings(facts: Facts) -> list[Finding]:
         found += target_findings(facts.target)
     if facts.publisher is not None and facts.target is not None:
         found += encoding_findings(facts.publisher, facts.target)
+    if facts.two_phase is not TwoPhaseState.DISABLED:
+        found += two_phase_findings(facts)
     for source, target in facts.tables:
         found += table_findings(source, target, facts)
     return found
@@ -299,6 +198,35 @@ def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterato
         fix = None if target.encoding == "UTF8" else "Create the target database with ENCODING 'UTF8'."
         level = Level.OK if target.encoding == "UTF8" else Level.WARNING
         yield Finding(level, "target", message if fix else "text is converted to UTF8", fix)
+
+
+# --- two_phase ------------------------------------------------------------------------------------
+
+
+def two_phase_findings(facts: Facts) -> Iterator[Finding]:
+    """Of a subscription that has two_phase, or is to have it."""
+    publisher, target = facts.publisher, facts.target
+    if publisher is not None and publisher.version < OLDEST_TWO_PHASE:
+        message = f"PostgreSQL {publisher.version_text} does not send prepared transactions until they are committed"
+        yield Finding(Level.WARNING, "publisher", message, "Leave two_phase = false, or upgrade it to 15 or later.")
+    slot = facts.slot
+    if facts.two_phase is TwoPhaseState.ENABLED and slot is not None and slot.exists and not slot.two_phase:
+        message = f'replication slot "{slot.name}" has two_phase off, but the subscription has it on'
+        fix = "ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it."
+        yield Finding(Level.WARNING, "publisher", message, fix)
+    if target is None:
+        return
+    there = publisher.max_prepared if publisher is not None else PREPARED
+    setting = "max_prepared_transactions"
+    fix = f"ALTER SYSTEM SET {setting} = {there or PREPARED}; -- and restart the server"
+    if target.max_prepared == 0:
+        message = f"{setting} is 0: the first prepared transaction will stop the subscription"
+        yield Finding(Level.ERROR, "target", message, fix)
+    elif target.max_prepared < there:
+        message = f"{setting} is {target.max_prepared}, but {there} on the publisher: more may wait there than fit here"
+        yield Finding(Level.WARNING, "target", message, fix)
+    else:
+        yield Finding(Level.OK, "target", f"{setting} is {target.max_prepared}")
 
 
 # --- tables ---------------------------------------------------------------------------------------

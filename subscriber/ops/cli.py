@@ -177,6 +177,7 @@ def check(
         list[str] | None,
         typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
     ] = None,
+    two_phase: Annotated[bool, typer.Option("--two-phase", help="It is to have two_phase = true.")] = False,
     json: Json = False,
 ) -> None:
     """Find what would keep a subscription from working.
@@ -188,7 +189,7 @@ def check(
 
     if name is None and (source is None or not publications):
         raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")
-    _finish(run_checks, target, None if name else source, publications or [], name=name, json=json)
+    _finish(run_checks, target, None if name else source, publications or [], name=name, two_phase=two_phase, json=json)
 
 
 @app.command()

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 
 from subscriber.errors import StatementError
 from subscriber.ops.check import run_checks
-from subscriber.ops.check_rules import (
+from subscriber.ops.check_answers import (
     ColumnFacts,
     Facts,
     Finding,
@@ -18,17 +19,22 @@ from subscriber.ops.check_rules import (
     SourceTable,
     TargetFacts,
     TargetTable,
+)
+from subscriber.ops.check_rules import (
     findings,
     publisher_findings,
     slot_findings,
     table_findings,
     target_findings,
+    two_phase_findings,
 )
+from subscriber.ops.exec import execute_statements
+from subscriber.subscription import TwoPhaseState
 from tests.plugins.fix_cluster import Database
 
-PUBLISHER = PublisherFacts(180006, "18.6", "logical", 0, 10, 0, 10, "repl", True, "UTF8", False)
+PUBLISHER = PublisherFacts(180006, "18.6", "logical", 0, 10, 0, 10, "repl", True, "UTF8", False, 10)
 TARGET = TargetFacts(
-    180006, "18.6", "app", True, "UTF8", False, True, True, True, (), 0, 10, "max_active_replication_origins", "db"
+    180006, "18.6", "app", True, "UTF8", False, True, True, True, (), 0, 10, "max_active_replication_origins", "db", 10
 )
 COLUMNS = (ColumnFacts("id", "integer"), ColumnFacts("note", "text"))
 SOURCE = SourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
@@ -180,6 +186,42 @@ def test_slots(slot: SlotFacts | None) -> None:
     assert levels(list(slot_findings(slot))) == [Level.ERROR]
 
 
+ROOM = "ALTER SYSTEM SET max_prepared_transactions = 10; -- and restart the server"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "fix"),
+    [
+        (Facts(PUBLISHER, replace(TARGET, max_prepared=0)), Level.ERROR, ROOM),
+        (Facts(replace(PUBLISHER, max_prepared=0), replace(TARGET, max_prepared=0)), Level.ERROR, ROOM),
+        (Facts(None, replace(TARGET, max_prepared=9)), Level.WARNING, ROOM),
+        (Facts(PUBLISHER, replace(TARGET, max_prepared=9)), Level.WARNING, ROOM),
+        (
+            Facts(replace(PUBLISHER, version=140012)),
+            Level.WARNING,
+            "Leave two_phase = false, or upgrade it to 15 or later.",
+        ),
+        (
+            Facts(PUBLISHER, slot=SlotFacts("s", True, "pgoutput")),
+            Level.WARNING,
+            "ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it.",
+        ),
+    ],
+)
+def test_two_phase(facts: Facts, level: Level, fix: str) -> None:
+    facts.two_phase = TwoPhaseState.ENABLED
+    (found,) = two_phase_findings(facts)
+    assert (found.level, found.fix) == (level, fix)
+    facts.two_phase = TwoPhaseState.DISABLED  # then it does not matter
+    assert found not in findings(facts)
+
+
+def test_two_phase_with_room_for_it() -> None:
+    facts = Facts(PUBLISHER, TARGET, slot=SlotFacts("s", True, "pgoutput", two_phase=True))
+    for facts.two_phase in (TwoPhaseState.ENABLED, TwoPhaseState.PENDING):
+        assert levels(list(two_phase_findings(facts))) == [Level.OK]
+
+
 # --- with servers ---------------------------------------------------------------------------------
 
 
@@ -226,6 +268,23 @@ async def test_the_fixes_are_printed(both: tuple[Database, Database], capsys: py
     out = capsys.readouterr().out
     assert "ok       table public.good: has its 2 columns on both sides\n" in out
     assert out.endswith("0 errors, 0 warnings\n")
+
+
+async def test_two_phase_is_looked_at_where_it_is_wanted(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    await source.execute("DROP TABLE only_source, shifted")
+    said = "ok       target: max_prepared_transactions is 10\n"
+    await run_checks(target.dsn(), source.dsn(), ["p"], json=False)
+    assert said not in capsys.readouterr().out
+    await run_checks(target.dsn(), source.dsn(), ["p"], two_phase=True, json=False)
+    assert said in capsys.readouterr().out
+    options = "two_phase, copy_data = false, enabled = false"
+    create = f"CREATE SUBSCRIPTION s CONNECTION '{source.dsn()}' PUBLICATION p WITH ({options})"
+    await execute_statements(target.dsn(), create, io.StringIO())
+    await run_checks(target.dsn(), None, [], name="s", json=False)
+    assert said in capsys.readouterr().out
 
 
 async def test_a_server_that_does_not_answer_is_a_finding(
