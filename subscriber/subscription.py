@@ -60,6 +60,11 @@ class Subscription:
     conflict_log_rows: bool = False
 
     @property
+    def decides_conflicts(self) -> bool:
+        """Whether changes have to look at the target before they are applied, one after the other in commit order."""
+        return bool(self.conflict_policy) or self.conflict_history is ConflictHistory.ALL
+
+    @property
     def origin_name(self) -> str:
         """The replication origin of the apply worker on the target."""
         return f"pg_{self.oid}"

@@ -11,7 +11,7 @@ from subscriber.catalog.conflict_options import needs_commit_times
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, ServerError, SubscriberError
-from subscriber.subscription import ConflictHistory, Subscription
+from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
 from subscriber.target.history import History
 from subscriber.target.note import Note, OnConflict
@@ -36,7 +36,7 @@ def obey(
             " subscription another conflict_policy.",
             sqlstate="42883",
         )
-    if policies or history.kept is ConflictHistory.ALL:
+    if subscription.decides_conflicts:
         target.resolving = Resolving(
             target.pipeline, target.acting, on_conflict, policies, history, resolvers, target.origin
         )
