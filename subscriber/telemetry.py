@@ -95,6 +95,21 @@ def log(
         _write(level, parts, exact, keys)
 
 
+_following: int | None = None  # the level that was configured, where our log follows the target's; None: it does not
+
+
+def follow_servers(level: int | None) -> None:
+    """From now on the target's log_min_messages counts, at least `level`; None: it does not count."""
+    global _following
+    _following = level
+
+
+def follow_server(log_min_messages: str) -> None:
+    """The target has this log_min_messages now."""
+    if _following is not None:
+        logger.setLevel(DEBUG if log_min_messages.startswith("debug") else _following)
+
+
 def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) -> None:
     """Write an error with all its parts, a group's members one by one; a traceback only for bugs."""
     if isinstance(error, BaseExceptionGroup):

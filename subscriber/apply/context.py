@@ -11,15 +11,22 @@ from subscriber.lsn import Lsn
 class RemoteTransaction:
     """A transaction of the publisher that is being applied.
 
-    `finish_lsn` is where its commit record starts (what SKIP takes); `commit_time` is in microseconds
-    since 2000-01-01 00:00 UTC.
+    `finish_lsn` is where its commit record starts, or its prepare record (what SKIP takes); 0 while a streamed
+    transaction has not ended. `commit_time`, of the same record, is in microseconds since 2000-01-01 00:00 UTC.
     """
 
     xid: int
     finish_lsn: Lsn
     commit_time: int
+    gid: str | None = None  # the publisher's, of a transaction that ends with PREPARE TRANSACTION; None: with COMMIT
     changed: bool = False  # whether the target's transaction is open
     skipped: bool = False  # ALTER SUBSCRIPTION … SKIP named it: its changes are not applied
+    present: bool = False  # it was prepared before a restart and comes again: its changes are not applied again
+
+    @property
+    def passed_over(self) -> bool:
+        """Whether its changes are not to be applied."""
+        return self.skipped or self.present
 
 
 def error_context(
@@ -39,5 +46,7 @@ def error_context(
     if column is not None:
         line += f' column "{column}"'
     if transaction is not None:
-        line += f" in transaction {transaction.xid}, finished at {transaction.finish_lsn}"
+        line += f" in transaction {transaction.xid}"
+        if transaction.finish_lsn:
+            line += f", finished at {transaction.finish_lsn}"
     return line

@@ -1,17 +1,28 @@
 """Which message may come now, and what has to be done about it.
 
-    state  message              next   what to do
-    idle   BEGIN                txn    Open
-    txn    ORIGIN (first only)  txn    –
-    txn    RELATION             txn    – (the relation map is replaced)
-    txn    TYPE, MESSAGE        txn    –
-    txn    INSERT UPDATE DELETE txn    Change
-    txn    TRUNCATE             txn    Empty
-    txn    COMMIT               idle   Close
-    idle   MESSAGE              idle   – (not transactional)
+    state  message                       next   what to do
+    idle   BEGIN, BEGIN PREPARE          txn    Open
+    txn    ORIGIN (first only)           txn    –
+    txn    RELATION                      txn    – (the relation map is replaced)
+    txn    TYPE, MESSAGE                 txn    –
+    txn    INSERT UPDATE DELETE          txn    Change
+    txn    TRUNCATE                      txn    Empty
+    txn    COMMIT, PREPARE               idle   Close
+    idle   COMMIT PREPARED, ROLLBACK P.  idle   Resolve
+    idle   STREAM START                  block  OpenBlock
+    block  ORIGIN (first only)           block  –
+    block  those above with an xid       block  – (kept as they came: keeps())
+    block  STREAM STOP                   idle   CloseBlock
+    idle   STREAM ABORT                  idle   Abort
+    idle   STREAM COMMIT, STREAM P.      idle   Replay
+    idle   MESSAGE                       idle   – (not transactional)
 
 Anything else is a ProtocolError: the stream is out of order, and the only safe thing is to start again
 from what is durable. The dispatcher does no I/O and knows no target: it hands out what to do as values.
+
+What was kept of a streamed transaction is read again by a dispatcher of its own, made by replaying(): it stands
+in that transaction from the start, and has the relation map of that transaction alone, which is all it needs,
+as the publisher describes every table anew in each streamed transaction.
 
 Source: apply_dispatch() in worker.c and the apply_handle_* functions; proto.c for what is legal.
 """
@@ -26,13 +37,22 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import (
     Begin,
+    BeginPrepare,
     Commit,
+    CommitPrepared,
     Delete,
     Insert,
     LogicalMessage,
     Message,
     Origin,
+    Prepare,
     Relation,
+    RollbackPrepared,
+    StreamAbort,
+    StreamCommit,
+    StreamPrepare,
+    StreamStart,
+    StreamStop,
     Truncate,
     Type,
     Update,
@@ -64,63 +84,158 @@ class Empty:
 
 @dataclass(slots=True)
 class Close:
-    """The transaction is complete: commit, with `end_lsn` as the new progress."""
+    """The transaction is complete: commit it, or prepare it if it has a gid; `end_lsn` is the new progress."""
 
     transaction: RemoteTransaction
     end_lsn: Lsn
 
 
-Action = Open | Change | Empty | Close | None
+@dataclass(slots=True)
+class Resolve:
+    """A transaction that was prepared is committed or rolled back."""
+
+    message: CommitPrepared | RollbackPrepared
+
+
+@dataclass(slots=True)
+class OpenBlock:
+    """Changes of a transaction that has not ended follow, to be kept; `first`: nothing of it came before."""
+
+    xid: int
+    first: bool
+
+
+@dataclass(slots=True)
+class CloseBlock:
+    """They end for now."""
+
+    xid: int
+
+
+@dataclass(slots=True)
+class Abort:
+    """All that was kept of the transaction is void, or of one of its subtransactions."""
+
+    message: StreamAbort
+
+
+@dataclass(slots=True)
+class Replay:
+    """Apply what was kept of the transaction, then close it as Close says."""
+
+    transaction: RemoteTransaction
+    end_lsn: Lsn
+
+
+Action = Open | Change | Empty | Close | Resolve | OpenBlock | CloseBlock | Abort | Replay | None
+
+_KEPT = frozenset(b"RYIUDTM")
 
 
 class Dispatcher:
-    """Holds the state of one stream. `transaction` is the one being received, None between two."""
+    """Holds the state of one stream.
+
+    `transaction` is the one being received, `block` the xid of the streamed transaction of which changes are;
+    both None between two.
+    """
 
     def __init__(self) -> None:
         self.relations = RelationMap()
         self.transaction: RemoteTransaction | None = None
-        self._begun = False  # nothing but BEGIN has come of the transaction yet
+        self.block: int | None = None
+        self._begun = False  # nothing has come of the transaction yet
+
+    @classmethod
+    def replaying(cls, transaction: RemoteTransaction) -> Dispatcher:
+        """A dispatcher for what was kept of a streamed transaction; for one use."""
+        dispatcher = cls()
+        dispatcher.transaction = transaction
+        return dispatcher
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream stands between two transactions."""
+        return self.transaction is None and self.block is None
+
+    def keeps(self, letter: int) -> bool:
+        """Whether a message that begins with `letter` belongs to an open block, and is not to be looked into now."""
+        return self.block is not None and letter in _KEPT
 
     def receive(self, message: Message) -> Action:
         """What to do about `message`; None for nothing.
 
         Raises ProtocolError if it may not come now.
         """
+        begun, self._begun = self._begun, False
         transaction = self.transaction
+        if transaction is not None:
+            return self._inside(transaction, message, begun)
+        if self.block is not None:
+            if isinstance(message, StreamStop):
+                xid, self.block = self.block, None
+                return CloseBlock(xid)
+            if isinstance(message, Origin) and begun:
+                return None
+            raise _out_of_order(message, f"in a block of streamed transaction {self.block}")
+        return self._between(message)
+
+    def _inside(self, transaction: RemoteTransaction, message: Message, begun: bool) -> Action:
         match message:
-            case Insert() | Update() | Delete() if transaction is not None:
-                self._begun = False
+            case Insert() | Update() | Delete():
                 return Change(transaction, message)
-            case Begin() if transaction is None:
-                self._begun = True
-                self.transaction = RemoteTransaction(message.xid, message.final_lsn, message.commit_time)
-                return Open(self.transaction)
-            case Commit() if transaction is not None:
-                return self._commit(transaction, message)
-            case Relation() if transaction is not None:
-                self._begun = False
+            case Commit() if transaction.gid is None:
+                return self._close(transaction, message.commit_lsn, message.end_lsn, "commit")
+            case Prepare() if transaction.gid is not None:
+                return self._close(transaction, message.prepare_lsn, message.end_lsn, "prepare")
+            case Relation():
                 self.relations.update(message)
-            case Truncate() if transaction is not None:
-                self._begun = False
+            case Truncate():
                 return Empty(transaction, message)
-            case Type() if transaction is not None:
-                self._begun = False
-            case Origin() if self._begun:
-                self._begun = False
-            case Origin():
-                raise ProtocolError("ORIGIN message sent out of order")
-            case LogicalMessage() if not message.transactional or transaction is not None:
-                self._begun = False
+            case Type() | LogicalMessage():
+                pass
+            case Origin() if begun:
+                pass
             case _:
-                where = "outside a transaction" if transaction is None else f"in transaction {transaction.xid}"
-                raise ProtocolError(f"{message.message_type} message sent out of order", detail=f"It came {where}.")
+                raise _out_of_order(message, f"in transaction {transaction.xid}")
         return None
 
-    def _commit(self, transaction: RemoteTransaction, message: Commit) -> Close:
-        if message.commit_lsn != transaction.finish_lsn:
-            raise ProtocolError(
-                f"incorrect commit LSN {message.commit_lsn} in commit message (expected {transaction.finish_lsn})"
-            )
+    def _between(self, message: Message) -> Action:
+        match message:
+            case Begin():
+                return self._open(RemoteTransaction(message.xid, message.final_lsn, message.commit_time))
+            case BeginPrepare():
+                return self._open(
+                    RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
+                )
+            case CommitPrepared() | RollbackPrepared():
+                return Resolve(message)
+            case StreamStart():
+                self._begun = message.first_segment
+                self.block = message.xid
+                return OpenBlock(message.xid, message.first_segment)
+            case StreamAbort():
+                return Abort(message)
+            case StreamCommit():
+                committed = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
+                return Replay(committed, message.end_lsn)
+            case StreamPrepare():
+                prepared = RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
+                return Replay(prepared, message.end_lsn)
+            case LogicalMessage() if not message.transactional:
+                return None
+        raise _out_of_order(message, "outside a transaction")
+
+    def _open(self, transaction: RemoteTransaction) -> Open:
+        self._begun = True
+        self.transaction = transaction
+        return Open(transaction)
+
+    def _close(self, transaction: RemoteTransaction, lsn: Lsn, end_lsn: Lsn, what: str) -> Close:
+        if lsn != transaction.finish_lsn:
+            raise ProtocolError(f"incorrect {what} LSN {lsn} in {what} message (expected {transaction.finish_lsn})")
         self.transaction = None
-        self._begun = False
-        return Close(transaction, message.end_lsn)
+        return Close(transaction, end_lsn)
+
+
+def _out_of_order(message: Message, where: str) -> ProtocolError:
+    return ProtocolError(f"{message.message_type} message sent out of order", detail=f"It came {where}.")

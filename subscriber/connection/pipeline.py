@@ -53,7 +53,7 @@ class Pipeline:
         self.attempting = False  # what is queued now may fail
         self.refused: SubscriberError | None = None  # the error of an attempt, until recover()
         self.refused_note: object = None
-        self.on_refused: Callable[[], None] = lambda: None
+        self.on_trouble: Callable[[], None] = lambda: None  # an attempt was refused, or the pipeline has failed
         self._skipping = False  # the server skips everything up to the next Sync
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._names: OrderedDict[str, bytes] = OrderedDict()
@@ -240,7 +240,7 @@ class Pipeline:
         self._rows = []
         if self.refused is None:
             self.refused, self.refused_note = error, self._pending[0].note
-            self.on_refused()
+            self.on_trouble()
 
     def _skip(self) -> None:
         """Drop what the server has not looked at; statements that it was to prepare are not."""
@@ -262,6 +262,7 @@ class Pipeline:
     def _fail(self, error: SubscriberError) -> None:
         self.error = error
         self._pending.clear()
+        self.on_trouble()
         for future in (self._failed, self._settled):
             if future is not None and not future.done():
                 future.set_result(None)

@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LEVELS = {
-    telemetry.DEBUG: "DEBUG1",
+    telemetry.DEBUG: "DEBUG",
     telemetry.LOG: "LOG",
     telemetry.WARNING: "WARNING",
     telemetry.ERROR: "ERROR",
     telemetry.FATAL: "FATAL",
 }
-STYLES = {"DEBUG1": "dim", "LOG": "green", "WARNING": "yellow", "ERROR": "bold red", "FATAL": "bold white on red"}
+STYLES = {"DEBUG": "dim", "LOG": "green", "WARNING": "yellow", "ERROR": "bold red", "FATAL": "bold white on red"}
 
 
 class LogFormat(StrEnum):
@@ -58,6 +58,7 @@ def configure(log_format: LogFormat, *, level: int = telemetry.LOG, stream: Text
     root.handlers[:] = [handler]
     root.setLevel(telemetry.WARNING)
     telemetry.logger.setLevel(level)
+    telemetry.follow_servers(level if log_format is LogFormat.POSTGRES else None)
 
 
 def _level(record: logging.LogRecord) -> str:

@@ -227,6 +227,10 @@ class PostgresTarget:
         """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
         self._progress.set_origin(self.pipeline, lsn, time, note)
 
+    def share_progress(self, other: PostgresTarget) -> None:
+        """Have `other`, a session of the same worker, make the next commit; nothing of ours is under way."""
+        other._progress = self._progress.copy()
+
     def follow(self, position: Lsn) -> None:
         """Another session of this worker has committed, and left the progress row at `position`."""
         self._progress.position = position

@@ -61,6 +61,10 @@ class ProgressRow:
         self._with_origin = with_origin
         self._sql = _WITH_ORIGIN if with_origin else _WITHOUT_ORIGIN
 
+    def copy(self) -> ProgressRow:
+        """The same row, for another session of the same worker."""
+        return ProgressRow(self._subid, self._relid, self.position, with_origin=self._with_origin)
+
     def advance(self, pipeline: Pipeline, end_lsn: Lsn, commit_time: int, note: object) -> None:
         """Queue the update; the last statement before COMMIT. `commit_time` as the protocol has it."""
         parameters = _PARAMETERS.pack(5, 4, self._subid, 4, self._relid, 8, self.position, 8, end_lsn, 8, commit_time)

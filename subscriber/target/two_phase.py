@@ -130,7 +130,7 @@ class TwoPhase:
         """ROLLBACK PREPARED, if it is here; the transaction of our own that is to be committed then."""
         gid = self.gid(message.xid)
         if gid in self._prepared:
-            known = dict(await self._rows(message.xid)).get("f")
+            known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
             if known is None or Lsn.parse(known) == message.prepare_end_lsn:
                 note = Note(message.message_type, transaction)
                 self._target.set_origin(message.rollback_end_lsn, message.rollback_time, note)

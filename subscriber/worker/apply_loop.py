@@ -18,47 +18,33 @@ process may end. Nothing here is needed after a restart: the target's progress r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import anyio
 import anyio.lowlevel
 
-from subscriber.apply.dispatcher import Change, Close, Dispatcher, Empty, Open
 from subscriber.apply.progress import Positions, Progress
-from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
-from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.decode import Decoder
-from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import KEEPALIVE, XLogData, decode_from_publisher
 from subscriber.source.walsender import ReplicationStream
-from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
+from subscriber.worker.applier import Counters, Wants
 from subscriber.worker.causes import root_cause
 from subscriber.worker.confirming import Confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
 from subscriber.worker.skip import Skipping
+from subscriber.worker.streamed import Streamed
+from subscriber.worker.transactions import Transactions
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 
 TURN = 256  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
 _KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the worker started."""
-
-    transactions: int = 0
-    changes: int = 0
-    bytes: int = 0
-    last_send_time: int = 0  # microseconds since 2000-01-01 UTC, of the last message
-    latest_end: Lsn = NOWHERE  # of the last keepalive
 
 
 class ApplyLoop:
@@ -68,35 +54,42 @@ class ApplyLoop:
         target: PostgresTarget,
         start: Lsn,
         *,
-        wants: Callable[[int, Lsn], bool],
+        wants: Wants,
         at_boundary: Callable[[Lsn], Awaitable[bool]],
         flush: Callable[[], Awaitable[None]] | None,
         sender_timeout: float,
         skipping: Skipping | None = None,
         incomplete: Callable[[], bool] = lambda: False,
+        streamed: Streamed | None = None,
+        parallel: bool = False,
+        two_phase: TwoPhase | None = None,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         confirming: Confirming | None = None,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
         `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
         true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
-        While `incomplete()` is true the applied position is reported as it was before. `confirming` holds the
-        flushed position back until the target has a record of it; None: it need not have one.
+        While `incomplete()` is true the applied position is reported as it was before. `streamed` and
+        `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
+        `beside` runs as long as the loop.
+        `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
         """
-        self.dispatcher = Dispatcher()
         self.progress = Progress(start)
         self.counters = Counters()
+        self.streamed = streamed
         self.position = start  # end of what has been processed between transactions
         self._stream = stream
         self._target = target
-        self._wants = wants
         self._at_boundary = at_boundary
         self._flush = flush
-        self._skipping = skipping
         self._incomplete = incomplete
         self._confirming = confirming
         self._applied = NOWHERE  # as reported
-        self._decoder = Decoder()
+        self._beside = beside
+        self._transactions = Transactions(
+            target, wants, self.progress, self.counters, self._commit_done, skipping, streamed, parallel, two_phase
+        )
         self._queue: deque[bytes] = deque()
         self._queued = 0
         self._arrived = anyio.Event()
@@ -109,7 +102,7 @@ class ApplyLoop:
     def _positions(self) -> Positions:
         positions = self.progress.positions
         if self._confirming is not None:
-            between = self.dispatcher.transaction is None
+            between = self._transactions.idle
             flush = self._confirming.allow(positions.flush, recorded=self.progress.recorded, between=between)
             positions = positions._replace(flush=flush)
         if self._incomplete():
@@ -125,6 +118,10 @@ class ApplyLoop:
         """Until at_boundary() says so, the stream ends, or an error; everything given is settled at the end."""
         try:
             async with anyio.create_task_group() as tasks:
+                for task in self._beside:
+                    tasks.start_soon(task)
+                if self.streamed is not None:
+                    await self.streamed.open(tasks)
                 tasks.start_soon(self._read)
                 tasks.start_soon(self._feedback.run)
                 tasks.start_soon(self._target.pipeline.watch)
@@ -137,6 +134,9 @@ class ApplyLoop:
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise root_cause(group) from None
+        finally:
+            if self.streamed is not None:
+                await self.streamed.close()
 
     # --- reading --------------------------------------------------------------------------------
 
@@ -167,7 +167,7 @@ class ApplyLoop:
             self._target.pipeline.flush()
             self.progress.note(self.position)
             self._feedback.moved()
-            if self.dispatcher.transaction is None and await self._at_boundary(self.position):
+            if self._transactions.idle and await self._at_boundary(self.position):
                 return
             if self._queue:
                 await anyio.lowlevel.checkpoint()
@@ -197,65 +197,13 @@ class ApplyLoop:
     async def _message(self, envelope: XLogData) -> bool:
         """Handle one pgoutput message; true when the loop is to end."""
         self.counters.last_send_time = envelope.send_time
-        message = self._decoder.decode(envelope.payload)
-        try:
-            action = self.dispatcher.receive(message)
-            match action:
-                case Change() | Empty() if action.transaction.skipped:
-                    self.counters.changes += 1
-                case Change():
-                    self.counters.changes += 1
-                    mapping = await self._mapping(action.message.relid)
-                    if self._wants(mapping.local.oid, action.transaction.finish_lsn):
-                        await self._target.change(action.transaction, mapping, action.message)
-                        reach(Point.CHANGE_SENT, self._target.pipeline.flush)
-                case Close():
-                    return await self._close(action)
-                case Open() if self._skipping is not None:
-                    self._skipping.open(action.transaction)
-                case Empty():
-                    await self._empty(action)
-        except SubscriberError as error:
-            self._add_context(error, message)
-            raise
+        end_lsn = await self._transactions.receive(envelope.payload)
+        if end_lsn is not None:
+            self._received(end_lsn)
+            if await self._at_boundary(self.position):
+                return True
         self._received(max(envelope.start, envelope.end))
         return False
-
-    async def _close(self, action: Close) -> bool:
-        self.counters.transactions += 1
-        if self._skipping is not None:
-            self._skipping.close(self._target, action.transaction)
-        if action.transaction.changed:
-            reach(Point.COMMIT_READY, self._target.pipeline.flush)
-            number = self.progress.commit_sent(action.end_lsn)
-            await self._target.commit(action.transaction, action.end_lsn, partial(self._commit_done, number))
-            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
-        else:
-            self.progress.note(action.end_lsn)
-        self._received(action.end_lsn)
-        return await self._at_boundary(self.position)
-
-    async def _empty(self, action: Empty) -> None:
-        mappings = [await self._mapping(relid) for relid in action.message.relids]
-        wanted = [m for m in mappings if self._wants(m.local.oid, action.transaction.finish_lsn)]
-        if wanted:
-            await self._target.empty(action.transaction, wanted, action.message)
-
-    async def _mapping(self, relid: int) -> RelationMapping:
-        relations = self.dispatcher.relations
-        mapping = relations.get(relid)
-        if mapping is None:
-            mapping = await self._target.map(relations.relation(relid))
-            relations.put(mapping)
-        return mapping
-
-    def _add_context(self, error: SubscriberError, message: Message) -> None:
-        if isinstance(error, MappingError) and not error.context:
-            note = Note(message.message_type, self.dispatcher.transaction)
-            relid = getattr(message, "relid", None)
-            if relid is not None:
-                note.mapping = self.dispatcher.relations.get(relid)
-            self._target.add_context(error, note)
 
     # --- confirming -----------------------------------------------------------------------------
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Literal
 
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
@@ -10,17 +12,18 @@ from subscriber.apply.context import error_context
 from subscriber.apply.subrel import State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
-from subscriber.catalog.session import Catalog
 from subscriber.connection.failures import libpq_message
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ConnectionLost, PublisherError, ServerError, SubscriberError
+from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
-from subscriber.subscription import Subscription
+from subscriber.subscription import Streaming as Streaming_
+from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.confirming import resume_confirming
@@ -28,9 +31,17 @@ from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
+from subscriber.worker.streaming import Streaming
+from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
 from subscriber.worker.tidy import tidy
+from subscriber.worker.waits import Waits
 
+_STREAMING: dict[Streaming_, Literal["off", "on", "parallel"]] = {
+    Streaming_.OFF: "off",
+    Streaming_.ON: "on",
+    Streaming_.PARALLEL: "parallel",
+}
 _SET_SYSTEM_ID = """
 INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
 VALUES ($1::text::oid, 0, '0/0', $2) ON CONFLICT (subid, relid) DO UPDATE SET system_id = excluded.system_id
@@ -43,10 +54,7 @@ class ApplyWorker:
     def __init__(
         self,
         subscription: Subscription,
-        target: str,
-        system_id: int,
-        catalog: Catalog,
-        flusher: Flusher,
+        around: Surroundings,
         tables: Tables,
         report: Report,
         start_sync: Callable[[int], None],
@@ -54,15 +62,12 @@ class ApplyWorker:
         skip_lsn: Callable[[], Lsn],
         skipped: Callable[[], None],
     ) -> None:
-        """`target` and `system_id` are of the target's database and cluster; `start_sync` asks for a
-        table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the position to skip, 0 for
-        none, `skipped` is called when it has been cleared.
+        """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
+        position to skip, 0 for none, `skipped` is called when it has been cleared.
         """
         self.subscription = subscription
-        self._target = target
-        self._system_id = system_id
-        self._catalog = catalog
-        self._flusher = flusher
+        self._around = around
+        self._catalog = around.catalog
         self._tables = tables
         self._report = report
         self._start_sync = start_sync
@@ -79,20 +84,21 @@ class ApplyWorker:
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
         async with open_target(
-            self._target,
+            self._around.target,
             subscription.name,
             subscription.oid,
             0,
             self._conflict,
             subscription.synchronous_commit,
             subscription,
+            self._around.resolvers,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise await explained(error, target, self._target) from error
+                raise await explained(error, target, self._around.target) from error
             finally:
                 publisher.session.abort()
 
@@ -101,7 +107,8 @@ class ApplyWorker:
     ) -> None:
         subscription = self.subscription
         start = await self._identify(target.pipeline, publisher)
-        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, self._system_id, self._tables)
+        system_id = self._around.system_id
+        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, system_id, self._tables)
         await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
         info = await publisher.slot(slot)
         confirming = await resume_confirming(target.pipeline, self._catalog, subscription.oid, info, start)
@@ -109,22 +116,30 @@ class ApplyWorker:
         # so the slot may stand further than the row. A table must not be handed over below that.
         position = max(start, (info and info.confirmed_flush) or start)
         sender_timeout = await read_sender_timeout(publisher)
-        stream = await ReplicationStream.start(
-            publisher, slot, start, stream_options(subscription), on_notice=log_notice
-        )
+        two_phase = await self._two_phase(target)
+        options = stream_options(subscription, two_phase=two_phase is not None)
+        streaming = Streaming(subscription, self._around, self._tables, two_phase, self._skip_lsn)
+        await streaming.prepare(target, options, publisher.server_version, self._conflict)
+        stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
         self._settle = target.settle
+        waits = Waits(target, subscription.oid, self._catalog, self._report, streaming.pool)
         loop = ApplyLoop(
             stream,
             target,
             position,
             wants=self._tables.applies,
             at_boundary=self._process_tables,
-            flush=flush_for(subscription, self._flusher),
+            flush=flush_for(subscription, self._around.flusher),
             sender_timeout=sender_timeout,
             incomplete=self._tables.incomplete,
             confirming=confirming,
             skipping=Skipping(subscription.name, subscription.oid, self._skip_lsn, self._skipped),
+            streamed=streaming.streamed,
+            parallel=streaming.parallel,
+            two_phase=two_phase,
+            beside=[waits.run],
         )
+        streaming.position = lambda: loop.position
         self._report.follow(loop)
         self._tables.on_change = loop.wake
         on_started()
@@ -132,6 +147,20 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    async def _two_phase(self, target: PostgresTarget) -> TwoPhase | None:
+        """Prepared transactions, if the subscription has them; a pending one has them from now on if it may."""
+        subscription = self.subscription
+        if subscription.two_phase is TwoPhaseState.DISABLED:
+            return None
+        if subscription.two_phase is TwoPhaseState.PENDING:
+            async with self._catalog.use() as connection:
+                if not await store.enable_two_phase(connection, subscription.oid):
+                    return None
+            self.subscription = replace(subscription, two_phase=TwoPhaseState.ENABLED)
+        two_phase = TwoPhase(target, subscription.oid)
+        await two_phase.load()
+        return two_phase
 
     async def _identify(self, pipeline: Pipeline, publisher: Publisher) -> Lsn:
         """The position to start from, after making sure that it is about this publisher."""
@@ -163,6 +192,15 @@ class ApplyWorker:
                     await self._wait_for_sync(table.relid)
             else:
                 self._start_sync(table.relid)
+        if self.subscription.two_phase is TwoPhaseState.PENDING and self._tables.all_ready:
+            name = self.subscription.name
+            telemetry.log(
+                telemetry.LOG,
+                f'logical replication apply worker for subscription "{name}" will restart'
+                " so that two_phase can be enabled",
+                event="worker.restart",
+            )
+            raise StaleCatalog("two_phase can be enabled")
         return False
 
     async def _wait_for_sync(self, relid: int) -> None:
@@ -198,9 +236,15 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         raise
 
 
-def stream_options(subscription: Subscription) -> StreamOptions:
-    """What the subscription asks of the stream. `streaming` runs as off for now."""
-    return StreamOptions(publications=subscription.publications, binary=subscription.binary, origin=subscription.origin)
+def stream_options(subscription: Subscription, *, two_phase: bool = False) -> StreamOptions:
+    """What the subscription asks of the stream; table sync workers never ask for `two_phase`."""
+    return StreamOptions(
+        publications=subscription.publications,
+        binary=subscription.binary,
+        streaming=_STREAMING[subscription.streaming],
+        two_phase=two_phase,
+        origin=subscription.origin,
+    )
 
 
 def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:

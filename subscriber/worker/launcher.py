@@ -15,8 +15,9 @@ anyway, should a notification be lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from time import monotonic
+from types import MappingProxyType
 
 import anyio
 from anyio.abc import TaskGroup
@@ -27,11 +28,13 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.subscription import Subscription
+from subscriber.target.resolving import Resolver
 from subscriber.worker.causes import is_cancelled, root_cause
 from subscriber.worker.flush import Flusher
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import Board
-from subscriber.worker.supervisor import Supervisor, Surroundings
+from subscriber.worker.supervisor import Supervisor
+from subscriber.worker.surroundings import SpoolPlace, Surroundings
 
 CHANNEL = "subscriber"
 POLL = 10.0  # seconds between two looks at the catalog without a notification
@@ -43,10 +46,21 @@ TARGET_TIMEOUT = 60.0  # seconds for it to answer
 
 
 class Launcher:
-    """`target` is the connection string of the database whose subscriptions it runs."""
+    """`target` is the connection string of the database whose subscriptions it runs.
 
-    def __init__(self, target: str) -> None:
+    `resolvers` are the functions that a conflict_policy may call, by name.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        resolvers: Mapping[str, Resolver] = MappingProxyType({}),
+        spool: SpoolPlace | None = None,
+    ) -> None:
+        """`spool`: where the files of streamed transactions go; None: the default place."""
         self._target = target
+        self._spool = spool or SpoolPlace()
+        self._resolvers = resolvers
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
         self._was_ready = False
@@ -89,7 +103,9 @@ class Launcher:
             if not await self._wait_for_subscriptions(catalog):
                 return
             async with Catalog.open(self._target, "subscriber flush") as flushing:
-                around = Surroundings(self._target, system_id, catalog, Flusher(flushing), Board(catalog))
+                around = Surroundings(
+                    self._target, system_id, catalog, Flusher(flushing), Board(catalog), self._resolvers, self._spool
+                )
                 await self._run_subscriptions(around, lost, on_ready)
 
     async def _wait_for_subscriptions(self, catalog: Catalog) -> bool:

@@ -46,6 +46,8 @@ class Report:
         status.transactions, status.changes, status.bytes = counters.transactions, counters.changes, counters.bytes
         status.received_lsn = loop.progress.positions.write
         status.latest_end_lsn = loop.progress.positions.flush
+        if loop.streamed is not None:
+            status.streamed = loop.streamed.status()
         if counters.last_send_time:
             status.last_msg_send_time = _EPOCH + timedelta(microseconds=counters.last_send_time)
 

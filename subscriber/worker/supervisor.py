@@ -7,7 +7,7 @@ option means).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 
@@ -17,15 +17,14 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.subrel import State
 from subscriber.catalog import store
-from subscriber.catalog.session import Catalog
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.causes import root_cause
-from subscriber.worker.flush import Flusher
 from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
-from subscriber.worker.status import Board, Report
+from subscriber.worker.status import Report
+from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
 from subscriber.worker.tablesync import TableSync
 from subscriber.worker.tidy import tidy
@@ -49,18 +48,10 @@ _RESTART = (
     # These only here: they are set when the session is opened.
     "run_as_owner",
     "synchronous_commit",
+    "conflict_policy",
+    "conflict_history",
+    "conflict_log_rows",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """What all subscriptions of one launcher share."""
-
-    target: str  # the target's connection string
-    system_id: int  # of the target's cluster
-    catalog: Catalog
-    flusher: Flusher
-    board: Board
 
 
 class Supervisor:
@@ -162,10 +153,7 @@ class Supervisor:
         )
         worker = ApplyWorker(
             subscription,
-            around.target,
-            around.system_id,
-            around.catalog,
-            around.flusher,
+            around,
             self.tables,
             report,
             self._start_sync,
@@ -282,6 +270,8 @@ class Supervisor:
                     around.flusher,
                     self.tables,
                     report,
+                    around.resolvers,
+                    around.spool,
                 )
                 sync.log("started")
                 await sync.run()

@@ -50,6 +50,11 @@ class Tables:
         """None: the table is not part of the subscription, and its changes are not applied."""
         return self._states.get(relid)
 
+    @property
+    def all_ready(self) -> bool:
+        """Whether there are tables, and all of them are ready."""
+        return bool(self._states) and not self.unready
+
     def applies(self, relid: int, finish_lsn: Lsn) -> bool:
         state = self._states.get(relid)
         return state is not None and state.applies(finish_lsn)

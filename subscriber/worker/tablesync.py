@@ -17,7 +17,7 @@ killed, or a server, or a connection:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
@@ -28,6 +28,7 @@ from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.source.commands import negotiated_streaming
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import as_relation, copies_binary, copy_statement
 from subscriber.source.walsender import ReplicationStream
@@ -36,6 +37,7 @@ from subscriber.target import relations
 from subscriber.target.acting import NOBODY
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.resolving import Resolver
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
@@ -50,6 +52,8 @@ from subscriber.worker.apply_worker import (
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.status import Report
+from subscriber.worker.streamed import Streamed
+from subscriber.worker.surroundings import SpoolPlace
 from subscriber.worker.tables import Tables
 
 _WORKER = "table synchronization worker"
@@ -76,6 +80,8 @@ class TableSync:
         flusher: Flusher,
         tables: Tables,
         report: Report,
+        resolvers: Mapping[str, Resolver],
+        spool: SpoolPlace,
     ) -> None:
         """`relid` and `system_id` are the target's: the table, and its cluster's identifier."""
         self.subscription = subscription
@@ -87,6 +93,8 @@ class TableSync:
         self._flusher = flusher
         self._tables = tables
         self._report = report
+        self._resolvers = resolvers
+        self._spool = spool.spool(system_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
     async def run(self) -> None:
@@ -102,6 +110,7 @@ class TableSync:
                 self._conflict,
                 subscription.synchronous_commit,
                 subscription,
+                self._resolvers,
             ) as target:
                 self._report.status.pid = target.pipeline.session.pid
                 try:
@@ -186,9 +195,9 @@ class TableSync:
         reach(Point.CATCHUP)
         self._set_state("catching up")
         sender_timeout = await read_sender_timeout(publisher)
-        stream = await ReplicationStream.start(
-            publisher, self.slot, start, stream_options(subscription), on_notice=log_notice
-        )
+        options = stream_options(subscription)
+        streaming = negotiated_streaming(options, publisher.server_version)
+        stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
         loop = ApplyLoop(
             stream,
             target,
@@ -197,6 +206,8 @@ class TableSync:
             at_boundary=self._caught_up,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
+            streamed=Streamed(self._spool, subscription.oid) if streaming != "off" else None,
+            parallel=streaming == "parallel",
         )
         self._report.follow(loop)
         await loop.run()

@@ -1,0 +1,134 @@
+"""How an apply worker takes part in streaming: its spool, and its parallel workers, as subscription and servers allow.
+
+The target's own settings count, as they do for the built-in worker: max_parallel_apply_workers_per_subscription,
+debug_logical_replication_streaming = immediate (nothing is applied before it has ended), and log_min_messages,
+for those who read our log as the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from subscriber import telemetry
+from subscriber.apply.subrel import NOWHERE, State
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.source.commands import StreamOptions, negotiated_streaming
+from subscriber.subscription import Subscription
+from subscriber.target.note import OnConflict
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
+from subscriber.worker.apply_session import open_target, resume
+from subscriber.worker.parallel import Pool
+from subscriber.worker.streamed import Streamed
+from subscriber.worker.surroundings import Surroundings
+from subscriber.worker.tables import Tables
+
+DEFAULT_WORKERS = 2  # where the server is older than the setting
+
+_SETTINGS = """
+SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription', true)::int,
+       pg_catalog.current_setting('debug_logical_replication_streaming', true),
+       pg_catalog.current_setting('log_min_messages')
+"""
+
+
+class Streaming:
+    """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        around: Surroundings,
+        tables: Tables,
+        two_phase: TwoPhase | None,
+        skip_lsn: Callable[[], Lsn],
+    ) -> None:
+        self.streamed: Streamed | None = None
+        self.pool: Pool | None = None
+        self.parallel = False
+        self.position: Callable[[], Lsn] = lambda: NOWHERE  # how far the stream has been processed
+        self._subscription = subscription
+        self._around = around
+        self._tables = tables
+        self._two_phase = two_phase
+        self._skip_lsn = skip_lsn
+        self._leader: PostgresTarget
+
+    async def prepare(
+        self, leader: PostgresTarget, options: StreamOptions, publisher_version: int, on_conflict: OnConflict
+    ) -> None:
+        """Find out what there will be; before the stream starts."""
+        streaming = negotiated_streaming(options, publisher_version)
+        if streaming == "off":
+            return
+        around, subid = self._around, self._subscription.oid
+        self._leader = leader
+        self.parallel = streaming == "parallel"
+        if self.parallel:
+            size, _, _ = await self._settings()
+            self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
+        spool = around.spool.spool(around.system_id, subid, 0)
+        self.streamed = Streamed(spool, subid, self.pool, self._may_go_ahead, self._wants)
+
+    async def _settings(self) -> tuple[int | None, str | None, str]:
+        async with self._around.catalog.use() as connection:
+            ((size, debug, messages),) = await connection.fetch(_SETTINGS)
+            return size, debug, messages
+
+    async def _may_go_ahead(self, xid: int) -> bool:
+        """Whether a transaction that begins to be streamed may be applied at once."""
+        _, debug, messages = await self._settings()
+        telemetry.follow_server(messages)
+        if debug == "immediate":
+            telemetry.log(
+                telemetry.LOG,
+                "logical replication apply worker will serialize the remaining changes of remote transaction"
+                f" {xid} to a file",
+                event="parallel.serialize",
+                xid=xid,
+            )
+            return False
+        prepared_before = self._two_phase is not None and self._two_phase.is_prepared(xid)
+        # A policy may have to know when the transaction is committed.
+        decides = self._subscription.decides_conflicts
+        return not (self._skip_lsn() or self._tables.unready or prepared_before or decides)
+
+    def _wants(self, relid: int, _finish_lsn: Lsn) -> bool:
+        """Whether a parallel worker applies changes of a table. Raises ApplyError where it cannot be known yet."""
+        table = self._tables.get(relid)
+        if table is None:
+            return False
+        if table.state is not State.READY or not table.applies(self.position()):
+            raise ApplyError(
+                f'logical replication parallel apply worker for subscription "{self._subscription.name}" will stop',
+                detail="Cannot handle streamed replication transactions using parallel apply workers until all"
+                " tables have been synchronized.",
+            )
+        return True
+
+    @asynccontextmanager
+    async def _connect(self, number: int, on_conflict: OnConflict) -> AsyncIterator[PostgresTarget]:
+        """The session of a parallel worker, with its row for the views."""
+        subscription, around = self._subscription, self._around
+        report = around.board.add(subscription.oid, number, "parallel apply")
+        try:
+            async with open_target(
+                around.target,
+                f"{subscription.name} parallel {number}",
+                subscription.oid,
+                number,
+                on_conflict,
+                subscription.synchronous_commit,
+                subscription,
+                around.resolvers,
+            ) as target:
+                report.status.pid = target.pipeline.session.pid
+                report.status.leader_pid = self._leader.pipeline.session.pid
+                report.status.state = "applying"
+                around.board.publish()
+                await resume(target, subscription.oid, number, self._leader.position, subscription.synchronous_commit)
+                yield target
+        finally:
+            around.board.remove(report)

@@ -1,0 +1,57 @@
+"""What all workers of one launcher share."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from subscriber.catalog.session import Catalog
+from subscriber.spool.transactions import Spool
+from subscriber.target.resolving import Resolver
+from subscriber.worker.flush import Flusher
+from subscriber.worker.status import Board
+
+SPOOL_VARIABLE = "SUBSCRIBER_SPOOL_DIR"
+
+
+def _default_root() -> Path:
+    """Where temporary files may be large: TMPDIR, or /var/tmp, which is on a disk where /tmp may be memory."""
+    if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK | os.X_OK):
+        return Path("/var/tmp")
+    return Path(tempfile.gettempdir())
+
+
+@dataclass(frozen=True, slots=True)
+class SpoolPlace:
+    """Where the files of streamed transactions go: a private folder for each worker, in `root`.
+
+    `limit` is in bytes for each worker; None: half of what is free on the disk when the worker starts.
+    """
+
+    root: Path = field(default_factory=lambda: Path(os.environ.get(SPOOL_VARIABLE) or _default_root()))
+    limit: int | None = None
+
+    def spool(self, system_id: int, subid: int, relid: int) -> Spool:
+        """That of one worker; `system_id` is of the target's cluster, `relid` 0 the apply worker's."""
+        folder = self.root / f"subscriber-{os.getuid()}-{system_id}-{subid}-{relid}"
+        limit = self.limit
+        if limit is None and self.root.exists():
+            limit = shutil.disk_usage(self.root).free // 2
+        return Spool(folder, limit=limit)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What all subscriptions of one launcher share."""
+
+    target: str  # the target's connection string
+    system_id: int  # of the target's cluster
+    catalog: Catalog
+    flusher: Flusher
+    board: Board
+    resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions that a conflict_policy may call
+    spool: SpoolPlace = field(default_factory=SpoolPlace)

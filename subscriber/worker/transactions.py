@@ -1,0 +1,217 @@
+"""Whole transactions: how each kind begins, is applied, and ends with its progress.
+
+    BEGIN … COMMIT                     applied as it comes, committed
+    BEGIN PREPARE … PREPARE            applied as it comes, prepared (target/two_phase.py)
+    COMMIT / ROLLBACK PREPARED         what was prepared is resolved
+    STREAM … STREAM COMMIT / PREPARE   kept, then applied and committed or prepared (streamed.py, parallel.py)
+
+All of them end in the publisher's order, each with a transaction on the target that moves the progress row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import anyio.lowlevel
+
+from subscriber import telemetry
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.dispatcher import (
+    Abort,
+    Action,
+    Close,
+    CloseBlock,
+    Dispatcher,
+    Open,
+    OpenBlock,
+    Replay,
+    Resolve,
+)
+from subscriber.apply.progress import Progress
+from subscriber.errors import ProtocolError
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
+from subscriber.worker.applier import Applier, Counters, Wants
+from subscriber.worker.failpoints import Point, reach
+from subscriber.worker.skip import Skipping
+from subscriber.worker.streamed import Streamed
+
+
+class Transactions:
+    """For one apply loop; see there for what the arguments mean. `on_committed(number)` is Progress' number."""
+
+    def __init__(
+        self,
+        target: PostgresTarget,
+        wants: Wants,
+        progress: Progress,
+        counters: Counters,
+        on_committed: Callable[[int], None],
+        skipping: Skipping | None,
+        streamed: Streamed | None,
+        parallel: bool,
+        two_phase: TwoPhase | None,
+    ) -> None:
+        self._target = target
+        self._wants = wants
+        self._progress = progress
+        self._counters = counters
+        self._on_committed = on_committed
+        self._skipping = skipping
+        self._streamed = streamed
+        self._two_phase = two_phase
+        self._dispatcher = Dispatcher()
+        self._applier = Applier(target, self._dispatcher, wants, counters)
+        self._decoder = Decoder(parallel=parallel)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream stands between two transactions."""
+        return self._dispatcher.idle
+
+    async def receive(self, payload: bytes) -> Lsn | None:
+        """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
+        if payload and self._dispatcher.keeps(payload[0]):
+            assert self._streamed is not None
+            if self._streamed.keep(payload):
+                await self._streamed.write()
+            return None
+        action = await self._applier.handle(self._decoder.decode(payload))
+        return None if action is None else await self._act(action)
+
+    async def _act(self, action: Action) -> Lsn | None:
+        """What is to be done beside changes; where the transaction ended, if it did."""
+        match action:
+            case Open():
+                self._open(action.transaction)
+            case Close():
+                await self._close(action.transaction, action.end_lsn)
+                return action.end_lsn
+            case Resolve():
+                return await self._resolve(action.message)
+            case OpenBlock():
+                await self._blocks().open_block(action)
+            case CloseBlock():
+                await self._blocks().close_block()
+            case Abort():
+                await self._blocks().abort(action.message)
+            case Replay():
+                await self._replay(self._blocks(), action.transaction, action.end_lsn)
+                return action.end_lsn
+        return None
+
+    def _open(self, transaction: RemoteTransaction) -> None:
+        if self._skipping is not None:
+            self._skipping.open(transaction)
+        if transaction.gid is not None:
+            transaction.present = self._prepared().is_prepared(transaction.xid)
+
+    async def _close(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """The transaction has been applied: commit or prepare it."""
+        self._counters.transactions += 1
+        if transaction.gid is not None:
+            two_phase = self._prepared()
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            await two_phase.prepare(self._target, transaction, end_lsn)
+            reach(Point.PREPARED)
+            transaction = two_phase.note(transaction, end_lsn)
+        await self._commit(transaction, end_lsn)
+
+    async def _commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        if self._skipping is not None:
+            self._skipping.close(self._target, transaction)
+        if transaction.changed:
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            number = self._progress.commit_sent(end_lsn)
+            await self._target.commit(transaction, end_lsn, partial(self._on_committed, number))
+            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        else:
+            self._progress.note(end_lsn)
+
+    async def _resolve(self, message: CommitPrepared | RollbackPrepared) -> Lsn:
+        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        self._counters.transactions += 1
+        if isinstance(message, CommitPrepared):
+            transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
+            end_lsn = message.end_lsn
+            self._open(transaction)
+            own = await self._prepared().commit(message, transaction)
+        else:
+            transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
+            end_lsn = message.rollback_end_lsn
+            own = await self._prepared().rollback(message, transaction)
+        reach(Point.RESOLVED)
+        await self._commit(own, end_lsn)
+        return end_lsn
+
+    def _prepared(self) -> TwoPhase:
+        if self._two_phase is None:
+            raise ProtocolError("a prepared transaction came, and two-phase commit was not asked for")
+        return self._two_phase
+
+    def _blocks(self) -> Streamed:
+        if self._streamed is None:
+            raise ProtocolError("a streamed transaction came, and streaming was not asked for")
+        return self._streamed
+
+    # --- streamed transactions ------------------------------------------------------------------
+
+    async def _replay(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """A streamed transaction has ended: what was kept of it is applied, unless a parallel worker has done that."""
+        self._open(transaction)
+        if transaction.skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
+            await streamed.give_up(transaction.xid)
+            if not transaction.passed_over:
+                await self._apply_kept(streamed, transaction)
+            await self._close(transaction, end_lsn)
+        await streamed.forget(transaction.xid)
+
+    async def _apply_kept(self, streamed: Streamed, transaction: RemoteTransaction) -> None:
+        applier = Applier(self._target, Dispatcher.replaying(transaction), self._wants, self._counters)
+        decoder = Decoder()
+        async for records in streamed.get(transaction.xid).read():
+            for _, _, message in records:
+                await applier.handle(decoder.decode(message))
+            self._target.pipeline.flush()
+            await anyio.lowlevel.checkpoint()
+        if transaction.gid is None:
+            self._dispatcher.relations.take_over(applier.dispatcher.relations)
+
+    async def _end_by_worker(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
+        """Whether a parallel worker had the transaction, and has ended it in its place in the order."""
+        assignment = streamed.assignment(transaction)
+        if assignment is None:
+            return False
+
+        async def end(target: PostgresTarget) -> None:
+            self._target.share_progress(target)
+            if transaction.gid is not None:
+                await self._prepared().prepare(target, assignment.transaction, end_lsn)
+            else:
+                if self._skipping is not None:
+                    self._skipping.close(target, assignment.transaction)
+                if assignment.transaction.changed:
+                    await target.commit(assignment.transaction, end_lsn, lambda: None)
+                    await target.settle()
+
+        await self._target.settle()  # the worker goes on from where all before it has left the progress
+        if not await assignment.finish(end):
+            return False
+        self._counters.transactions += 1
+        self._counters.changes += assignment.applied
+        what = "COMMIT" if transaction.gid is None else "PREPARE"
+        telemetry.log(telemetry.DEBUG, f"finished processing the STREAM {what} command", xid=transaction.xid)
+        if transaction.gid is not None:
+            await self._commit(self._prepared().note(transaction, end_lsn), end_lsn)
+            return True
+        self._dispatcher.relations.take_over(assignment.relations)
+        if assignment.transaction.changed:
+            self._target.follow(end_lsn)
+            self._on_committed(self._progress.commit_sent(end_lsn))
+        else:
+            self._progress.note(end_lsn)
+        return True

@@ -1,0 +1,145 @@
+"""What an apply worker waits for, when its target does not answer.
+
+A backend that waits for a lock says nothing. So when no answer has come for a moment, another session asks the
+server who is in the way:
+
+- a parallel worker of ours, whose transaction ends later in the stream than what waits: a deadlock that no
+  server can see. That worker gives up, and its transaction is applied from its file when it ends.
+- a transaction prepared by this subscription: the same, but what is prepared stays. An error says so.
+- anybody else: told in `status`, and waited for.
+
+Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
+deadlock detector; of the second PostgreSQL's worker knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog.session import Catalog
+from subscriber.errors import ApplyError
+from subscriber.target.postgres import PostgresTarget
+from subscriber.worker.parallel import ParallelWorker, Pool
+from subscriber.worker.status import Report
+
+INTERVAL = 0.1  # seconds between two looks
+SHOWN_AFTER = 10  # looks without an answer until others are told of it
+
+BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
+# What is prepared belongs to no process. pg_locks shows its locks as those of virtual transaction -1/xid.
+PREPARED_BLOCKERS = """
+SELECT DISTINCT x.gid
+  FROM pg_catalog.pg_locks w
+  JOIN pg_catalog.pg_locks h ON h.granted AND h.pid IS NULL AND h.locktype = w.locktype
+       AND (h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid, h.objsubid)
+           IS NOT DISTINCT FROM
+           (w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid, w.objsubid)
+  JOIN pg_catalog.pg_prepared_xacts x ON h.virtualtransaction = '-1/' || x.transaction::text
+ WHERE w.pid = $1::int AND NOT w.granted
+"""
+NAMES = """
+SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
+"""
+TERMINATE = "SELECT pg_catalog.pg_terminate_backend($1::int)"
+
+
+class Waits:
+    """For one apply worker. `pool`: None without parallel workers."""
+
+    def __init__(self, target: PostgresTarget, subid: int, catalog: Catalog, report: Report, pool: Pool | None) -> None:
+        self._target = target
+        self._prefix = f"pg_gid_{subid}_"
+        self._catalog = catalog
+        self._report = report
+        self._workers: list[ParallelWorker] = pool.workers if pool is not None else []
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ApplyError if waiting longer is of no use."""
+        seen: object = None
+        looks = 0
+        while True:
+            await anyio.sleep(INTERVAL)
+            waiting = self._who_waits()
+            looks = looks + 1 if waiting and waiting == seen else 0
+            seen = waiting
+            if looks:
+                await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
+            elif self._report.status.waiting_for is not None:
+                self._report.status.waiting_for = None
+
+    def _who_waits(self) -> Mapping[int, object]:
+        """The backends whose answer is needed now, and what stands for that answer."""
+        ending = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.ending]
+        pipelines = [self._target.pipeline, *(worker.pipeline for worker in ending if worker.pipeline is not None)]
+        return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
+
+    async def _look(self, waiting: Sequence[int], *, shown: bool) -> None:
+        ours = {worker.pid: worker for worker in self._workers if worker.pid is not None}
+        async with self._catalog.use() as connection:
+            rows = await connection.fetch(BLOCKERS, [*waiting, *(pid for pid in ours if pid not in waiting)])
+            blockers = {row[0]: row[1] for row in rows}
+            victim = _holder(waiting, blockers, ours)
+            if victim is not None:
+                self._give_up(victim, waiting[0])
+                await connection.fetchval(TERMINATE, victim.pid)
+                return
+            prepared = [
+                row[0]
+                for pid in waiting
+                if 0 in blockers.get(pid, ())
+                for row in await connection.fetch(PREPARED_BLOCKERS, pid)
+            ]
+            others = {pid for waiter in waiting for pid in blockers.get(waiter, ()) if pid}
+            names = await connection.fetch(NAMES, list(others)) if shown and others else []
+        for gid in prepared:
+            if gid.startswith(self._prefix) and shown:
+                raise _hopeless(gid)
+        if shown:
+            found = [f'process {row[0]} ("{row[1]}")' for row in names]
+            found += [f'prepared transaction "{gid}"' for gid in prepared]
+            self._report.status.waiting_for = ", ".join(found) or None
+
+    def _give_up(self, victim: ParallelWorker, waiter: int) -> None:
+        assert victim.assignment is not None
+        xid = victim.assignment.spooled.xid
+        telemetry.log(
+            telemetry.ERROR,
+            "deadlock detected",
+            detail=f"Process {waiter} waits for process {victim.pid}, a parallel apply worker, which waits for the end"
+            f" of remote transaction {xid}, which comes later in the stream.",
+            hint=f"Nothing need be done: remote transaction {xid} will be applied from its file when it ends.",
+            event="parallel.deadlock",
+            xid=xid,
+        )
+        victim.give_up()
+
+
+def _holder(
+    waiting: Sequence[int], blockers: Mapping[int, Sequence[int]], workers: Mapping[int, ParallelWorker]
+) -> ParallelWorker | None:
+    """A parallel worker that somebody waits for, and that itself waits for the stream; None if there is none."""
+    reached, todo = set(waiting), list(waiting)
+    while todo:
+        for pid in blockers.get(todo.pop(), ()):
+            worker = workers.get(pid)
+            if worker is None or pid in reached:
+                continue
+            if worker.assignment is not None and not worker.assignment.ending:
+                return worker
+            reached.add(pid)
+            todo.append(pid)
+    return None
+
+
+def _hopeless(gid: str) -> ApplyError:
+    return ApplyError(
+        f'a lock that is needed is held by prepared transaction "{gid}" of this subscription',
+        detail="It will be committed or rolled back by a message that comes later in the stream, so waiting"
+        " for it would never end.",
+        hint="The tables have a constraint or unique index that the publisher's have not. Drop it, or finish the"
+        " prepared transaction on the publisher with two_phase off for a time.",
+        sqlstate="55006",
+    )
