@@ -1,0 +1,210 @@
+"""The net effect of a range of the change log, computed by Spark and handed to a sink on the executors.
+
+    pieces of the log ─▶ a net for each piece and table ─▶ shuffled by table and key, in the pieces' order
+                      ─▶ folded into one net for each part of a table ─▶ sink(table, part, net) ─▶ results
+
+A table of which rows have changed their keys, or that was truncated, stays in one part: what belongs together
+cannot be told by the key. All others are divided among the executors.
+
+A task may be tried again, or run twice: what a sink does must be harmless then. Only what it returns counts.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.pipeline.net import Net
+from subscriber.protocol.messages import LogicalMessage, Relation, ReplicaIdentity, Truncate
+from subscriber.spool.changelog import Change, ChangeLog, Piece, read
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+PARTS = 8  # that a table is divided into at most, if there are as many executors
+
+_NETS = "relation string, part int, piece long, whole boolean, net binary"
+_RESULTS = "relation string, part int, result binary"
+
+
+class Sink(Protocol[R_co]):
+    """What is done with a part of a table's net, on an executor; picklable, and so is its result."""
+
+    def __call__(self, table: Table, part: int, net: Net) -> R_co: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as the publisher describes it. A net's columns may be fewer or more: those of its last change."""
+
+    schema: str
+    name: str
+    relation: Relation  # the newest in the range
+
+    @property
+    def label(self) -> str:
+        """schema.name"""
+        return f"{self.schema}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Which columns are a table's key. `named` are those that are not the publisher's replica identity, by table."""
+
+    named: Mapping[str, tuple[str, ...]]
+
+    def of(self, relation: Relation) -> tuple[int, ...] | None:
+        """Indexes of the key columns; None for a table whose rows are known by all their values, or only added."""
+        columns = self.named.get(f"{relation.schema}.{relation.name}")
+        if columns is not None:
+            names = [column.name for column in relation.columns]
+            if not all(name in names for name in columns):
+                raise ApplyError(f'the publisher does not send the key of "{relation.schema}.{relation.name}"')
+            return tuple(names.index(name) for name in columns) or None
+        if relation.replica_identity is ReplicaIdentity.FULL:
+            return None
+        return tuple(index for index, column in enumerate(relation.columns) if column.is_key) or None
+
+
+def net_changes(
+    spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, keys: Keys, wanted: frozenset[str] | None, sink: Sink[R]
+) -> list[tuple[str, int, R]]:
+    """(schema.table, part, what the sink returned) for the net effect of (start, end].
+
+    `wanted` are the tables, None all. Blocks: call it in a thread. Raises ApplyError where changes contradict each
+    other, and Spark's own errors when a sink keeps failing.
+    """
+    from pyspark.sql import functions as f
+
+    pieces = log.pieces(start, end)
+    if not pieces:
+        return []
+    parts = max(1, min(PARTS, spark.sparkContext.defaultParallelism))
+    work = _NetPieces(log.directory, tuple(pieces), keys, wanted, parts)
+    nets = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(work, _NETS).persist()
+    try:
+        whole = [row.relation for row in nets.where("whole").select("relation").distinct().collect()]
+        placed = nets.withColumn("part", f.when(f.col("relation").isin(whole), f.lit(0)).otherwise(f.col("part")))
+        folded = (
+            placed.repartition(parts, "relation", "part")
+            .sortWithinPartitions("relation", "part", "piece")
+            .mapInArrow(_Fold(sink), _RESULTS)
+        )
+        return [(row.relation, row.part, pickle.loads(row.result)) for row in folded.collect()]
+    finally:
+        nets.unpersist()
+
+
+class _NetPieces:
+    """On an executor: the nets of some pieces."""
+
+    def __init__(
+        self,
+        directory: Path,
+        pieces: tuple[Piece, ...],
+        keys: Keys,
+        wanted: frozenset[str] | None,
+        parts: int,
+    ) -> None:
+        self._directory = directory
+        self._pieces = pieces
+        self._keys = keys
+        self._wanted = wanted
+        self._parts = parts
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for table, net in self._net(self._pieces[number]):
+                    whole = net.truncated or net.moved
+                    divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
+                    for part, some in divided:
+                        yield pa.RecordBatch.from_pydict(
+                            {
+                                "relation": [table.label],
+                                "part": pa.array([part], pa.int32()),
+                                "piece": [number],
+                                "whole": [whole],
+                                "net": [pickle.dumps((table, some))],
+                            }
+                        )
+
+    def _net(self, piece: Piece) -> list[tuple[Table, Net]]:
+        tables: dict[str, tuple[Table, Net]] = {}
+        by_relation: dict[int, Net] = {}
+        for change in read(self._directory, piece, wanted=self._wants):
+            if isinstance(change.message, LogicalMessage):
+                continue
+            for relation in change.relations:
+                net = by_relation.get(id(relation))
+                if net is None:
+                    if not self._wants(relation):  # of a truncate
+                        continue
+                    net = by_relation[id(relation)] = self._of(relation, tables)
+                _add(net, change, relation)
+        return list(tables.values())
+
+    def _wants(self, relation: Relation) -> bool:
+        return self._wanted is None or f"{relation.schema}.{relation.name}" in self._wanted
+
+    def _of(self, relation: Relation, tables: dict[str, tuple[Table, Net]]) -> Net:
+        table = Table(relation.schema, relation.name, relation)
+        columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
+        if table.label in tables:
+            net = tables[table.label][1]
+            if net.columns != columns:
+                net.reshape(columns, key)
+        else:
+            net = Net(columns, key)
+        tables[table.label] = (table, net)
+        return net
+
+
+def _add(net: Net, change: Change, relation: Relation) -> None:
+    try:
+        if isinstance(change.message, Truncate):
+            net.truncate()
+        else:
+            assert not isinstance(change.message, LogicalMessage)
+            net.add(change.message)
+    except ApplyError as error:
+        where = f"in transaction {change.begin.xid}, finished at {change.begin.final_lsn}"
+        error.context.append(f'change {change.number} of table "{relation.schema}.{relation.name}" {where}')
+        raise
+
+
+class _Fold(Generic[R]):
+    """On an executor: the nets of each part, which come together and in order, folded and given to the sink."""
+
+    def __init__(self, sink: Sink[R]) -> None:
+        self._sink = sink
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import pyarrow as pa
+
+        rows: Iterator[dict[str, Any]] = (row for batch in batches for row in batch.to_pylist())
+        for (relation, part), nets in groupby(rows, key=lambda row: (row["relation"], row["part"])):
+            folded: tuple[Table, Net] | None = None
+            for row in nets:
+                table, net = pickle.loads(row["net"])
+                if folded is not None:
+                    folded[1].then(net)
+                    net = folded[1]
+                folded = (table, net)
+            assert folded is not None
+            result = pickle.dumps(self._sink(folded[0], part, folded[1]))
+            yield pa.RecordBatch.from_pydict(
+                {"relation": [relation], "part": pa.array([part], pa.int32()), "result": [result]}
+            )

@@ -1,0 +1,169 @@
+"""Nets beside a plain dictionary of rows: whatever is cut where, the same rows at the end."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from subscriber.errors import ApplyError
+from subscriber.pipeline.net import UNCHANGED, Key, Net, Row, Values
+from subscriber.protocol.messages import Delete, Insert, OldPart, Update
+from subscriber.protocol.tuples import TupleData
+
+COLUMNS = ("id", "note", "big")
+Change = Insert | Update | Delete | None  # None: truncate
+Rows = dict[bytes, tuple[bytes, bytes]]
+
+keys = st.sampled_from([b"1", b"2", b"3", b"4", b"5"])
+texts = st.sampled_from([b"a", b"b", b"c"])
+
+
+def row(status: bytes, *values: bytes | None) -> TupleData:
+    return TupleData.join(status, values)
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[Rows, list[Change], Rows]:
+    """Rows before, what a publisher sends, rows after."""
+    before: Rows = draw(st.dictionaries(keys, st.tuples(texts, texts)))
+    now, changes = dict(before), list[Change]()
+    for _ in range(draw(st.integers(0, 12))):
+        key, new_key, note, big = draw(keys), draw(keys), draw(texts), draw(texts)
+        kind = draw(st.sampled_from(["change", "change", "change", "move", "delete", "truncate"]))
+        if kind == "truncate":
+            if not draw(st.integers(0, 3)):
+                changes.append(None)
+                now.clear()
+        elif key not in now:
+            changes.append(Insert(None, 1, row(b"ttt", key, note, big)))
+            now[key] = (note, big)
+        elif kind == "delete":
+            changes.append(Delete(None, 1, OldPart.KEY, row(b"tnn", key, None, None)))
+            del now[key]
+        else:
+            new_key = new_key if kind == "move" and new_key not in now else key
+            old = None if new_key == key else row(b"tnn", key, None, None)
+            if toasted := draw(st.booleans()):
+                big = now[key][1]
+            new = row(b"ttu", new_key, note, None) if toasted else row(b"ttt", new_key, note, big)
+            changes.append(Update(None, 1, None if old is None else OldPart.KEY, old, new))
+            del now[key]
+            now[new_key] = (note, big)
+    return before, changes, now
+
+
+def net_of(changes: Sequence[Change]) -> Net:
+    net = Net(COLUMNS, (0,))
+    for change in changes:
+        if change is None:
+            net.truncate()
+        else:
+            net.add(change)
+    return net
+
+
+def applied(before: Rows, net: Net) -> Rows:
+    """The rows after a net, done as a target does it."""
+    found = {} if net.truncated else dict(before)
+    leaving = {row.origin: found.pop(row.origin[0] or b"") for row in net.rows.values() if row.origin}
+    for gone in net.gone:
+        del found[gone[0] or b""]
+    for key, final in net.rows.items():
+        old: tuple[bytes, bytes] = leaving[final.origin] if final.origin else (b"?", b"?")
+        note, big = (then if value is UNCHANGED else value for then, value in zip(old, final.values[1:], strict=True))
+        assert isinstance(note, bytes)
+        assert isinstance(big, bytes)
+        assert key[0] not in found
+        found[key[0] or b""] = (note, big)
+    return found
+
+
+@given(histories(), st.lists(st.integers(0, 12), max_size=3))
+@settings(max_examples=400, deadline=None)
+def test_the_nets_of_pieces_make_the_net_of_all(history: tuple[Rows, list[Change], Rows], cuts: list[int]) -> None:
+    before, changes, after = history
+    whole = net_of(changes)
+    assert applied(before, whole) == after
+    bounds = [0, *sorted(min(cut, len(changes)) for cut in cuts), len(changes)]
+    folded = Net(COLUMNS, (0,))
+    for first, last in pairwise(bounds):
+        folded.then(net_of(changes[first:last]))
+    assert folded == whole
+    assert applied(before, folded) == after
+
+
+@given(histories(), st.integers(1, 5))
+@settings(max_examples=100, deadline=None)
+def test_parts_have_everything_once(history: tuple[Rows, list[Change], Rows], number: int) -> None:
+    net = net_of([change for change in history[1] if change is not None and not isinstance(change, Update)][:1])
+    parts = dict(net.parts(number))
+    assert sum(len(part) for part in parts.values()) == len(net)
+    assert len(parts) <= number
+
+
+def test_a_bag_has_as_many_of_a_row_as_there_are() -> None:
+    net = Net(("a", "b"), None)
+    for change in (
+        Insert(None, 1, row(b"tt", b"1", b"x")),
+        Insert(None, 1, row(b"tt", b"1", b"x")),
+        Delete(None, 1, OldPart.ROW, row(b"tt", b"1", b"x")),
+        Delete(None, 1, OldPart.ROW, row(b"tt", b"2", b"x")),
+        Update(None, 1, OldPart.ROW, row(b"tt", b"3", b"big"), row(b"tu", b"4", None)),
+    ):
+        net.add(change)
+    assert net.more == Counter({(b"1", b"x"): 1, (b"4", b"big"): 1})
+    assert net.fewer == Counter({(b"2", b"x"): 1, (b"3", b"big"): 1})
+
+
+def test_bags_of_pieces_cancel_out() -> None:
+    first, second = Net(("a",), None), Net(("a",), None)
+    first.add(Insert(None, 1, row(b"t", b"1")))
+    first.add(Delete(None, 1, OldPart.ROW, row(b"t", b"2")))
+    second.add(Delete(None, 1, OldPart.ROW, row(b"t", b"1")))
+    second.add(Insert(None, 1, row(b"t", b"2")))
+    first.then(second)
+    assert len(first) == 0
+
+
+def test_a_column_that_comes_later_is_unchanged_in_what_came_before() -> None:
+    net = Net(("id", "note"), (0,))
+    net.add(Insert(None, 1, row(b"tt", b"1", b"a")))
+    net.reshape(("id", "more", "note"), (0,))
+    assert net.rows == {(b"1",): Row(None, (b"1", UNCHANGED, b"a"))}
+    net.add(Update(None, 1, None, None, row(b"ttu", b"1", b"m", None)))
+    assert net.rows == {(b"1",): Row(None, (b"1", b"m", b"a"))}
+
+
+INSERT = Insert(None, 1, row(b"ttt", b"1", b"a", b"b"))
+DELETE = Delete(None, 1, OldPart.KEY, row(b"tnn", b"1", None, None))
+
+
+@pytest.mark.parametrize("changes", [[INSERT, INSERT], [DELETE, DELETE], [None, DELETE]])
+def test_changes_that_contradict_each_other_are_refused(changes: list[Change]) -> None:
+    with pytest.raises(ApplyError):
+        net_of(changes)
+    folded = Net(COLUMNS, (0,))
+    with pytest.raises(ApplyError):  # noqa: PT012 - which of them is refused is not the point
+        for change in changes:
+            folded.then(net_of([change]))
+
+
+def test_a_row_that_moves_through_another_ones_place_keeps_its_own_values() -> None:
+    net = net_of(
+        [
+            Update(None, 1, OldPart.KEY, row(b"tnn", b"1", None, None), row(b"tuu", b"9", None, None)),
+            Update(None, 1, OldPart.KEY, row(b"tnn", b"2", None, None), row(b"tuu", b"1", None, None)),
+            Update(None, 1, OldPart.KEY, row(b"tnn", b"9", None, None), row(b"tuu", b"2", None, None)),
+        ]
+    )
+    expected: dict[Key, tuple[Key, Values]] = {
+        (b"1",): ((b"2",), (b"1", UNCHANGED, UNCHANGED)),
+        (b"2",): ((b"1",), (b"2", UNCHANGED, UNCHANGED)),
+    }
+    assert {key: (found.origin, found.values) for key, found in net.rows.items()} == expected
+    assert net.moved
