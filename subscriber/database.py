@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import anyio
@@ -13,6 +13,7 @@ from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
+from subscriber.target.resolving import Resolver
 from subscriber.worker.launcher import Launcher
 
 POLL = 0.05  # seconds between two looks at the catalog while waiting
@@ -54,14 +55,17 @@ class Database:
             return await store.load_subscriptions(connection)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    async def running(self, *, resolvers: Mapping[str, Resolver] | None = None) -> AsyncIterator[None]:
         """Run the launcher in this task group: all enabled subscriptions work while the block lasts.
 
+        `resolvers` are async functions for conflict_policy = 'call name', by their names: each is given a Conflict,
+        and returns the name of a policy ("apply_remote", "keep_local", …) or a dict with values, by column, that
+        the row shall have. One that raises stops the subscription, which asks again a few seconds later.
         Leaving the block stops them; the next start goes on where they stopped. The first error that
         the launcher cannot get over is raised here.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Launcher(self._target).run)
+            tasks.start_soon(Launcher(self._target, resolvers or {}).run)
             try:
                 yield
             finally:

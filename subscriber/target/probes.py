@@ -89,17 +89,18 @@ def in_the_way(
     table: tuple[str, str],
     columns: Sequence[int],
     *,
-    other_than_searched: bool,
+    searched: bytes | None,
     timed: bool,
 ) -> Plan:
     """As holders(), in one table alone, the mapped one or a partition of it, and without locking anything.
 
-    `other_than_searched` leaves out the row that an UPDATE changes.
+    `searched` is the status of the row that an UPDATE is about, which is left out; None: it is an INSERT.
     """
     build = Builder(mapping)
     where = build.where_key(NEW, columns)
-    if other_than_searched and mapping.search is not None:
-        where += f" AND NOT ({build.where_key(OLD, mapping.search)})"
+    if searched is not None:
+        search = mapping.search
+        where += f" AND NOT ({build.where_row(OLD, searched) if search is None else build.where_key(OLD, search)})"
     return build.plan(_described(f"ONLY {qualified(*table)}", where, timed=timed, lock=False), b"")
 
 

@@ -46,7 +46,7 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
             mapping,
             (schema, table),
             places,
-            other_than_searched=isinstance(change, Update),
+            searched=old[0] if isinstance(change, Update) else None,
             timed=looking.timed,
         )
         found += [row.local_row(mapping, columns, index, key) for row in await looking.find(plan, new, old)]

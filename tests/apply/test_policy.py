@@ -1,0 +1,161 @@
+"""conflict_policy: how it is read, which entry decides, and who wins."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subscriber.apply.conflict import Conflict, ConflictType, LocalRow, Writer
+from subscriber.apply.policy import Outcome, Policy, Rule, decide, parse_policies
+from subscriber.errors import StatementError
+from subscriber.protocol.messages import Delete, Insert, Update
+
+T, U = ("public", "t"), ("Odd, one", "U")
+EXISTS, MISSING = ConflictType.INSERT_EXISTS, ConflictType.UPDATE_MISSING
+MULTIPLE = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
+DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
+
+
+@pytest.mark.parametrize(
+    ("text", "rules"),
+    [
+        ("", {(T, EXISTS): "default"}),
+        ("keep_local", {(T, EXISTS): "keep_local", (T, MULTIPLE): "keep_local", (U, MISSING): "keep_local"}),
+        ("*:skip", {(T, EXISTS): "skip"}),
+        ("Public.T : Keep_Local, * : error", {(T, EXISTS): "keep_local", (U, EXISTS): "error"}),
+        (
+            "skip, update_missing: apply_remote, public.t: keep_local, public.t update_missing: error",
+            {(T, MISSING): "error", (T, EXISTS): "keep_local", (U, MISSING): "apply_remote", (U, EXISTS): "skip"},
+        ),
+        ('"Odd, one"."U" insert_exists: call Merge', {(U, EXISTS): "call Merge", (T, EXISTS): "default"}),
+        ("* insert_exists: skip", {(T, EXISTS): "skip", (T, MISSING): "default"}),
+        ('public."t": default, skip', {(T, EXISTS): "default", (U, EXISTS): "skip"}),
+        # What names no type does not delete several rows, and knows nothing of rows that are gone.
+        ("apply_remote", {(T, EXISTS): "apply_remote", (T, MULTIPLE): "default", (T, MISSING): "apply_remote"}),
+        ("last_update_wins", {(T, DIFFERS): "last_update_wins", (T, MULTIPLE): "default", (T, MISSING): "default"}),
+        ("multiple_unique_conflicts: apply_remote", {(T, MULTIPLE): "apply_remote"}),
+        ("public.t: last_update_wins, skip", {(T, MISSING): "default", (U, MISSING): "skip"}),
+        ("call f", {(T, MULTIPLE): "call f", (T, MISSING): "call f"}),
+    ],
+)
+def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]) -> None:
+    policies = parse_policies(text)
+    assert {key: str(policies.rule(*key)) for key in rules} == rules
+    assert bool(policies) == bool(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "detail"),
+    [
+        ("last_update_win", 'There is no policy "last_update_win".'),
+        ("t: skip", '"t" is no type of conflict'),
+        ("public.t update_lost: skip", '"update_lost" is no type of conflict'),
+        ("public.t skip", '"skip" is no type of conflict'),
+        ("public.t", "A colon is missing."),
+        ("public.t insert_exists", "A colon is missing."),
+        ("public.: skip", "The name of a table is missing."),
+        ("*:", "A policy is missing."),
+        ("skip,", "A comma or an entry is missing."),
+        ("skip error", "A comma or an entry is missing."),
+        (",", "A policy is missing."),
+        ("skip, *: error", "Two entries are about the same."),
+        ('"skip"', 'There is no policy "skip".'),
+        ("call", "The name of a function is missing."),
+        ("public.t; skip", "It cannot be read at character 9."),
+    ],
+)
+def test_what_cannot_be_read_is_refused(text: str, detail: str) -> None:
+    with pytest.raises(StatementError) as caught:
+        parse_policies(text)
+    assert caught.value.message == f'invalid value for parameter "conflict_policy": "{text}"'
+    assert (caught.value.detail or "").startswith(detail)
+    assert caught.value.sqlstate == "22023"
+
+
+@given(st.text(alphabet='ab.,:*" \t_', max_size=20) | st.text(max_size=20))
+def test_nothing_but_a_statement_error_comes_out(text: str) -> None:
+    try:
+        policies = parse_policies(text)
+    except StatementError:
+        return
+    assert isinstance(policies.rule(T, EXISTS), Rule)
+
+
+@pytest.mark.parametrize(
+    ("text", "looking"),
+    [
+        ("", ()),
+        ("error", (Update, Delete)),  # where a unique index refuses it is an error anyway
+        ("insert_exists: error", ()),
+        ("insert_exists: skip", (Insert,)),
+        ("update_exists: skip", (Update,)),
+        ("multiple_unique_conflicts: skip", (Insert, Update)),
+        ("delete_missing: skip", (Delete,)),
+        ("public.u: skip", ()),
+        ("public.t: default, skip", ()),
+    ],
+)
+def test_who_need_not_look_does_not(text: str, looking: tuple[type, ...]) -> None:
+    policies = parse_policies(text)
+    assert tuple(kind for kind in (Insert, Update, Delete) if policies.concern(T, kind)) == looking
+
+
+@pytest.mark.parametrize(
+    ("text", "needing"),
+    [
+        ("keep_local", None),
+        ("public.t: last_update_wins", "last_update_wins"),
+        ("delete_origin_differs: skip", "delete_origin_differs"),
+    ],
+)
+def test_what_needs_commit_timestamps(text: str, needing: str | None) -> None:
+    assert parse_policies(text).needs_commit_times == needing
+
+
+def test_functions() -> None:
+    assert parse_policies("call a, public.t: call b, insert_exists: skip").functions == {"a", "b"}
+    assert str(Rule(Policy.CALL, "a")) == "call a"
+
+
+def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | None] | None = None) -> Conflict:
+    """Rows of the target, by time and origin of their writers; None: a local one."""
+    rows = tuple(
+        LocalRow("i", ("a",), Writer("7", None, origin is not None, origin, at), {"a": "1", "b": "m", "c": None})
+        for at, origin in written
+    )
+    return Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=rows)
+
+
+@pytest.mark.parametrize(
+    ("found", "outcome"),
+    [
+        (conflict((99, None)), Outcome.APPLY),
+        (conflict((101, None)), Outcome.KEEP),
+        (conflict((101, "pg_other")), Outcome.KEEP),
+        (conflict((101, "pg_ours")), Outcome.APPLY),  # it came through the same stream, so before
+        (conflict((None, None)), Outcome.APPLY),
+        (conflict((99, None), (98, "pg_other")), Outcome.APPLY),
+        (conflict((99, None), (101, None)), Outcome.KEEP),
+        # In the same microsecond: a delete, else the greater row.
+        (conflict((100, None)), Outcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": "n"}), Outcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": "l"}), Outcome.KEEP),
+        (conflict((100, None), remote={"c": "", "b": "m"}), Outcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": None}), Outcome.KEEP),
+    ],
+)
+def test_the_last_update_wins(found: Conflict, outcome: Outcome) -> None:
+    assert decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is outcome
+
+
+@given(st.dictionaries(st.sampled_from("abc"), st.none() | st.text(max_size=2), min_size=3), st.data())
+def test_in_a_tie_both_sides_keep_the_same_row(one: dict[str, str | None], data: st.DataObject) -> None:
+    other = {name: data.draw(st.none() | st.text(max_size=2)) for name in one}
+
+    def kept(local: dict[str, str | None], remote: dict[str, str | None]) -> dict[str, str | None]:
+        row = LocalRow("i", ("a",), Writer("7", None, False, None, 100), local)
+        found = Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=(row,))
+        return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is Outcome.APPLY else local
+
+    assert kept(one, other) == kept(other, one)

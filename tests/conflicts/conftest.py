@@ -1,0 +1,167 @@
+"""A target that tracks commit timestamps, and apply sessions of subscriptions with a policy."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+from anyio.from_thread import BlockingPortal
+
+from subscriber.apply.conflict import Conflict
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.schema import ensure_schema
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.ops.servers import Server, Servers
+from subscriber.protocol.messages import Delete, Insert, Relation, Update
+from subscriber.subscription import ConflictHistory, Subscription
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.resolving import Resolver
+from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from tests.plugins.fix_cluster import SETTINGS, Database, numbers
+
+SUBID = 3599999998
+LONG_AGO, IN_FUTURE = 1_000_000, 4_000_000_000_000_000  # microseconds since 2000: before, after what a test writes
+
+_CLEAN = f"""
+SET client_min_messages = error;
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid();
+DROP SCHEMA IF EXISTS public CASCADE;
+CREATE SCHEMA public;
+SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin;
+DELETE FROM subscriber.subscription;
+INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
+       suborigin, subfailover)
+VALUES ({SUBID}, 's', current_user::regrole, true, 'dbname=x', 's', 'off', '{{p}}', false, 'p', 'd', false, true,
+        false, 'any', false);
+INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({SUBID}, 0, '0/0')
+"""
+
+
+@pytest.fixture(scope="session")
+def tracking(portal: BlockingPortal, session_servers: Servers) -> Server:
+    """A server with track_commit_timestamp."""
+
+    async def start() -> Server:
+        server = await session_servers.create("tracking", {**SETTINGS, "track_commit_timestamp": "on"})
+        await server.start()
+        return server
+
+    return portal.call(start)
+
+
+@pytest.fixture(scope="session")
+def tracking_name(portal: BlockingPortal, tracking: Server) -> Iterator[str]:
+    """A database of it with schema "subscriber", made once."""
+    name = f"tracking_{next(numbers)}"
+
+    async def create() -> None:
+        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(tracking.dsn())
+        await root.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+        await root.close()
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(tracking.dsn(name))
+        await ensure_schema(connection)
+        await connection.close()
+
+    portal.call(create)
+    yield name
+
+
+@pytest.fixture
+async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
+    """That database with a subscription and nothing else in it."""
+    database = Database(tracking, tracking_name)
+    await database.execute(_CLEAN)
+    yield database
+    for connection in database._connections:
+        connection.terminate()
+
+
+class Deciding:
+    """An apply session; each call of apply() is a transaction of the publisher."""
+
+    def __init__(self, target: PostgresTarget, dsn: str, end: int) -> None:
+        self.target = target
+        self.reported: list[Conflict] = []
+        self._dsn = dsn
+        self._end = max(100, end)
+        self._mappings: dict[int, RelationMapping] = {}
+
+    async def apply(
+        self, *changes: tuple[Relation, Insert | Update | Delete], at: int = LONG_AGO, again: bool = False
+    ) -> None:
+        """Committed on the publisher `at` that time; errors are raised as a worker does.
+
+        `again`: the transaction has failed before, in another session.
+        """
+        if not again:
+            self._end += 100
+        transaction = RemoteTransaction(self._end, Lsn(self._end - 10), at)
+        try:
+            for relation, change in changes:
+                if relation.relid not in self._mappings:
+                    self._mappings[relation.relid] = await self.target.map(relation)
+                await self.target.change(transaction, self._mappings[relation.relid], change)
+            await self.target.commit(transaction, Lsn(self._end), lambda: None)
+            await self.target.settle()
+        except SubscriberError as error:
+            raise await explained(error, self.target, self._dsn) from None
+
+
+class Deciders:
+    """Makes them; all are dropped at the end."""
+
+    def __init__(self, db: Database, stack: AsyncExitStack) -> None:
+        self._db = db
+        self._stack = stack
+
+    async def open(
+        self,
+        policy: str = "",
+        *,
+        history: ConflictHistory = ConflictHistory.DECIDED,
+        rows: bool = True,
+        resolvers: Mapping[str, Resolver] | None = None,
+        end: int = 0,
+    ) -> Deciding:
+        """A worker that starts. `end`: to go on from there instead of from where the last one was."""
+        subscription = Subscription(
+            SUBID,
+            "s",
+            "postgres",
+            "",
+            ("p",),
+            conflict_policy=policy,
+            conflict_history=history,
+            conflict_log_rows=rows,
+        )
+        reported: list[Conflict] = []
+        target = await self._stack.enter_async_context(
+            open_target(
+                self._db.dsn(),
+                "s",
+                SUBID,
+                0,
+                lambda found, _note: reported.append(found),
+                "off",
+                subscription,
+                resolvers or {},
+            )
+        )
+        found = await read_progress(target.pipeline, SUBID, 0)
+        assert found is not None
+        await resume(target, SUBID, 0, found[0], "off")
+        deciding = Deciding(target, self._db.dsn(), int(found[0]))
+        deciding.reported = reported
+        return deciding
+
+
+@pytest.fixture
+async def deciders(db: Database) -> AsyncIterator[Deciders]:
+    async with AsyncExitStack() as stack:
+        yield Deciders(db, stack)
