@@ -32,6 +32,14 @@ class ConflictHistory(StrEnum):
     ALL = "all"  # rows that were missing or written by others as well, at the price of waiting for answers
 
 
+class CopyEngine(StrEnum):
+    """Who makes the initial copy of tables."""
+
+    AUTO = "auto"  # Spark, if it is installed and the tables are large
+    ASYNCIO = "asyncio"  # the launcher, table by table, as PostgreSQL does
+    SPARK = "spark"  # subscriber copy, with all tables in parts
+
+
 @dataclass(frozen=True, slots=True)
 class Subscription:
     """One row of `subscriber.subscription`. Field comments say what None and empty mean."""
@@ -58,6 +66,7 @@ class Subscription:
     conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
     conflict_history: ConflictHistory = ConflictHistory.DECIDED
     conflict_log_rows: bool = False
+    copy_engine: CopyEngine = CopyEngine.AUTO
 
     @property
     def decides_conflicts(self) -> bool:

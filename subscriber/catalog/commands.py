@@ -77,6 +77,7 @@ COLUMNS = {
     "conflict_policy": ("subconflictpolicy", "text"),
     "conflict_history": ("subconflicthistory", "text"),
     "conflict_log_rows": ("subconflictrows", "boolean"),
+    "copy_engine": ("subcopyengine", "text"),
 }
 
 

@@ -19,9 +19,9 @@ from subscriber.subscription import TwoPhaseState
 INSERT = """
 INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
        subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows)
+       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows, subcopyengine)
 VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
-       $12, $13, $14, $15, $16, $17, $18)
+       $12, $13, $14, $15, $16, $17, $18, $19)
 RETURNING subid
 """
 
@@ -91,6 +91,7 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 options.conflict_policy,
                 options.conflict_history,
                 options.conflict_log_rows,
+                options.copy_engine.value,
             )
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None

@@ -16,7 +16,7 @@ from subscriber.catalog.statements import Option
 from subscriber.catalog.tokens import NAMEDATALEN
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import Streaming
+from subscriber.subscription import CopyEngine, Streaming
 
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
 SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
@@ -37,6 +37,7 @@ _STORED = frozenset(
         "conflict_policy",
         "conflict_history",
         "conflict_log_rows",
+        "copy_engine",
     }
 )
 FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
@@ -68,6 +69,7 @@ class Options:
     conflict_policy: str = ""
     conflict_history: str = "decided"
     conflict_log_rows: bool = False
+    copy_engine: CopyEngine = CopyEngine.AUTO
     lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
     specified: set[str] = field(default_factory=set)
 
@@ -181,6 +183,18 @@ def _origin(option: Option) -> str:
     return value
 
 
+def _copy_engine(option: Option) -> CopyEngine:
+    value = string(option)
+    try:
+        return CopyEngine(value.lower())
+    except ValueError:
+        raise StatementError(
+            f'invalid value for parameter "copy_engine": "{value}"',
+            hint=f"Available values: {', '.join(CopyEngine)}.",
+            sqlstate="22023",
+        ) from None
+
+
 def _lsn(option: Option) -> Lsn:
     value = string(option)
     if value == "none":
@@ -201,6 +215,7 @@ _READ: dict[str, Callable[[Option], Any]] = {
     "origin": _origin,
     "conflict_policy": lambda option: check_policy(string(option)),
     "conflict_history": lambda option: check_history(string(option)),
+    "copy_engine": _copy_engine,
     "lsn": _lsn,
 }
 

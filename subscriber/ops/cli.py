@@ -244,6 +244,26 @@ def archive(
     _finish(archive_command.archive, source, slot, publications, writer, until=end)
 
 
+@app.command("copy")
+def copy_(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    part_size: Annotated[int, typer.Option(help="MiB of a table that one task copies.", min=1)] = 128,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+) -> None:
+    """Make the initial copy of a subscription's tables with Spark.
+
+    All tables that wait for their copy are cut into parts, which executors copy at the same time. Catching up is done
+    by `subscriber run`, which starts this by itself for subscriptions WITH (copy_engine = spark).
+    """
+    from subscriber.ops.copy import run_copy
+
+    _finish(run_copy, target, name, master=master, part_bytes=part_size * 1024 * 1024, quiet=quiet)
+
+
 @app.command()
 def demo(
     seconds: Annotated[int, typer.Option(help="How long pgbench writes.", min=1)] = 20,

@@ -256,6 +256,14 @@ class Publisher:
             found.append((schema or "", name or ""))
         return found
 
+    async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
+        """What tables, given as (schema, name), together take on disk; those that are not there take nothing."""
+        rows = await self._rows(
+            f"SELECT coalesce(sum(total), 0) FROM ({tables.sizes_query(names, self.server_version)}) s",
+            "could not receive the size of replicated tables from the publisher",
+        )
+        return int(rows[0][0] or 0)
+
     async def publications_with_other_origins(
         self, publications: Sequence[str], known: Sequence[tuple[str, str]] = ()
     ) -> list[str]:

@@ -82,16 +82,30 @@ def tables_query(publications: Sequence[str], server_version: int) -> str:
     return f"SELECT DISTINCT {columns} FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) ORDER BY 1, 2"
 
 
+def _size(server_version: int) -> str:
+    """Bytes on disk of c, of pg_class, with its partitions."""
+    if server_version < 120000:
+        return "pg_catalog.pg_table_size(c.oid)"
+    tree = "SELECT sum(pg_catalog.pg_table_size(relid)) FROM pg_catalog.pg_partition_tree(c.oid)"
+    return f"CASE c.relkind WHEN 'p' THEN ({tree}) ELSE pg_catalog.pg_table_size(c.oid) END"
+
+
 def relation_query(schema: str, name: str, server_version: int) -> str:
     """One row: oid, relreplident, relkind, bytes on disk. No row: there is no such table."""
-    size = "pg_catalog.pg_table_size(c.oid)"
-    if server_version >= 120000:
-        tree = "SELECT sum(pg_catalog.pg_table_size(relid)) FROM pg_catalog.pg_partition_tree(c.oid)"
-        size = f"CASE c.relkind WHEN 'p' THEN ({tree}) ELSE {size} END"
     return (
-        f"SELECT c.oid, c.relreplident, c.relkind, {size} FROM pg_catalog.pg_class c"
+        f"SELECT c.oid, c.relreplident, c.relkind, {_size(server_version)} FROM pg_catalog.pg_class c"
         " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
         f" WHERE n.nspname = {quoting.literal(schema)} AND c.relname = {quoting.literal(name)}"
+    )
+
+
+def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
+    """Rows: total, for each table of these (schema, name) that there is."""
+    wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)
+    return (
+        f"SELECT {_size(server_version)} AS total FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE (n.nspname, c.relname) IN ({wanted or '(NULL, NULL)'})"
     )
 
 

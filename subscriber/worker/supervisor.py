@@ -16,11 +16,13 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import store
+from subscriber.catalog import bulk_copy, store
+from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
+from subscriber.worker.bulk import Bulk, Leave
 from subscriber.worker.causes import root_cause
 from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
 from subscriber.worker.status import Report
@@ -64,6 +66,7 @@ class Supervisor:
         self._last_sync: dict[int, float] = {}
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
+        self.bulk = Bulk(self, around.target, around.catalog, around.board)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -72,6 +75,7 @@ class Supervisor:
         with telemetry.bound(subscription=self.subscription.name):
             async with anyio.create_task_group() as tasks:
                 self._tasks = tasks
+                self.bulk.tasks = tasks
                 await self.reload_tables()
                 report = self._around.board.add(self.subscription.oid, 0, "apply")
                 try:
@@ -109,10 +113,15 @@ class Supervisor:
         async with self._around.catalog.use() as connection:
             await store.forget_dropped_relations(connection, self.subscription.oid)
             rows = await store.load_relation_states(connection, self.subscription.oid)
-            self.tables.load(rows, self._syncing)
+            self.tables.bulk = await bulk_copy.load(connection, self.subscription.oid)
+            self.tables.load(rows, self._busy())
         for relid, scope in self._syncing.items():
-            if self.tables.get(relid) is None:
+            if relid != GROUP and self.tables.get(relid) is None:
                 scope.cancel()
+
+    def _busy(self) -> set[int]:
+        """The tables that a sync worker is at work on."""
+        return {*self._syncing, *(self.tables.group() if GROUP in self._syncing else ())}
 
     # --- the apply worker -----------------------------------------------------------------------
 
@@ -157,7 +166,7 @@ class Supervisor:
             self.tables,
             report,
             self._start_sync,
-            self._syncing.__contains__,
+            lambda relid: relid in self._busy(),
             lambda: self.subscription.skip_lsn,
             self._skipped,
         )
@@ -239,7 +248,12 @@ class Supervisor:
 
     def _start_sync(self, relid: int) -> None:
         """Start a table's sync worker, unless too many run or it was started a moment ago."""
-        if len(self._syncing) >= MAX_SYNC_WORKERS:
+        match self.bulk.leaves(relid):
+            case Leave.TO_COPY:
+                return
+            case Leave.TO_GROUP:
+                relid = GROUP
+        if relid in self._syncing or len(self._syncing) >= MAX_SYNC_WORKERS:
             return  # the end of one of them wakes the apply worker, which asks again
         wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
         if wait > 0:
@@ -281,7 +295,8 @@ class Supervisor:
             await self._sync_failed(root_cause(error), report)
         finally:
             self._syncing.pop(relid, None)
-            self.tables.restore(relid)
+            for one in self.tables.group() if relid == GROUP else [relid]:
+                self.tables.restore(one)
         await self.reload_tables()
         table = self.tables.get(relid)
         if not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):

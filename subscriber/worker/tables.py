@@ -13,6 +13,7 @@ import anyio
 
 from subscriber.apply.subrel import STORED, RelationState, State
 from subscriber.catalog import store
+from subscriber.catalog.bulk_copy import BulkCopy
 from subscriber.lsn import Lsn
 
 SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
@@ -24,6 +25,7 @@ class Tables:
         self._states: dict[int, RelationState] = {}
         self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name
         self.unready: dict[int, RelationState] = {}
+        self.bulk: BulkCopy | None = None  # tables that are copied together, and handed over together
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None  # wakes the apply loop
 
@@ -54,6 +56,10 @@ class Tables:
     def all_ready(self) -> bool:
         """Whether there are tables, and all of them are ready."""
         return bool(self._states) and not self.unready
+
+    def group(self) -> list[int]:
+        """The tables of the subscription that were copied together."""
+        return [relid for relid in self.bulk.parts if relid in self._states] if self.bulk is not None else []
 
     def applies(self, relid: int, finish_lsn: Lsn) -> bool:
         state = self._states.get(relid)

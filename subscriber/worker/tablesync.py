@@ -1,5 +1,8 @@
 """The table synchronization worker: copies one table, catches up, and hands it to the apply worker.
 
+Or it does the latter two with a group of tables that others have copied from one snapshot (pipeline/copy.py): slot,
+origin, progress row and lock are those of the relid GROUP then, and all tables move together.
+
 The states and why nothing is lost are told in apply/subrel.py. Kill points considered, the worker being
 killed, or a server, or a connection:
 
@@ -23,8 +26,8 @@ from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.subrel import State
-from subscriber.catalog import origins, store
-from subscriber.catalog.session import Catalog
+from subscriber.catalog import bulk_copy, origins, store
+from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
@@ -83,10 +86,15 @@ class TableSync:
         resolvers: Mapping[str, Resolver],
         spool: SpoolPlace,
     ) -> None:
-        """`relid` and `system_id` are the target's: the table, and its cluster's identifier."""
+        """`relid` and `system_id` are the target's: the table, or GROUP, and its cluster's identifier."""
         self.subscription = subscription
         self.relid = relid
-        self.schema, self.table = tables.names[relid]
+        self.relids = [relid]
+        if relid == bulk_copy.GROUP:
+            self.relids = tables.group()
+        self.schema, self.table = tables.names[self.relids[0]]
+        if len(self.relids) > 1:
+            self.table += f" and {len(self.relids) - 1} more"
         self.slot = f"pg_{subscription.oid}_sync_{relid}_{system_id}"
         self._target = target
         self._catalog = catalog
@@ -114,7 +122,8 @@ class TableSync:
             ) as target:
                 self._report.status.pid = target.pipeline.session.pid
                 try:
-                    await self._copy_if_needed(target, publisher, origin)
+                    if self.relid != bulk_copy.GROUP:
+                        await self._copy_if_needed(target, publisher, origin)
                     await self._catch_up(target, publisher)
                 except SubscriberError as error:
                     raise await explained(error, target, self._target) from error
@@ -187,11 +196,9 @@ class TableSync:
         await resume(target, subscription.oid, self.relid, start, subscription.synchronous_commit)
         self._set_state("waiting for the apply worker")
         reach(Point.SYNCWAIT)
-        self._tables.move(self.relid, State.SYNCWAIT, start)
-        await self._tables.wait_until(lambda: self._state() is State.CATCHUP)
-        table = self._tables.get(self.relid)
-        assert table is not None
-        self._catchup = table.lsn
+        self._move(State.SYNCWAIT, start)
+        await self._tables.wait_until(self._may_catch_up)
+        self._move(State.CATCHUP, self._catchup or start)
         reach(Point.CATCHUP)
         self._set_state("catching up")
         sender_timeout = await read_sender_timeout(publisher)
@@ -202,7 +209,7 @@ class TableSync:
             stream,
             target,
             start,
-            wants=lambda relid, _finish_lsn: relid == self.relid,
+            wants=lambda relid, _finish_lsn: relid in self.relids,
             at_boundary=self._caught_up,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
@@ -213,10 +220,30 @@ class TableSync:
         await loop.run()
         reach(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:  # synchronously: what was applied is durable then, too
-            await store.set_relation_state(connection, subscription.oid, self.relid, "s", loop.position)
+            await self._store_done(connection, loop.position)
             reach(Point.SYNCDONE_STORED)
-            self._tables.move(self.relid, State.SYNCDONE, loop.position)
+            self._move(State.SYNCDONE, loop.position)
         await stream.stop()
+
+    def _may_catch_up(self) -> bool:
+        """Whether the apply worker has named a position: of a group it does so for one table, and waits for that."""
+        self._state()
+        tables = (self._tables.get(relid) for relid in self.relids)
+        self._catchup = next((table.lsn for table in tables if table and table.state is State.CATCHUP), None)
+        return self._catchup is not None
+
+    def _move(self, state: State, lsn: Lsn) -> None:
+        for relid in self.relids:
+            table = self._tables.get(relid)
+            if table is not None and table.state is not state:
+                self._tables.move(relid, state, lsn)
+
+    async def _store_done(self, connection: Connection, position: Lsn) -> None:
+        async with connection.transaction():
+            for relid in self.relids:
+                await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
+            if self.relid == bulk_copy.GROUP and self._tables.bulk is not None:
+                await bulk_copy.remove(connection, self._tables.bulk.copyid)
 
     async def _caught_up(self, position: Lsn) -> bool:
         assert self._catchup is not None
@@ -235,7 +262,7 @@ class TableSync:
             await store.remove_progress(connection, self.subscription.oid, self.relid)
 
     def _state(self) -> State:
-        table = self._tables.get(self.relid)
+        table = self._tables.get(self.relids[0])
         if table is None:
             raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
         return table.state

@@ -11,6 +11,7 @@ from __future__ import annotations
 from subscriber import telemetry
 from subscriber.apply.subrel import State
 from subscriber.catalog import origins, store
+from subscriber.catalog.bulk_copy import GROUP
 from subscriber.catalog.session import Catalog
 from subscriber.source.publisher import Publisher
 from subscriber.worker.tables import Tables
@@ -56,5 +57,7 @@ async def _leftover_slots(
 
 
 def _done(tables: Tables, relid: int) -> bool:
+    if relid == GROUP:
+        return tables.bulk is None
     table = tables.get(relid)
     return table is None or table.state in (State.SYNCDONE, State.READY)
