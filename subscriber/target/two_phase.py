@@ -112,8 +112,7 @@ class TwoPhase:
         if gid in self._prepared:
             note = Note(message.message_type, transaction)
             self._target.set_origin(message.end_lsn, message.commit_time, note)
-            self._target.pipeline.execute_once(f"COMMIT PREPARED '{gid}'", note=note)
-            await self._target.settle()
+            await self._alone(f"COMMIT PREPARED '{gid}'", note)
             self._prepared.remove(gid)
         elif not transaction.skipped and ("t", None) not in await self._rows(message.xid):
             error = ApplyError(
@@ -134,12 +133,17 @@ class TwoPhase:
             if known is None or Lsn.parse(known) == message.prepare_end_lsn:
                 note = Note(message.message_type, transaction)
                 self._target.set_origin(message.rollback_end_lsn, message.rollback_time, note)
-                self._target.pipeline.execute_once(f"ROLLBACK PREPARED '{gid}'", note=note)
-                await self._target.settle()
+                await self._alone(f"ROLLBACK PREPARED '{gid}'", note)
                 self._prepared.remove(gid)
         else:
             telemetry.log(telemetry.DEBUG, f'prepared transaction "{gid}" was rolled back and is not here')
         return self._forget(transaction, message.message_type)
+
+    async def _alone(self, sql: str, note: Note) -> None:
+        """Run what may be no part of a transaction, which a pipeline's statements between two Syncs are."""
+        await self._target.settle()
+        self._target.pipeline.execute_once(sql, note=note)
+        await self._target.settle()
 
     def _forget(self, transaction: RemoteTransaction, what: str) -> RemoteTransaction:
         own, note = self._begin(transaction, what)
