@@ -7,6 +7,12 @@
         async with db.running():
             await db.wait_for_sync("s")
 
+    async with subscriber.stream(source_dsn, slot="s", publications=["p"]) as stream:
+        async for transaction in stream:
+            async for change in transaction:
+                …
+            await transaction.ack()
+
 What is public is what `__all__` names. Everything is imported when it is first used: the command
 `subscriber --help` has to answer in a tenth of a second.
 """
@@ -17,6 +23,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.consumer.callbacks import Consumer, consume
+    from subscriber.consumer.changes import Change, Delete, Insert, Message, Truncate, Update
+    from subscriber.consumer.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
+    from subscriber.consumer.stream import Stream, stream
+    from subscriber.consumer.transaction import Kind, Transaction
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
@@ -34,23 +45,59 @@ if TYPE_CHECKING:
     from subscriber.subscription import Subscription
 
 __all__ = [
+    "NOT_SENT",
+    "UNCHANGED",
     "ApplyError",
+    "Change",
+    "Column",
     "ConnectionLost",
     "ConninfoError",
+    "Consumer",
     "Database",
+    "Delete",
+    "Insert",
+    "Kind",
     "Lsn",
+    "Message",
+    "Missing",
     "ProtocolError",
     "PublisherError",
     "PublisherReplaced",
+    "Relation",
+    "Row",
     "ServerError",
     "SlotLost",
     "StatementError",
+    "Stream",
     "SubscriberError",
     "Subscription",
+    "Transaction",
+    "Truncate",
+    "Update",
     "connect",
+    "consume",
+    "stream",
 ]
 
 _HOMES = {
+    "Change": "subscriber.consumer.changes",
+    "Column": "subscriber.consumer.rows",
+    "Consumer": "subscriber.consumer.callbacks",
+    "Delete": "subscriber.consumer.changes",
+    "Insert": "subscriber.consumer.changes",
+    "Kind": "subscriber.consumer.transaction",
+    "Message": "subscriber.consumer.changes",
+    "Missing": "subscriber.consumer.rows",
+    "NOT_SENT": "subscriber.consumer.rows",
+    "Relation": "subscriber.consumer.rows",
+    "Row": "subscriber.consumer.rows",
+    "Stream": "subscriber.consumer.stream",
+    "Transaction": "subscriber.consumer.transaction",
+    "Truncate": "subscriber.consumer.changes",
+    "UNCHANGED": "subscriber.consumer.rows",
+    "Update": "subscriber.consumer.changes",
+    "consume": "subscriber.consumer.callbacks",
+    "stream": "subscriber.consumer.stream",
     "Database": "subscriber.database",
     "connect": "subscriber.database",
     "Lsn": "subscriber.lsn",

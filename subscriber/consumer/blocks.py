@@ -106,9 +106,6 @@ class Blocks:
         xid = self._lost.popleft()
         return _aborted(stream, xid, xid, None, None)
 
-    async def close(self) -> None:
-        pass
-
 
 def _aborted(stream: Stream, xid: int, subxid: int, lsn: Lsn | None, time: int | None) -> Transaction:
     transaction = Transaction(stream, Kind.STREAM_ABORT, xid, lsn or Lsn(0), time or 0)

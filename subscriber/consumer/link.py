@@ -215,17 +215,15 @@ class Link:
     # --- what the publisher is told ---------------------------------------------------------------
 
     async def _send_statuses(self, connection: Connection, interval: float) -> None:
-        # The first asks for an answer: where the publisher stands, when there is nothing to send.
-        self._send(connection, reply_requested=True)
-        while True:
-            with anyio.move_on_after(interval):
-                await self._news.wait()
-            self._news = anyio.Event()
-            try:
-                self._send(connection, reply_requested=self._asked)
-            except ConnectionLost:
-                return  # the reader hears of it, too
-            await anyio.lowlevel.checkpoint()  # one update for all that moves in this turn of the event loop
+        asking = True  # at first: where the publisher stands, when there is nothing to send
+        with suppress(ConnectionLost):  # the reader hears of it, too
+            while True:
+                self._send(connection, reply_requested=asking)
+                await anyio.lowlevel.checkpoint()  # one update for all that moves in this turn of the event loop
+                with anyio.move_on_after(interval):
+                    await self._news.wait()
+                self._news = anyio.Event()
+                asking = self._asked
 
     def _send(self, connection: Connection, *, reply_requested: bool = False) -> None:
         passed, flush = self._acks.passed, self._acks.flush

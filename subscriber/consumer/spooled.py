@@ -1,7 +1,11 @@
-"""Large transactions in progress: kept on disk until they commit or are prepared, and then handed out whole.
+"""Transactions that are kept on disk until they may be handed out: large ones in progress, and held ones.
 
-The files mean nothing to another process: the publisher streams every transaction again from its first block
-whose end it has not been told about. See spool/transactions.py.
+A large transaction is streamed in blocks until it commits or is prepared, and then handed out whole. A prepared
+one may be held, when whoever takes them does not want to hear of it before its COMMIT PREPARED; then it is handed
+out as if it had been committed there and then.
+
+The files mean nothing to another process: the publisher streams every transaction again whose end was not
+confirmed, and of a held one nothing is confirmed from its PREPARE on.
 """
 
 from __future__ import annotations
@@ -34,13 +38,11 @@ class Spooled:
         self._spool = Spool(folder, limit=limit)
         self._open = False
         self._origins: dict[int, str] = {}
+        self._held: dict[int, int] = {}  # by xid: the number whose ack they wait for
         self._reading: Reading | None = None
 
     async def block(self, stream: Stream, message: pgoutput.StreamStart) -> Transaction | None:
-        if not self._open:
-            await self._spool.open()
-            self._open = True
-        spooled = self._spool.start(message.xid, first=message.first_segment)
+        spooled = await self._start(message.xid, first=message.first_segment)
         while True:
             frame = stream.frames.next(between=False)
             if frame is None:
@@ -61,6 +63,12 @@ class Spooled:
                 case found:
                     raise ProtocolError(f"{found.message_type} message sent inside a stream block")
 
+    async def _start(self, xid: int, *, first: bool) -> SpooledTransaction:
+        if not self._open:
+            await self._spool.open()
+            self._open = True
+        return self._spool.start(xid, first=first)
+
     async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None:
         spooled = self._spool.transactions.get(message.xid)
         if spooled is not None and message.subxid == message.xid:
@@ -77,6 +85,9 @@ class Spooled:
         return transaction
 
     async def prepare(self, stream: Stream, message: pgoutput.StreamPrepare) -> Transaction | None:
+        if stream.hold(message.xid, message.gid):
+            self._hold(stream, message.xid, message.end_lsn)
+            return None
         transaction = await self._end(stream, Kind.PREPARE, message.xid, message.prepare_lsn, message.end_lsn)
         if transaction is not None:
             transaction.gid = message.gid
@@ -98,15 +109,70 @@ class Spooled:
         transaction.origin = origin
         return transaction
 
+    # --- held until COMMIT PREPARED -----------------------------------------------------------------
+
+    async def hold(self, stream: Stream, message: pgoutput.BeginPrepare) -> None:
+        """Keep what follows, up to PREPARE."""
+        spooled = await self._start(message.xid, first=True)
+        while True:
+            frame = stream.frames.next(between=False)
+            if frame is None:
+                if await stream.refill():
+                    return
+                continue
+            if frame[LETTER] in _KEPT:
+                if spooled.append(message.xid, frame[LETTER:]):
+                    await spooled.write()
+                continue
+            match stream.decoder.decode(frame, LETTER):
+                case pgoutput.Origin(_, name):
+                    self._origins[message.xid] = name
+                case pgoutput.Prepare() as prepare:
+                    await spooled.write()
+                    self._hold(stream, message.xid, prepare.end_lsn)
+                    stream.frames.ended()
+                    return
+                case found:
+                    raise ProtocolError(
+                        f"{found.message_type} message sent out of order",
+                        detail=f"It came in transaction {message.xid}.",
+                    )
+
+    def holds(self, xid: int) -> bool:
+        """Whether `xid` is prepared and held."""
+        return xid in self._held
+
+    def _hold(self, stream: Stream, xid: int, end_lsn: Lsn) -> None:
+        if xid not in self._held:
+            self._held[xid] = stream.acks.handed_out()
+        stream.acks.note(end_lsn)
+
+    async def commit_prepared(self, stream: Stream, message: pgoutput.CommitPrepared) -> Transaction | None:
+        """The transaction that was held; None if it has no changes."""
+        number = self._held.pop(message.xid)
+        finish_lsn, end_lsn = message.commit_lsn, message.end_lsn
+        transaction = await self._end(stream, Kind.COMMIT, message.xid, finish_lsn, end_lsn)
+        if transaction is None:
+            stream.confirm(number)
+        else:
+            # Not before its own ack: if we end until then, PREPARE has to come again, with the changes.
+            transaction.held_number = number
+            transaction.set_time(message.commit_time)
+        return transaction
+
+    async def rollback_prepared(self, stream: Stream, message: pgoutput.RollbackPrepared) -> None:
+        """Drop the transaction that was held."""
+        self._origins.pop(message.xid, None)
+        await self._spool.transactions[message.xid].remove()
+        stream.acks.note(message.rollback_end_lsn)
+        stream.confirm(self._held.pop(message.xid))
+
     async def begin_again(self) -> None:
-        self._origins.clear()
         reading = None if self._reading is None else self._reading.spooled
         for spooled in list(self._spool.transactions.values()):
-            if spooled is not reading:
+            if spooled is not reading and spooled.xid not in self._held:
+                self._origins.pop(spooled.xid, None)
                 await spooled.remove()
-
-    def lost(self, stream: Stream) -> Transaction | None:
-        return None
 
     async def close(self) -> None:
         if self._reading is not None:

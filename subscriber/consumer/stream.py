@@ -31,7 +31,7 @@ be stored with the transaction's `end_lsn` to start from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import TracebackType
@@ -46,7 +46,7 @@ from subscriber.consumer.link import Link, Source
 from subscriber.consumer.live import Live, Single
 from subscriber.consumer.source import Create, SlotSource
 from subscriber.consumer.spooled import Spooled
-from subscriber.consumer.transaction import InProgress, Kind, Transaction
+from subscriber.consumer.transaction import Kind, Transaction
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
@@ -115,22 +115,58 @@ async def stream(
         origin=origin if origin == "none" else None,
         messages=messages,
     )
-    how: Create = "temporary" if slot is None else create
+    async with open_stream(
+        source,
+        options,
+        slot=slot,
+        create="temporary" if slot is None else create,
+        failover=failover,
+        start=start,
+        until=until,
+        blocks=in_progress == "blocks",
+        hold=None,
+        memory=memory,
+        spool_folder=spool_folder,
+        spool_limit=spool_limit,
+        application_name=application_name or slot or "subscriber stream",
+        stop_timeout=stop_timeout,
+    ) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_stream(
+    source: str,
+    options: StreamOptions,
+    *,
+    slot: str | None,
+    create: Create,
+    failover: bool,
+    start: Lsn,
+    until: Lsn | None,
+    blocks: bool,
+    hold: Callable[[int, str], bool] | None,
+    memory: int,
+    spool_folder: Path | None,
+    spool_limit: int | None,
+    application_name: str,
+    stop_timeout: float,
+) -> AsyncIterator[Stream]:
+    """What stream() and consume() share. `hold`: see Stream."""
     found = await SlotSource.open(
         source,
         slot,
         options,
-        create=how,
+        create=create,
         failover=failover,
         start=start,
-        application_name=application_name or slot or "subscriber stream",
-    )
-    large: InProgress = (
-        Blocks() if in_progress == "blocks" else Spooled(spool_folder or found.spool_folder, spool_limit)
+        application_name=application_name,
     )
     async with Stream(
         found,
-        large,
+        Spooled(spool_folder or found.spool_folder, spool_limit),
+        blocks=blocks,
+        hold=hold,
         start=start,
         until=until,
         parallel=found.parallel,
@@ -146,14 +182,17 @@ class Stream:
     def __init__(
         self,
         source: Source,
-        in_progress: InProgress,
+        spooled: Spooled,
         *,
+        blocks: bool = False,
+        hold: Callable[[int, str], bool] | None = None,
         start: Lsn = Lsn(0),
         until: Lsn | None = None,
         parallel: bool = False,
         memory: int = MEMORY,
         stop_timeout: float = STOP_TIMEOUT,
     ) -> None:
+        """`hold(xid, gid)` says of a prepared transaction that nobody wants it before COMMIT PREPARED."""
         self.closed = False
         self.slot = source.slot
         self._source = source
@@ -163,7 +202,9 @@ class Stream:
         self.frames = Frames(self._link, self.acks, Tables(source))
         self.decoder = Decoder(parallel=parallel)
         self._parallel = parallel
-        self._in_progress = in_progress
+        self._spooled = spooled
+        self._blocks = Blocks() if blocks else None
+        self._hold = hold
         self._live = Live(self)
         self._current: Transaction | None = None
         self._prepared: dict[int, Lsn] = {}  # by xid: prepared, handed out, end not seen
@@ -198,8 +239,10 @@ class Stream:
 
     def acknowledge(self, transaction: Transaction) -> None:
         """What Transaction.ack() does when it may."""
-        if transaction.number and self.acks.ack(transaction.number):
-            self._link.moved()
+        if transaction.number:
+            self.confirm(transaction.number)
+        if transaction.held_number:
+            self.confirm(transaction.held_number)
 
     async def __aenter__(self) -> Stream:
         await self._tasks.__aenter__()
@@ -207,14 +250,15 @@ class Stream:
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool | None:
+    ) -> None:
         self.closed = True
         self._tasks.cancel_scope.cancel()
         try:
-            return await self._tasks.__aexit__(kind, error, trace)
+            # Without the caller's error: a group would only wrap it, and no task of ours raises any.
+            await self._tasks.__aexit__(None, None, None)
         finally:
             self._source.close()
-            await self._in_progress.close()
+            await self._spooled.close()
 
     def __aiter__(self) -> Stream:
         return self
@@ -227,7 +271,7 @@ class Stream:
             await self._current.pass_over()
             self._current = None
         while not self._finishing and (self._until is None or self.acks.passed < self._until):
-            transaction = self._in_progress.lost(self)
+            transaction = None if self._blocks is None else self._blocks.lost(self)
             if transaction is None:
                 frame = self.frames.next(between=True)
                 if frame is None:
@@ -253,19 +297,30 @@ class Stream:
         renewed = await self.frames.refill()
         if renewed:
             self.decoder = Decoder(parallel=self._parallel)
-            await self._in_progress.begin_again()
+            await self._spooled.begin_again()
+            if self._blocks is not None:
+                await self._blocks.begin_again()
         return renewed
 
     async def boundary(self, frame: bytes) -> Transaction | None:
         """What begins, or is told, with this frame between transactions; None for nothing to hand out."""
         message = self.decoder.decode(frame, LETTER)
+        large = self._blocks or self._spooled
         match message:
             case pgoutput.Begin(finish_lsn, time, xid):
                 transaction = Transaction(self, Kind.COMMIT, xid, finish_lsn, time, changes=self._live)
                 return await self._begin(transaction, repeated=finish_lsn < self.acks.passed)
+            case pgoutput.BeginPrepare(_, _, _, xid, gid) if self.hold(xid, gid):
+                await self._spooled.hold(self, message)
+                return None
             case pgoutput.BeginPrepare(finish_lsn, _, time, xid, gid):
                 transaction = Transaction(self, Kind.PREPARE, xid, finish_lsn, time, changes=self._live, gid=gid)
                 return await self._begin(transaction, repeated=self._prepared.get(xid) == finish_lsn)
+            case pgoutput.CommitPrepared() if self._spooled.holds(message.xid):
+                return await self._spooled.commit_prepared(self, message)
+            case pgoutput.RollbackPrepared() if self._spooled.holds(message.xid):
+                await self._spooled.rollback_prepared(self, message)
+                return None
             case pgoutput.CommitPrepared(finish_lsn, end_lsn, time, xid, gid):
                 self._prepared.pop(xid, None)
                 return self.bare(Kind.COMMIT_PREPARED, xid, finish_lsn, end_lsn, time, gid)
@@ -278,17 +333,26 @@ class Stream:
             case pgoutput.LogicalMessage(_, False, _, _, _):
                 return None
             case pgoutput.StreamStart():
-                return await self._in_progress.block(self, message)
+                return await large.block(self, message)
             case pgoutput.StreamAbort():
-                return await self._in_progress.abort(self, message)
+                return await large.abort(self, message)
             case pgoutput.StreamCommit():
-                return await self._in_progress.commit(self, message)
+                return await large.commit(self, message)
             case pgoutput.StreamPrepare():
-                return await self._in_progress.prepare(self, message)
+                return await large.prepare(self, message)
             case _:
                 raise ProtocolError(
                     f"{message.message_type} message sent out of order", detail="It came outside a transaction."
                 )
+
+    def hold(self, xid: int, gid: str) -> bool:
+        """Whether a prepared transaction is held until COMMIT PREPARED."""
+        return self._hold is not None and self._hold(xid, gid)
+
+    def confirm(self, number: int) -> None:
+        """The transaction with that number is acknowledged."""
+        if self.acks.ack(number):
+            self._link.moved()
 
     def bare(
         self, kind: Kind, xid: int, finish_lsn: Lsn, end_lsn: Lsn, time: int, gid: str | None = None

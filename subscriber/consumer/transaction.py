@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Protocol
 from subscriber.consumer.changes import Change
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol import messages as pgoutput
 
 if TYPE_CHECKING:
     from subscriber.consumer.stream import Stream
@@ -44,23 +43,6 @@ class Changes(Protocol):
         """The rest is not wanted: pass over it."""
 
 
-class InProgress(Protocol):
-    """What is done about large transactions while they are in progress."""
-
-    async def block(self, stream: Stream, message: pgoutput.StreamStart) -> Transaction | None: ...
-    async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None: ...
-    async def commit(self, stream: Stream, message: pgoutput.StreamCommit) -> Transaction | None: ...
-    async def prepare(self, stream: Stream, message: pgoutput.StreamPrepare) -> Transaction | None: ...
-
-    async def begin_again(self) -> None:
-        """The connection is a new one: all of them come again from their beginning."""
-
-    def lost(self, stream: Stream) -> Transaction | None:
-        """One that has to be told that it begins again, if there is any left to tell."""
-
-    async def close(self) -> None: ...
-
-
 class Transaction:
     """One transaction of the publisher, in the order of commits.
 
@@ -89,6 +71,7 @@ class Transaction:
         "first",
         "gid",
         "handed_out",
+        "held_number",
         "kind",
         "number",
         "origin",
@@ -126,6 +109,7 @@ class Transaction:
         self._at = 0
         self.handed_out = 0  # changes, on a connection before this one too
         self.number = 0  # of its ack; 0: it needs none
+        self.held_number = 0  # of another one that goes with it
         self._acked = False
 
     @property

@@ -111,6 +111,36 @@ def _built_in() -> dict[int, Type]:
     return found
 
 
+_SHORT = {
+    "bool": "boolean",
+    "int8": "bigint",
+    "int2": "smallint",
+    "int4": "integer",
+    "int": "integer",
+    "bpchar": "character",
+    "char": "character",
+    "varchar": "character varying",
+    "float4": "real",
+    "float8": "double precision",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "varbit": "bit varying",
+    "decimal": "numeric",
+}
+
+
+def oid_of(name: str) -> int | None:
+    """The OID of a built-in type by its name or short name, perhaps with `[]` for the array; None if it is none."""
+    bare = name.removesuffix("[]")
+    bare = _SHORT.get(bare, bare)
+    for oid, (known, array) in _BUILT_IN.items():
+        if known.name == bare:
+            return array if name.endswith("[]") else oid
+    return None
+
+
 class Types:
     """All types of one publisher that have been met."""
 

@@ -1,0 +1,372 @@
+"""The stream without a server: what is handed out, in which order, and what is confirmed."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from subscriber import (
+    NOT_SENT,
+    UNCHANGED,
+    Delete,
+    Insert,
+    Kind,
+    Message,
+    ProtocolError,
+    Row,
+    SubscriberError,
+    Truncate,
+    Update,
+)
+from subscriber.consumer import link
+from subscriber.consumer.changes import Change
+from subscriber.consumer.stream import Stream
+from subscriber.consumer.transaction import Transaction
+from subscriber.lsn import Lsn
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import Commit
+from subscriber.testing import FakePublisher, FakeTable
+
+
+@pytest.fixture(autouse=True)
+def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link, "FIRST_WAIT", 0.001)
+    monkeypatch.setattr(link, "LONGEST_WAIT", 0.001)
+
+
+@pytest.fixture
+def publisher() -> FakePublisher:
+    return FakePublisher()
+
+
+@pytest.fixture
+def city(publisher: FakePublisher) -> FakeTable:
+    return publisher.table("public.city", id="integer key", name="text", size="bigint")
+
+
+def write(publisher: FakePublisher, city: FakeTable, first: int, last: int, rows: int = 1) -> None:
+    """Transactions of so many rows each; `id` is the transaction's number."""
+    for number in range(first, last + 1):
+        with publisher.transaction() as transaction:
+            for row in range(rows):
+                transaction.insert(city, id=number, size=row)
+
+
+def new(change: Change) -> Row:
+    assert isinstance(change, Insert | Update)
+    return change.new
+
+
+async def ids(stream: Stream) -> list[int]:
+    """The `id` of each transaction's first row; all are acknowledged."""
+    found = []
+    async for transaction in stream:
+        found.append(new((await transaction.changes())[0])["id"])
+        await transaction.ack()
+    return found
+
+
+async def everything(stream: Stream) -> list[tuple[Transaction, list[Change]]]:
+    return [(transaction, await transaction.changes()) async for transaction in stream]
+
+
+async def test_each_kind_of_change(publisher: FakePublisher, city: FakeTable) -> None:
+    with publisher.transaction(origin="elsewhere") as transaction:
+        transaction.insert(city, id=1, name="Ulm")
+        transaction.update(city, id=1, name=UNCHANGED, size=3)
+        transaction.update(city, {"id": 1}, id=2, name="Pau")
+        transaction.delete(city, id=2)
+        transaction.truncate(city, cascade=True)
+        transaction.message("prefix", b"content")
+    async with publisher.stream() as stream:
+        ((found, changes),) = await everything(stream)
+    assert (found.kind, found.origin) == (Kind.COMMIT, "elsewhere")
+    insert, update, key_update, delete, truncate, message = changes
+    match insert:
+        case Insert(relation, row):
+            assert str(relation) == "public.city"
+            assert [(c.name, c.type_name, c.is_key) for c in relation.columns] == [
+                ("id", "integer", True),
+                ("name", "text", False),
+                ("size", "bigint", False),
+            ]
+            assert dict(row) == {"id": 1, "name": "Ulm", "size": None}
+    assert isinstance(update, Update)
+    assert update.old is None
+    assert update.new["name"] is UNCHANGED
+    assert update.new.sent() == {"id": 1, "size": 3}
+    assert isinstance(key_update, Update)
+    assert key_update.key == {"id": 1}
+    assert key_update.old is not None
+    assert dict(key_update.old) == {"id": 1, "name": NOT_SENT, "size": NOT_SENT}
+    assert isinstance(delete, Delete)
+    assert (delete.key, delete.new) == ({"id": 2}, None)
+    assert isinstance(truncate, Truncate)
+    assert truncate.cascade
+    assert isinstance(message, Message)
+    assert (message.prefix, message.text, message.transactional) == ("prefix", "content", True)
+
+
+async def test_under_full_an_untouched_value_is_there(publisher: FakePublisher) -> None:
+    whole = publisher.table("s.whole", identity="full", id="int", long="text")
+    with publisher.transaction() as transaction:
+        transaction.update(whole, {"id": 1, "long": "x" * 10_000}, id=2, long=UNCHANGED)
+    async with publisher.stream() as stream:
+        ((_, (update,)),) = await everything(stream)
+    assert isinstance(update, Update)
+    assert update.new.dict() == {"id": 2, "long": "x" * 10_000}
+    assert update.key == {"id": 1, "long": "x" * 10_000}
+
+
+async def test_only_an_ack_confirms(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 3)
+    async with publisher.stream() as stream:
+        transactions = [transaction async for transaction in stream]
+    assert publisher.confirmed < transactions[0].finish_lsn
+    async with publisher.stream() as stream:
+        async for transaction in stream:
+            if transaction.xid == transactions[0].xid:
+                await transaction.ack()
+    assert publisher.confirmed == transactions[0].end_lsn
+
+
+async def test_acks_out_of_order_are_held_to_the_lowest(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 3)
+    async with publisher.stream() as stream:
+        first, second, third = [transaction async for transaction in stream]
+        await third.ack()
+        await second.ack()
+        assert stream.confirmed < first.finish_lsn
+        assert stream.unacknowledged == 1
+        await first.ack()
+        assert stream.confirmed == third.end_lsn
+    assert publisher.confirmed == third.end_lsn
+
+
+async def test_what_is_not_acknowledged_comes_again_in_the_next_stream(
+    publisher: FakePublisher, city: FakeTable
+) -> None:
+    write(publisher, city, 1, 4)
+    async with publisher.stream() as stream:
+        async for transaction in stream:
+            if transaction.xid == 702:
+                break
+            await transaction.ack()
+    async with publisher.stream() as stream:
+        assert await ids(stream) == [2, 3, 4]
+
+
+async def test_an_ack_after_the_end_is_refused(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 1)
+    async with publisher.stream() as stream:
+        transaction = await anext(stream)
+    with pytest.raises(SubscriberError, match="closed"):
+        await transaction.ack()
+
+
+async def test_changes_that_are_left_are_passed_over(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 3, rows=1000)
+    async with publisher.stream() as stream:
+        found = []
+        async for transaction in stream:
+            async for change in transaction:
+                found.append((new(change)["id"], new(change)["size"]))
+                break
+            await transaction.ack()
+    assert found == [(1, 0), (2, 0), (3, 0)]
+    assert publisher.confirmed == publisher.position
+
+
+async def test_a_lost_connection_is_not_noticed_in_the_middle_of_a_transaction(
+    publisher: FakePublisher, city: FakeTable
+) -> None:
+    write(publisher, city, 1, 3, rows=1000)
+    found: list[tuple[int, int]] = []
+    async with publisher.stream(memory=10_000) as stream:
+        async for transaction in stream:
+            async for change in transaction:
+                found.append((new(change)["id"], new(change)["size"]))
+                if len(found) % 700 == 0:
+                    publisher.disconnect()
+            await transaction.ack()
+    assert found == [(number, row) for number in (1, 2, 3) for row in range(1000)]
+    assert publisher.connections > 2
+
+
+async def test_what_was_handed_out_does_not_come_again_after_a_lost_connection(
+    publisher: FakePublisher, city: FakeTable
+) -> None:
+    write(publisher, city, 1, 3)
+    async with publisher.stream(follow=True) as stream:
+        first, second, third = [await anext(stream) for _ in range(3)]
+        publisher.disconnect()
+        write(publisher, city, 4, 4)
+        fourth = await anext(stream)
+        assert new((await fourth.changes())[0])["id"] == 4
+        for transaction in (first, second, third):
+            await transaction.ack()
+        assert stream.confirmed == third.end_lsn
+
+
+async def test_batches_and_changes_are_the_same(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 2, rows=777)
+    async with publisher.stream() as stream:
+        async for transaction in stream:
+            assert new(await anext(transaction))["size"] == 0
+            sizes = [new(change)["size"] async for batch in transaction.batches() for change in batch]
+            assert sizes == list(range(1, 777))
+
+
+async def test_reading_stops_while_the_consumer_is_slow(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 1000, rows=10)
+    async with publisher.stream(memory=50_000) as stream:
+        await anext(stream)
+        await anyio.sleep(0.05)
+        queued = stream._link._queued
+        assert 50_000 < queued < 70_000
+        assert len(await ids(stream)) == 999
+
+
+async def test_the_publisher_is_answered_while_the_consumer_is_stuck(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 2)
+    async with publisher.stream(follow=True) as stream:
+        transaction = await anext(stream)
+        before = publisher.statuses
+        for _ in range(3):
+            publisher.ask()
+            await anyio.sleep(0.01)
+        assert publisher.statuses >= before + 3
+        assert publisher.confirmed < transaction.finish_lsn
+
+
+async def test_an_idle_consumer_does_not_hold_the_publisher_back(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 1)
+    async with publisher.stream(follow=True) as stream:
+        transaction = await anext(stream)
+        await transaction.ack()
+        publisher.advance()
+        publisher.ask()
+        await anyio.sleep(0.02)
+        assert publisher.confirmed == publisher.position == stream.confirmed
+
+
+async def test_finish_ends_the_iteration_after_the_current_transaction(
+    publisher: FakePublisher, city: FakeTable
+) -> None:
+    write(publisher, city, 1, 5, rows=500)
+    async with publisher.stream(follow=True) as stream:
+        count = 0
+        async for transaction in stream:
+            count += 1
+            if count == 2:
+                stream.finish()
+            assert len(await transaction.changes()) == 500
+            await transaction.ack()
+    assert count == 2
+
+
+async def test_finish_wakes_a_stream_that_waits(publisher: FakePublisher) -> None:
+    async with publisher.stream(follow=True) as stream, anyio.create_task_group() as tasks:
+
+        async def soon() -> None:
+            await anyio.sleep(0.01)
+            stream.finish()
+
+        tasks.start_soon(soon)
+        with anyio.fail_after(2):
+            assert [transaction async for transaction in stream] == []
+
+
+async def test_a_start_position_leaves_out_what_is_before_it(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 2)
+    start = publisher.position
+    write(publisher, city, 3, 4)
+    async with publisher.stream(start=start) as stream:
+        assert await ids(stream) == [3, 4]
+
+
+async def test_a_streamed_transaction_is_handed_out_when_it_commits(publisher: FakePublisher, city: FakeTable) -> None:
+    with publisher.transaction(streamed=True, origin="elsewhere") as large:
+        for number in range(5000):
+            large.insert(city, id=number, name="x" * 100)
+    write(publisher, city, 9, 9)
+    async with publisher.stream() as stream:
+        transaction = await anext(stream)
+        assert (transaction.kind, transaction.xid, transaction.origin) == (Kind.COMMIT, large.xid, "elsewhere")
+        assert [new(change)["id"] async for change in transaction] == list(range(5000))
+        await transaction.ack()
+        assert await ids(stream) == [9]
+    assert publisher.confirmed == publisher.position
+
+
+async def test_a_streamed_transaction_in_blocks(publisher: FakePublisher, city: FakeTable) -> None:
+    with publisher.transaction(streamed=True) as large:
+        large.insert(city, id=1)
+        large.truncate(city)
+    async with publisher.stream(in_progress="blocks") as stream:
+        block, commit = await everything(stream)
+        assert (block[0].kind, block[0].first, [c.kind for c in block[1]]) == (
+            Kind.STREAM_BLOCK,
+            True,
+            ["insert", "truncate"],
+        )
+        assert [c.subxid for c in block[1]] == [large.xid] * 2
+        assert (commit[0].kind, commit[1]) == (Kind.STREAM_COMMIT, [])
+        await commit[0].ack()
+        assert stream.confirmed == publisher.position
+
+
+async def test_prepared_transactions(publisher: FakePublisher, city: FakeTable) -> None:
+    for gid in ("one", "two"):
+        with publisher.transaction(prepare=gid) as transaction:
+            transaction.insert(city, id=1)
+    publisher.rollback_prepared("two")
+    publisher.commit_prepared("one")
+    async with publisher.stream() as stream:
+        found = [(t.kind, t.gid, len(await t.changes())) async for t in stream]
+    assert found == [
+        (Kind.PREPARE, "one", 1),
+        (Kind.PREPARE, "two", 1),
+        (Kind.ROLLBACK_PREPARED, "two", 0),
+        (Kind.COMMIT_PREPARED, "one", 0),
+    ]
+
+
+async def test_a_message_outside_a_transaction(publisher: FakePublisher, city: FakeTable) -> None:
+    publisher.message("greeting", "hello")
+    async with publisher.stream() as stream:
+        transaction = await anext(stream)
+        (message,) = await transaction.changes()
+        assert isinstance(message, Message)
+        assert (transaction.kind, message.text, message.transactional) == (Kind.MESSAGE, "hello", False)
+        await transaction.ack()
+    assert publisher.confirmed == publisher.position
+
+
+async def test_a_transaction_without_changes_is_passed_over(publisher: FakePublisher, city: FakeTable) -> None:
+    with publisher.transaction():
+        pass
+    async with publisher.stream() as stream:
+        assert await ids(stream) == []
+        assert stream.confirmed == publisher.position
+
+
+async def test_a_message_out_of_order_ends_the_stream(publisher: FakePublisher) -> None:
+    end = Lsn(publisher.position + 2)
+    publisher.play([(end, encode(Commit(Lsn(end - 1), end, 3)))])
+    async with publisher.stream(follow=True) as stream:
+        with pytest.raises(ProtocolError, match="COMMIT message sent out of order"):
+            await anext(stream)
+
+
+async def test_leaving_by_an_error_leaves_nothing_behind(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 3, rows=500)
+
+    async def fail() -> None:
+        async with publisher.stream() as stream:
+            async for _ in stream:
+                raise RuntimeError("mine")
+
+    with pytest.raises(RuntimeError, match="mine"):
+        await fail()
+    assert publisher.confirmed < publisher.position
