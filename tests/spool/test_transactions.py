@@ -121,6 +121,7 @@ async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes |
     for xid, expected in lists.items():
         await spool.transactions[xid].pause()
         assert await read(spool.transactions[xid]) == expected
+    assert sum(file.stat().st_size for file in folder.iterdir()) == spool.size
     await spool.close()
     assert not folder.exists()
 
@@ -319,6 +320,21 @@ async def test_records_larger_than_a_chunk_come_whole(spool: Spool) -> None:
     await transaction.write()
     assert [len(message) for _, message in await read(transaction)] == sizes
     assert transaction.size == transaction.written == sum(sizes) + len(sizes) * HEADER_SIZE
+
+
+async def test_the_index_has_a_file_when_it_is_large_and_that_is_cut_as_well(spool: Spool, tmp_path: Path) -> None:
+    transaction = spool.start(700, first=True)
+    with small_pieces():
+        for subxid in range(701, 800):
+            transaction.append(subxid, b"x")
+            await transaction.write()
+        for subxid, left in ((790, 89), (791, None), (745, 44), (702, 1)):
+            offset = await transaction.rollback(subxid)
+            assert offset == (None if left is None else left * (HEADER_SIZE + 1))
+            files = {path.suffix: path.stat().st_size for path in (tmp_path / "spool").iterdir()}
+            assert files == {".changes": transaction.size, ".subxacts": spool.size - transaction.size}
+            assert left == 1 or files[".subxacts"] > 0
+    assert await read(transaction) == [(701, b"x")]
 
 
 async def test_a_block_that_continues_nothing_is_refused(spool: Spool) -> None:
