@@ -17,6 +17,7 @@ from subscriber.subscription import Subscription
 # severity (NOTICE or WARNING), message, detail, hint
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
 
+OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"
 SYSTEM_IDENTIFIER = "SELECT system_identifier FROM pg_catalog.pg_control_system()"
 
 
@@ -63,6 +64,22 @@ async def contact(name: str, conninfo: str, *, password: bool) -> AsyncIterator[
         yield publisher
     finally:
         await publisher.close()
+
+
+async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publisher, slot: str) -> None:
+    """Refuse to create a slot that would wait for this very transaction, because it runs on the publisher too.
+
+    PostgreSQL itself waits then until somebody cancels it. Call it once the transaction has written something.
+    """
+    pid, xid = await connection.fetchrow(OWN_TRANSACTION) or (0, "0")
+    if await publisher.is_running(pid, xid):
+        raise StatementError(
+            f'could not create replication slot "{slot}": the publisher is in the same cluster as the target',
+            detail="The slot's creation would wait for this statement to end.",
+            hint="Create the slot first, in the publisher's database: "
+            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput'); then use it WITH (create_slot = false).",
+            sqlstate="55000",
+        )
 
 
 async def drop_slot(publisher: Publisher, name: str, notice: Notice, *, missing_ok: bool) -> None:

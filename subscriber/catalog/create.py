@@ -153,6 +153,8 @@ async def _ask_publisher(
     identity = await publisher.identify_system()
     await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0), str(identity.systemid))
     if options.create_slot:
+        assert options.slot_name is not None
+        await contact.refuse_own_cluster(connection, publisher, options.slot_name)
         # With tables to be copied, the worker enables it when they are ready: what is prepared while a table is
         # copied could be lost between two slots. Without any table it waits too, so that REFRESH may copy some.
         two_phase = options.two_phase and not options.copy_data and bool(tables)

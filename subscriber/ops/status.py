@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 PUBLISHER_TIMEOUT = 3.0  # seconds
 WRONG = 1  # the exit status when a subscription is not as it should be
 
-_NOW = "SELECT pg_catalog.clock_timestamp()"
+_NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
 _PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
 _STATS = "SELECT subid::bigint, apply_error_count, sync_error_count FROM subscriber.subscription_stats"
 _PUBLISHER = """
@@ -88,8 +88,10 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
 
 
 async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
+    now, read_only = await connection.fetchrow(_NOW) or (datetime.now(UTC), False)
     return Look(
-        at=await connection.fetchval(_NOW),
+        at=now,
+        read_only=read_only,
         launcher_pid=await locks.holder(connection, locks.launcher_key()),
         subscriptions=subscriptions,
         workers=await store.load_workers(connection),

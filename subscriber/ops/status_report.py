@@ -37,6 +37,10 @@ TABLE_STATES = {
     "r": "ready",
 }
 SYNC_FAILED = "failed"
+_READ_ONLY = (
+    "the target takes no writes",
+    "It is a standby, or default_transaction_read_only is on. Workers go on by themselves once it takes writes.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,7 @@ class Look:
     relations: Mapping[int, Sequence[RelationState]]  # by subid
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
+    read_only: bool = False  # the target takes no writes
 
 
 def assess(
@@ -151,6 +156,9 @@ def assess(
     retry_in = None
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
+    error, hint = (worker.error, worker.error_hint) if worker else (None, None)
+    if look.read_only and subscription.enabled:  # nobody could write down what is wrong
+        state, error, hint = "waiting to retry", *_READ_ONLY
     return SubscriptionStatus(
         name=subscription.name,
         state=state,
@@ -158,8 +166,8 @@ def assess(
         publications=subscription.publications,
         slot=subscription.slot_name,
         retry_in=retry_in,
-        error=worker.error if worker else None,
-        error_hint=worker.error_hint if worker else None,
+        error=error,
+        error_hint=hint,
         error_time=worker.error_time if worker else None,
         received=received or None,
         confirmed=confirmed or None,

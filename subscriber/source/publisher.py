@@ -154,6 +154,15 @@ class Publisher:
         standby = self.session.parameters.get("in_hot_standby") == "on"
         return SystemIdentity(int(systemid), int(timeline), Lsn.parse(position), dbname, standby)
 
+    async def is_running(self, pid: int, xid: str) -> bool:
+        """Whether a transaction of this number is running here, in a backend with that process id."""
+        rows = await self._rows(
+            f"SELECT FROM pg_catalog.pg_locks WHERE locktype = 'transactionid' AND pid = {pid}"
+            f" AND transactionid = {literal(xid)} AND mode = 'ExclusiveLock' AND granted",
+            "could not look up running transactions",
+        )
+        return bool(rows)
+
     async def create_slot(
         self,
         name: str,

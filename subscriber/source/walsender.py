@@ -51,6 +51,10 @@ _COPY_AGAIN = (
     "Drop the subscription and create it again with a fresh copy of its tables; "
     "what was committed on the publisher since the last confirmed position may be missing on the target."
 )
+_NO_PUBLICATION = (
+    "The publisher looks for the publication as of each change: one that is created again is not found before the "
+    "changes after that. Take it out of the subscription with ALTER SUBSCRIPTION … SET PUBLICATION to go on."
+)
 
 
 class ReplicationStream:
@@ -169,6 +173,8 @@ def stream_error(error: ServerError) -> SubscriberError:
     text = prefixed(error, "could not receive data from WAL stream")
     if error.sqlstate == UNDEFINED_FILE:  # the WAL that the slot needs is not there any more
         return _lost(text)
+    if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
+        text.hint = _NO_PUBLICATION
     return text
 
 

@@ -24,6 +24,7 @@ from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
+from subscriber.worker.advice import refusal
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.confirming import resume_confirming
@@ -232,8 +233,12 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         )
     except (ServerError, ConnectionLost) as error:
         what = f'{worker} for subscription "{subscription.name}" could not connect to the publisher'
-        error.message = f"{what}: {libpq_message(error)}"
-        raise
+        raise ConnectionLost(
+            f"{what}: {libpq_message(error)}",
+            detail=error.detail,
+            hint=error.hint or refusal(error.sqlstate),
+            sqlstate=error.sqlstate,
+        ) from error
 
 
 def stream_options(subscription: Subscription, *, two_phase: bool = False) -> StreamOptions:

@@ -3,11 +3,12 @@
     class        which errors                                        reaction
     at once      StaleMapping: the target's table has a new shape    again, without a word
     in a moment  StaleCatalog: the launcher is about to stop us      again, without a word
-    transient    connections, shutdowns, slot active, deadlocks      backoff with jitter, unlimited
+    transient    connections, refused ones too, shutdowns, slot      backoff with jitter, unlimited
+                 active, deadlocks, no room, a read-only target
     data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
                  needs on the target                                 somebody may have repaired it
     permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
-                 wrong credentials' cousins                          restart of the launcher starts it again
+                 target behind                                       restart of the launcher starts it again
 
 The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5 seconds for ever.
 """
@@ -22,7 +23,7 @@ from subscriber.errors import ConnectionLost, PublisherError, ServerError, Stale
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
 FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
 
-TRANSIENT = ("08", "57P", "53300", "55006", "40001", "40P01", "55P03", "SB002")
+TRANSIENT = ("08", "57P", "53", "25006", "55006", "40001", "40P01", "55P03", "SB002")
 
 
 class Reaction(Enum):

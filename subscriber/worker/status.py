@@ -19,6 +19,7 @@ from subscriber.errors import ServerError
 from subscriber.worker.apply_loop import ApplyLoop
 
 FOREIGN_KEY_VIOLATION = "23503"
+CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
 INTERVAL = 1.0  # seconds between two writes
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -88,6 +89,8 @@ class Board:
             try:
                 await self._write_one(report)
             except ServerError as error:
+                if error.sqlstate.startswith(CANNOT_WRITE):
+                    continue
                 if error.sqlstate != FOREIGN_KEY_VIOLATION:
                     raise
                 report.ended = True  # the subscription is being dropped at this moment
@@ -97,9 +100,10 @@ class Board:
     async def _write_one(self, report: Report) -> None:
         status = report.status
         if report.counts:
-            counts, report.counts = report.counts, Counter()
+            counts = Counter(report.counts)
             async with self._catalog.use() as connection:
                 await store.add_stats(connection, status.subid, counts)
+            report.counts -= counts
         if report.ended:
             async with self._catalog.use() as connection:
                 await store.remove_worker(connection, status.subid, status.relid)

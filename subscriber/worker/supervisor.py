@@ -21,6 +21,7 @@ from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
+from subscriber.worker.advice import advise
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.bulk import Bulk, Leave
 from subscriber.worker.causes import root_cause
@@ -176,6 +177,7 @@ class Supervisor:
     async def _failed(self, error: BaseException, report: Report, backoff: Backoff, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
         how = reaction(error)
+        advise(error)
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
@@ -305,6 +307,7 @@ class Supervisor:
             self._leader.cancel()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
+        advise(error)
         if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
             self._count(error, "sync_error_count", report)

@@ -87,8 +87,8 @@ sub execute
 {
 	my ($node, $database, $statement, $connstr, $roles, %params) = @_;
 	start_launcher($node, $database) if $statement =~ /\A\s*CREATE/i;
-	my @settings = map { "-c $_=$roles->{$_}" } grep { defined $roles->{$_} } qw(session_authorization role);
-	$connstr .= " options='@settings'" if @settings;
+	$connstr .= " user=$roles->{session}" if defined $roles->{session};    # which options cannot set
+	$connstr .= " options='-c role=$roles->{role}'" if defined $roles->{role};
 	my @extra = @{ $params{extra_params} // [] };
 	while (@extra)
 	{
@@ -122,7 +122,7 @@ sub pieces
 			my ($what, $role) = ($1, $2);
 			$preamble .= "$statement;\n";
 			$role =~ s/\ATO\s+|["']//gi;
-			$roles{ $what =~ /\Arole\z/i ? 'role' : 'session_authorization' } = length $role ? $role : undef;
+			$roles{ $what =~ /\Arole\z/i ? 'role' : 'session' } = length $role ? $role : undef;
 		}
 	}
 	return @pieces;

@@ -55,8 +55,9 @@ def server_error(sqlstate: str) -> ServerError:
         (server_error("23505"), Reaction.INTERVAL),  # unique_violation
         (server_error("22P02"), Reaction.INTERVAL),  # invalid_text_representation
         (server_error("42501"), Reaction.INTERVAL),  # insufficient_privilege
-        (server_error("53100"), Reaction.INTERVAL),  # disk_full
-        (server_error("53400"), Reaction.INTERVAL),  # configuration_limit_exceeded: no origin is free
+        (server_error("25006"), Reaction.BACKOFF),  # read_only_sql_transaction
+        (server_error("53100"), Reaction.BACKOFF),  # disk_full
+        (server_error("53400"), Reaction.BACKOFF),  # configuration_limit_exceeded: no origin is free
         (server_error("57014"), Reaction.INTERVAL),  # query_canceled
         (server_error("28P01"), Reaction.INTERVAL),  # invalid_password
         (server_error("P0001"), Reaction.INTERVAL),  # raised by a trigger

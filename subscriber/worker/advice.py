@@ -1,0 +1,45 @@
+"""What the operator can do about an error that comes without a hint, by SQLSTATE and by who has said it.
+
+PostgreSQL's own messages stay as they are; this only fills in a hint where there is none.
+"""
+
+from __future__ import annotations
+
+from subscriber.errors import ServerError
+
+_CONNECTION = "Correct the subscription's connection: ALTER SUBSCRIPTION … CONNECTION '…'."
+
+# Said by the publisher while a worker connects. The longest prefix that fits counts.
+REFUSALS = {
+    "28P01": f"The password is not, or no longer, that of the role. {_CONNECTION}",
+    "28": "The publisher's pg_hba.conf has no line for this role, database and address, or the role may not log in or "
+    f"has no REPLICATION attribute. {_CONNECTION}",
+    "3D000": _CONNECTION,
+    "42501": "On the publisher: ALTER ROLE … WITH REPLICATION.",
+    "53300": "The publisher has no connection or walsender left: see its max_connections and max_wal_senders.",
+}
+
+# Said by either server later on.
+_LATER = {
+    "55006": "Somebody else reads from the slot: the walsender of a connection that the publisher has not missed yet, "
+    "and then it goes on by itself; or another subscriber, and then one of the two needs a slot of its own.",
+    "25006": "The target is a standby, or default_transaction_read_only is on. It goes on by itself once the target "
+    "takes writes.",
+    "53100": "Make room on the target. It goes on by itself.",
+}
+
+
+def refusal(sqlstate: str) -> str | None:
+    """For an error of connecting to the publisher; None if there is nothing to say."""
+    return _find(REFUSALS, sqlstate)
+
+
+def advise(error: BaseException) -> None:
+    """Give an error of a server's a hint, if it has none."""
+    if isinstance(error, ServerError) and error.hint is None:
+        error.hint = _find(_LATER, error.sqlstate)
+
+
+def _find(hints: dict[str, str], sqlstate: str) -> str | None:
+    found = [prefix for prefix in hints if sqlstate.startswith(prefix)]
+    return hints[max(found, key=len)] if found else None
