@@ -58,11 +58,12 @@ _pack = HEADER.pack
 class Spool:
     """The streamed transactions of one worker, in a folder of its own.
 
-    `limit` is in bytes over all of them, what is still buffered included; None: as much as the disk takes.
+    `limit` is in bytes over all its files; None: as much as the disk takes.
     """
 
     def __init__(self, folder: Path, *, limit: int | None) -> None:
         self.limit = limit
+        self.size = 0  # bytes of all files
         self.transactions: dict[int, SpooledTransaction] = {}  # by xid
         self._path = folder
         self._folder: Folder | None = None
@@ -80,11 +81,6 @@ class Spool:
             await to_thread.run_sync(self._folder.sweep)
         except OSError as error:
             raise _explained(error, f'could not prepare spool folder "{self._path}"') from error
-
-    @property
-    def size(self) -> int:
-        """Bytes of all transactions and their indexes, buffered changes included."""
-        return sum(transaction.total for transaction in self.transactions.values())
 
     def start(self, xid: int, *, first: bool) -> SpooledTransaction:
         """A stream block of `xid` begins, the first one or a further one.
@@ -134,6 +130,7 @@ class SpooledTransaction:
     __slots__ = (
         "_buffer",
         "_changes_file",
+        "_counted",
         "_cuts",
         "_folder",
         "_index",
@@ -159,6 +156,7 @@ class SpooledTransaction:
         self._spool = spool
         self._folder = folder
         self._buffer = bytearray()
+        self._counted = 0  # bytes of spool.size that are of this transaction
         self._cuts = 0  # how often what a reader sees has been cut, or all of it thrown away
         self._last = xid  # who made the change before
         self._index = SubxactIndex()
@@ -167,11 +165,6 @@ class SpooledTransaction:
     def size(self) -> int:
         """Bytes of the changes, buffered ones included."""
         return self.written + len(self._buffer)
-
-    @property
-    def total(self) -> int:
-        """`size`, and the bytes that the index of subtransactions has on file."""
-        return self.size + self._index.size
 
     def append(self, xid: int, message: bytes) -> bool:
         """Add a change that (sub)transaction `xid` made; `message` is without the xid it has in a block.
@@ -200,14 +193,15 @@ class SpooledTransaction:
         await spool.forget_replaced()
         if not self._buffer:
             return
-        if spool.limit is not None and (size := spool.size) > spool.limit:
-            raise self._over_limit(size, spool.limit)
+        if spool.limit is not None and spool.size + len(self._buffer) > spool.limit:
+            raise self._over_limit(spool.limit)
         await self._put(self._changes_file, self._buffer, self.written)
         self.written += len(self._buffer)
         self._buffer.clear()
         while block := self._index.excess():
             await self._put(self._subxacts_file, block, self._index.size)
             self._index.spilled()
+        self._count(self.written + self._index.size)
 
     async def pause(self) -> None:
         """A stream block ends: write out the rest. A reader has all of it then, and nothing waits in memory."""
@@ -238,7 +232,13 @@ class SpooledTransaction:
             self.written = offset
             file = self._changes_file
             await self._in_thread("truncate", file, self._folder.truncate, file, offset)
+        self._count(self.written + self._index.size)
         return offset
+
+    def _count(self, size: int) -> None:
+        """The files of this transaction have so many bytes now."""
+        self._spool.size += size - self._counted
+        self._counted = size
 
     def _take_block(self) -> bytes:
         folder, file = self._folder, self._subxacts_file
@@ -289,8 +289,9 @@ class SpooledTransaction:
             del self._spool.transactions[self.xid]
 
     def let_go(self) -> set[str]:
-        """Have every reader end; the files to remove."""
+        """Have every reader end, and do not count the files any more: they are returned, to be removed."""
         self._cuts += 1
+        self._count(0)
         return self._made
 
     async def _in_thread(
@@ -304,11 +305,11 @@ class SpooledTransaction:
             detail = f"Transaction {self.xid} has {self.changes} changes in {self.size} bytes so far."
             raise _explained(error, f'could not {verb} file "{path}"', detail) from error
 
-    def _over_limit(self, size: int, limit: int) -> SpoolFull:
+    def _over_limit(self, limit: int) -> SpoolFull:
         return SpoolFull(
             f"streamed transactions exceed the spool's limit of {limit} bytes",
-            detail=f"The spool has {size} bytes in {len(self._spool.transactions)} transactions, "
-            f"transaction {self.xid} {self.size} in {self.changes} changes.",
+            detail=f"The spool has {self._spool.size} bytes of {len(self._spool.transactions)} transactions; "
+            f"transaction {self.xid} has {self.changes} changes in {self.size} bytes so far.",
             hint="Raise the limit, or have the publisher keep large transactions until they commit: "
             "ALTER SUBSCRIPTION … SET (streaming = off).",
             sqlstate="53400",

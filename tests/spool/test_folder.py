@@ -228,7 +228,7 @@ async def test_the_limit_is_for_all_transactions_together(tmp_path: Path) -> Non
         await second.write()
     assert str(caught.value).splitlines() == [
         "streamed transactions exceed the spool's limit of 1000 bytes",
-        "DETAIL:  The spool has 1009 bytes in 2 transactions, transaction 800 509 in 2 changes.",
+        "DETAIL:  The spool has 1000 bytes of 2 transactions; transaction 800 has 2 changes in 509 bytes so far.",
         "HINT:  Raise the limit, or have the publisher keep large transactions until they commit: "
         "ALTER SUBSCRIPTION … SET (streaming = off).",
     ]

@@ -116,7 +116,7 @@ async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes |
             xid: len(lists[xid]) for xid in lists
         }
         assert {xid: each.size for xid, each in spool.transactions.items()} == {xid: size(lists[xid]) for xid in lists}
-        assert spool.size >= sum(map(size, lists.values()))
+        assert spool.size >= sum(each.written for each in spool.transactions.values())
         assert all(each.written <= each.size < each.written + 500 for each in spool.transactions.values())
     for xid, expected in lists.items():
         await spool.transactions[xid].pause()
