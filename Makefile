@@ -48,7 +48,7 @@ lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip --disable-pip-version-check install -q uv
 	$(COMPILE) --extra status --extra demo --extra fast --extra dev -o requirements.lock
-	$(COMPILE) --extra spark -c requirements.lock -o requirements-spark.lock
+	$(COMPILE) --extra spark --extra lake -c requirements.lock -o requirements-spark.lock
 	rm -rf $(VENV)-lock
 
 clean:

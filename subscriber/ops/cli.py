@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from subscriber.errors import SubscriberError
+from subscriber.ops import cli_log
 from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
 from subscriber.ops.logs import LogFormat
 
@@ -192,58 +192,6 @@ def check(
     _finish(run_checks, target, None if name else source, publications or [], name=name, two_phase=two_phase, json=json)
 
 
-@app.command()
-def archive(
-    directory: Annotated[Path, typer.Option(help="Where the change log is.", metavar="DIRECTORY")],
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="The publisher's database: a URI or key=value string.",
-            envvar=SOURCE_VARIABLE,
-            metavar="DSN",
-            show_default=False,
-        ),
-    ] = None,
-    publications: Annotated[
-        list[str] | None,
-        typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
-    ] = None,
-    slot: Annotated[
-        str, typer.Option(help="The slot to read; created if it is not there.", metavar="NAME")
-    ] = "archive",
-    segment_size: Annotated[int, typer.Option(help="MiB after which a segment is sealed.", min=1)] = 64,
-    segment_age: Annotated[float, typer.Option(help="Seconds after which a segment is sealed.", min=1)] = 300,
-    keep_size: Annotated[
-        int | None, typer.Option(help="Remove the oldest segments beyond so many MiB.", min=1, show_default=False)
-    ] = None,
-    keep_age: Annotated[
-        float | None, typer.Option(help="Remove segments older than so many hours.", min=0, show_default=False)
-    ] = None,
-    until: Annotated[
-        str | None, typer.Option(help="End when everything before this position is stored.", metavar="LSN")
-    ] = None,
-    info: Annotated[bool, typer.Option("--info", help="Only print what the log has.")] = False,
-    json: Json = False,
-    log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
-) -> None:
-    """Keep a change log: all committed transactions of a publisher, as files.
-
-    They are stored whole, in commit order, and synced before the publisher may forget them. Programs read the
-    log while it is written; see `lake` and `catchup`. Ends on SIGTERM or Ctrl-C, and goes on where it stopped.
-    """
-    from subscriber.ops import archive as archive_command
-    from subscriber.ops.logs import configure
-
-    if info:
-        raise typer.Exit(archive_command.describe(directory, json=json))
-    if source is None or not publications:
-        raise typer.BadParameter("give --source and --publication, or --info")
-    configure(log_format)
-    writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age)
-    end = archive_command.position(until)
-    _finish(archive_command.archive, source, slot, publications, writer, until=end)
-
-
 @app.command("copy")
 def copy_(
     target: Target,
@@ -262,6 +210,10 @@ def copy_(
     from subscriber.ops.copy import run_copy
 
     _finish(run_copy, target, name, master=master, part_bytes=part_size * 1024 * 1024, quiet=quiet)
+
+
+app.command()(cli_log.archive)
+app.command()(cli_log.lake)
 
 
 @app.command()

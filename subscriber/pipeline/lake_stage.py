@@ -1,0 +1,101 @@
+"""On executors: a part of a table's net effect as an Arrow file, for the driver to merge into the Delta table.
+
+    op d   the row with this key is gone; only the key's columns are set
+    op u   the row with this key is, or becomes, this; where _u_<column> is true the column stays as it is
+    op m   the same, but the row had the key in _from_<column> before, and those columns stay as they were there
+    op +   a table without a key has one more of this row
+    op -   … one fewer
+
+A key occurs once among d, u and m. Files have names of their own; the driver reads those it has been told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from subscriber.pipeline.net import UNCHANGED, Key, Net, Value, Values
+from subscriber.pipeline.netting import Table
+from subscriber.pipeline.text_types import arrow_array, arrow_type
+from subscriber.protocol.messages import RelationColumn
+
+OP = "_op"
+STAYS = "_u_"
+FROM = "_from_"
+
+Entry = tuple[str, Key | None, Values]  # op, the key before (of m), values
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a task has written. `key` are names, None for a table without one."""
+
+    path: Path
+    columns: tuple[RelationColumn, ...]
+    key: tuple[str, ...] | None
+    truncated: bool
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToArrow:
+    """The sink: writes into `directory`, which driver and executors share. `as_text` are schema.table.column."""
+
+    directory: Path
+    as_text: frozenset[str]
+
+    def __call__(self, table: Table, part: int, net: Net) -> Staged:
+        columns = table.relation.columns
+        entries = list(_entries(net))
+        arrays: dict[str, pa.Array] = {OP: pa.array([op for op, _, _ in entries], pa.string())}
+        for index, column in enumerate(columns):
+            label = f"{table.label}.{column.name}"
+            kind = self.kind(table.label, column)
+            values = [entry[2][index] for entry in entries]
+            arrays[column.name] = arrow_array([_plain(value) for value in values], kind, label)
+            if UNCHANGED in values:
+                arrays[STAYS + column.name] = pa.array([value is UNCHANGED for value in values], pa.bool_())
+            if net.key is not None and index in net.key and any(entry[0] == "m" for entry in entries):
+                place = net.key.index(index)
+                before = [entry[1][place] if entry[1] is not None else None for entry in entries]
+                arrays[FROM + column.name] = arrow_array(before, kind, label)
+        path = self.directory / f"{table.label}-{part}-{uuid4().hex}.arrow"
+        found = pa.table(arrays)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
+            writer.write_table(found)
+        key = None if net.key is None else tuple(net.columns[index] for index in net.key)
+        return Staged(path, columns, key, net.truncated, len(entries))
+
+    def kind(self, table: str, column: RelationColumn) -> pa.DataType:
+        return pa.string() if f"{table}.{column.name}" in self.as_text else arrow_type(column)
+
+
+def _plain(value: Value) -> bytes | None:
+    return value if isinstance(value, bytes) else None
+
+
+def _entries(net: Net) -> Iterator[Entry]:
+    if net.key is None:
+        for op, bag in (("-", net.fewer), ("+", net.more)):
+            for values, count in bag.items():
+                yield from [(op, None, values)] * count
+        return
+    left = set(net.gone)
+    for key, row in net.rows.items():
+        if row.origin is None:  # new; what was not sent is NULL here, since nobody knows the column's default
+            yield "u", None, tuple([None if value is UNCHANGED else value for value in row.values])
+        elif row.origin == key or UNCHANGED not in row.values:
+            yield "u", None, row.values
+        else:
+            yield "m", row.origin, row.values
+        if row.origin is not None and row.origin != key:
+            left.add(row.origin)
+    for key in left - net.rows.keys():
+        only_key: list[Value] = [None] * len(net.columns)
+        for index, value in zip(net.key, key, strict=True):
+            only_key[index] = value
+        yield "d", None, tuple(only_key)

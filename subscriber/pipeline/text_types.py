@@ -1,0 +1,59 @@
+"""Values as the publisher sends them, texts, as Arrow's types.
+
+A type that Arrow has no exact counterpart for is kept as text: intervals, arrays, ranges, numeric without
+precision. A value that its column's counterpart cannot hold (infinity in a date, NaN in a numeric(10,2)) is an error
+which names the column: that one can be kept as text by asking for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from subscriber.errors import ApplyError
+from subscriber.protocol.messages import RelationColumn
+
+NUMERIC = 1700
+_TYPES: dict[int, pa.DataType] = {
+    16: pa.bool_(),
+    17: pa.binary(),  # bytea
+    20: pa.int64(),
+    21: pa.int16(),
+    23: pa.int32(),
+    700: pa.float32(),
+    701: pa.float64(),
+    1082: pa.date32(),
+    1114: pa.timestamp("us"),
+    1184: pa.timestamp("us", tz="UTC"),
+}
+MAX_PRECISION = 38  # of decimal128
+
+
+def arrow_type(column: RelationColumn) -> pa.DataType:
+    """What a column is in Arrow, Delta and Spark."""
+    if column.type_oid == NUMERIC and column.type_modifier > 4:
+        precision, scale = (column.type_modifier - 4) >> 16, (column.type_modifier - 4) & 0x7FF
+        if precision <= MAX_PRECISION and scale <= precision:
+            return pa.decimal128(precision, scale)
+    return _TYPES.get(column.type_oid, pa.string())
+
+
+def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -> pa.Array:
+    """Texts as an array of `kind`. Raises ApplyError that names `label`, never the value."""
+    try:
+        if pa.types.is_boolean(kind):
+            return pa.array([None if value is None else value == b"t" for value in values], kind)
+        if pa.types.is_binary(kind):
+            return pa.array([None if value is None else bytes.fromhex(value[2:].decode()) for value in values], kind)
+        texts = pa.array(values, pa.binary())
+        return pc.cast(texts.cast(pa.string()), kind)
+    except (pa.ArrowInvalid, ValueError):
+        if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends what it has
+            return pa.array([None if value is None else value.decode(errors="replace") for value in values], kind)
+        raise ApplyError(
+            f'a value of column "{label}" cannot be stored as {kind}',
+            hint=f"Keep the column as text: --text {label}",
+            sqlstate="22003",
+        ) from None
