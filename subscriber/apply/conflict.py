@@ -77,6 +77,11 @@ class Conflict:
         return self.local_rows[0].values if self.local_rows else None
 
     @property
+    def several_rows(self) -> bool:
+        """Whether different rows of the target are in the way, and not one by several of its keys."""
+        return any(row.values != self.local for row in self.local_rows)
+
+    @property
     def detail(self) -> str:
         """What happened, without any value."""
         return "\n".join([*self.sentences, *self._resolved])

@@ -9,8 +9,8 @@ most about a conflict decides: table and type, then table, then type, then neith
 
 A policy that names no type of conflict does not reach everything:
 
-- multiple_unique_conflicts stays an error under apply_remote and last_update_wins, which would delete rows of
-  the target; who wants that names the type.
+- multiple_unique_conflicts with several rows of the target stays an error under apply_remote and last_update_wins,
+  which would delete all of them but one; who wants that names the type.
 - last_update_wins leaves missing rows alone: nothing is known of when they were deleted.
 
 Where a policy does just what happens without one (error, for a key that exists) nothing is looked at beforehand.
@@ -85,12 +85,12 @@ class Policies:
     def __bool__(self) -> bool:
         return bool(self._rules)
 
-    def rule(self, table: Table, what: ConflictType) -> Rule:
-        """What is to be done about a conflict of that type in that table."""
+    def rule(self, table: Table, what: ConflictType, *, several_rows: bool = False) -> Rule:
+        """What is to be done about a conflict of that type in that table, with one or several rows of it."""
         for key in ((table, what), (table, None), (None, what), (None, None)):
             rule = self._rules.get(key)
             if rule is not None:
-                return _DEFAULT if key[1] is None and not _reaches(rule.policy, what) else rule
+                return rule if key[1] is not None or _reaches(rule.policy, what, several_rows) else _DEFAULT
         return _DEFAULT
 
     def concern(self, table: Table, change: type) -> bool:
@@ -120,9 +120,9 @@ class Policies:
         return None
 
 
-def _reaches(policy: Policy, what: ConflictType) -> bool:
+def _reaches(policy: Policy, what: ConflictType, several_rows: bool) -> bool:
     """Whether a policy that names no type of conflict is meant for this one, too."""
-    if what is ConflictType.MULTIPLE_UNIQUE_CONFLICTS:
+    if several_rows:
         return policy not in (Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS)
     return policy is not Policy.LAST_UPDATE_WINS or what not in _MISSING
 

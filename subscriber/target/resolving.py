@@ -253,7 +253,8 @@ class Resolving:
 
     async def _decide(self, found: Conflict, note: Note) -> _Decision:
         mapping, transaction = _mapping(note), _transaction(note)
-        rule = self._policies.rule((mapping.local.schema, mapping.local.name), found.type)
+        table = mapping.local.schema, mapping.local.name
+        rule = self._policies.rule(table, found.type, several_rows=found.several_rows)
         policy = rule.policy
         if rule.function is not None:
             answer = await self._call(rule, found, note)

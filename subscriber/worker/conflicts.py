@@ -79,7 +79,8 @@ async def _investigated(pipeline: Pipeline, target: PostgresTarget, error: Serve
     conflict = await unique_conflicts.investigate(pipeline, error, note)
     if conflict is None or note.mapping is None or note.transaction is None:
         return error
-    rule = target.policies.rule((note.mapping.local.schema, note.mapping.local.name), conflict.type)
+    table = note.mapping.local.schema, note.mapping.local.name
+    rule = target.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
     with suppress(SubscriberError):  # the error is more important than its record
         await _record(pipeline, target, Refusal(conflict, rule, note.mapping, note.transaction))
     return _as_error(conflict, error)

@@ -34,6 +34,7 @@ DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
         # What names no type does not delete several rows, and knows nothing of rows that are gone.
         ("apply_remote", {(T, EXISTS): "apply_remote", (T, MULTIPLE): "default", (T, MISSING): "apply_remote"}),
         ("last_update_wins", {(T, DIFFERS): "last_update_wins", (T, MULTIPLE): "default", (T, MISSING): "default"}),
+        ("*: skip", {(T, MULTIPLE): "skip"}),
         ("multiple_unique_conflicts: apply_remote", {(T, MULTIPLE): "apply_remote"}),
         ("public.t: last_update_wins, skip", {(T, MISSING): "default", (U, MISSING): "skip"}),
         ("call f", {(T, MULTIPLE): "call f", (T, MISSING): "call f"}),
@@ -41,7 +42,8 @@ DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
 )
 def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]) -> None:
     policies = parse_policies(text)
-    assert {key: str(policies.rule(*key)) for key in rules} == rules
+    found = {(table, what): policies.rule(table, what, several_rows=what is MULTIPLE) for table, what in rules}
+    assert {key: str(rule) for key, rule in found.items()} == rules
     assert bool(policies) == bool(text)
 
 

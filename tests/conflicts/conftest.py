@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
 import asyncpg
@@ -56,7 +56,7 @@ def tracking(portal: BlockingPortal, session_servers: Servers) -> Server:
 
 
 @pytest.fixture(scope="session")
-def tracking_name(portal: BlockingPortal, tracking: Server) -> Iterator[str]:
+def tracking_name(portal: BlockingPortal, tracking: Server) -> str:
     """A database of it with schema "subscriber", made once."""
     name = f"tracking_{next(numbers)}"
 
@@ -69,7 +69,7 @@ def tracking_name(portal: BlockingPortal, tracking: Server) -> Iterator[str]:
         await connection.close()
 
     portal.call(create)
-    yield name
+    return name
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ class Deciding:
 
 
 class Deciders:
-    """Makes them; all are dropped at the end."""
+    """Makes them, one at a time: the next ends the last, as a worker that starts again does."""
 
     def __init__(self, db: Database, stack: AsyncExitStack) -> None:
         self._db = db
@@ -140,6 +140,7 @@ class Deciders:
             conflict_history=history,
             conflict_log_rows=rows,
         )
+        await self._stack.aclose()
         reported: list[Conflict] = []
         target = await self._stack.enter_async_context(
             open_target(

@@ -9,7 +9,7 @@ import pytest
 from subscriber.errors import ConflictError
 from subscriber.protocol.messages import Delete, Insert, Relation, ReplicaIdentity, Update
 from subscriber.protocol.tuples import TupleData
-from tests.apply.build import UNSENT, row
+from tests.apply.build import row
 from tests.conflicts.conftest import IN_FUTURE, LONG_AGO, Deciders
 from tests.plugins.fix_cluster import Database
 from tests.target.conftest import Table
@@ -80,9 +80,10 @@ def change(t: Table, kind: str, *, binary: bool) -> Change:
 
 async def make(db: Database, rows: Rows, *, full: bool = False) -> Table:
     key = "UNIQUE" if full else "PRIMARY KEY"
-    await db.execute(f"CREATE TABLE t (b text, id int {key}, more int, a int UNIQUE)")
-    for values in rows:
-        await db.execute("INSERT INTO t (id, a, b) VALUES ({}, {}, '{}')".format(*values))
+    await db.execute(
+        f"CREATE TABLE t (b text, id int {key}, more int, a int UNIQUE)",
+        *["INSERT INTO t (id, a, b) VALUES ({}, {}, '{}')".format(*values) for values in rows],
+    )
     return Table("t", "id*", "a", "b", identity=ReplicaIdentity.FULL if full else ReplicaIdentity.DEFAULT)
 
 
@@ -94,8 +95,9 @@ HISTORY = (
 )
 
 
-@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-@pytest.mark.parametrize("full", [False, True], ids=["key", "full"])
+@pytest.mark.parametrize(
+    ("full", "binary"), [(False, False), (False, True), (True, False)], ids=["key", "binary", "full"]
+)
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize(
     ("policy", "later"),
@@ -112,7 +114,6 @@ async def test_each_conflict_under_each_policy(
     db: Database, deciders: Deciders, kind: str, policy: str, later: bool, full: bool, binary: bool
 ) -> None:
     t = await make(db, CHANGES[kind][0], full=full)
-    # The row of an update is somebody else's here: that alone is no reason to stop.
     session = await deciders.open(f"{kind}: {policy}")
     resolution, rows = expected(kind, policy, later)
     if resolution == "error":
@@ -125,7 +126,6 @@ async def test_each_conflict_under_each_policy(
         await session.apply(change(t, kind, binary=binary), at=IN_FUTURE if later else LONG_AGO)
         (found,) = [found for found in session.reported if found.type == kind]
         assert found.detail.endswith(f'Resolution: {resolution}, by conflict policy "{policy}".')
-        assert "secret" not in found.detail
     assert await db.rows(ROWS) == rows
     lines = [line for line in await db.rows(HISTORY) if line[0] == kind]
     assert {line[1:3] for line in lines} == {(policy, resolution)}
@@ -143,6 +143,3 @@ async def test_each_conflict_under_each_policy(
             assert (id_, a) == (str((old or new or ())[0]), None)
         else:
             assert (id_, a) == (None, None)
-
-
-_ = UNSENT
