@@ -15,7 +15,7 @@ from subscriber.errors import ConnectionLost, ServerError
 _QUERY = """
 SELECT t.oid::bigint, pg_catalog.format_type(t.oid, NULL),
        CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN 'a' ELSE t.typtype::text END,
-       (CASE WHEN t.typcategory = 'A' THEN t.typelem WHEN t.typtype = 'd' THEN t.typbasetype
+       (CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem WHEN t.typtype = 'd' THEN t.typbasetype
              ELSE coalesce({subtype}, 0) END)::bigint,
        t.typdelim::text,
        ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a

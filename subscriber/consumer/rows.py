@@ -163,7 +163,7 @@ class Row(Mapping[str, Any]):
     def text(self, name: str) -> str | Missing | None:
         """The value as the type's output function writes it.
 
-        Raises SubscriberError for a value that was sent in binary, unless its type is a string anyway.
+        Raises SubscriberError for a value that was sent in binary, unless its binary form is its text.
         """
         value = self.raw(name)
         if not isinstance(value, bytes):
@@ -171,9 +171,8 @@ class Row(Mapping[str, Any]):
         number = self.relation.by_name[name]
         if self._columns()[number][0] == BINARY:
             column = self.relation.columns[number]
-            written = column.binary(value)
-            if isinstance(written, str):
-                return written
+            if column.binary is column.text:  # a string, whose binary form is its text
+                return str(column.text(value))
             raise SubscriberError(
                 f'column "{name}" of {self.relation} was sent in binary',
                 hint="Ask for the stream without binary to read values as text.",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import struct
 import uuid
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta
@@ -29,7 +30,14 @@ boolean: Decode = b"t".__eq__
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|Infinity|NaN)", re.IGNORECASE)
 _INTERVAL_PART = re.compile(r"([-+]?\d+) (year|mon|day)s?")
 _INTERVAL_TIME = re.compile(r"([-+]?)(\d+):(\d\d):(\d\d(?:\.\d+)?)$")
+_FLOAT4 = struct.Struct(">f")
 _OCTAL = re.compile(rb"\\(\\|[0-7]{3})")
+
+
+def float4(value: bytes) -> float:
+    """The number that the server has, which is seldom the shortest one that is written for it."""
+    number: float = _FLOAT4.unpack(_FLOAT4.pack(float(value)))[0]
+    return number
 
 
 def numeric(value: bytes) -> Decimal:
@@ -108,7 +116,7 @@ def cidr(value: bytes) -> Any:
 
 
 def bits(value: bytes) -> asyncpg.BitString:
-    return asyncpg.BitString(value)
+    return asyncpg.BitString(value.decode())  # type: ignore[arg-type]  # the stubs have bytes there
 
 
 def tid(value: bytes) -> tuple[int, int]:

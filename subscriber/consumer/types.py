@@ -76,7 +76,7 @@ _BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
     604: (Type("polygon", text.polygon, binary.polygon), 1027),
     628: (Type("line", text.line, binary.line), 629),
     650: (Type("cidr", text.cidr, binary.inet), 651),
-    700: (Type("real", float, binary.float4), 1021),
+    700: (Type("real", text.float4, binary.float4), 1021),
     701: (Type("double precision", float, binary.float8), 1022),
     718: (Type("circle", text.circle, binary.circle), 719),
     869: (Type("inet", text.inet, binary.inet), 1041),
