@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import contact, origins, privileges, refresh, store, workers
+from subscriber.catalog import bulk_copy, contact, origins, privileges, refresh, store, workers
 from subscriber.catalog.contact import Notice, PublisherUnreachable
 from subscriber.catalog.statements import DropSubscription
 from subscriber.errors import StatementError
@@ -57,6 +57,8 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     subid, slot_name = subscription.oid, subscription.slot_name
     await workers.hold_apply_worker(connection, subid)
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
+    if await bulk_copy.load(connection, subid) is not None:
+        unfinished.append(bulk_copy.GROUP)
     for origin in await origins.find_origins(connection, subid):
         await origins.drop_origin(connection, origin, missing_ok=True)
     identifier = await contact.system_identifier(connection)

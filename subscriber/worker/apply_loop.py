@@ -65,6 +65,7 @@ class ApplyLoop:
         two_phase: TwoPhase | None = None,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         confirming: Confirming | None = None,
+        before: Callable[[Lsn], Awaitable[None]] | None = None,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
@@ -73,6 +74,7 @@ class ApplyLoop:
         While `incomplete()` is true the applied position is reported as it was before. `streamed` and
         `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
         `beside` runs as long as the loop.
+        `before(finish_lsn)` is waited for before anything of a transaction can be seen on the target.
         `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
         """
         self.progress = Progress(start)
@@ -88,7 +90,16 @@ class ApplyLoop:
         self._applied = NOWHERE  # as reported
         self._beside = beside
         self._transactions = Transactions(
-            target, wants, self.progress, self.counters, self._commit_done, skipping, streamed, parallel, two_phase
+            target,
+            wants,
+            self.progress,
+            self.counters,
+            self._commit_done,
+            skipping,
+            streamed,
+            parallel,
+            two_phase,
+            before,
         )
         self._queue: deque[bytes] = deque()
         self._queued = 0

@@ -30,6 +30,7 @@ from subscriber.worker.apply_session import explained, open_target, read_progres
 from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
+from subscriber.worker.holding import Holding
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
 from subscriber.worker.streaming import Streaming
@@ -62,6 +63,7 @@ class ApplyWorker:
         is_syncing: Callable[[int], bool],
         skip_lsn: Callable[[], Lsn],
         skipped: Callable[[], None],
+        holding: Holding,
     ) -> None:
         """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
         position to skip, 0 for none, `skipped` is called when it has been cleared.
@@ -75,6 +77,7 @@ class ApplyWorker:
         self._is_syncing = is_syncing
         self._skip_lsn = skip_lsn
         self._skipped = skipped
+        self._holding = holding
         self._settle: Callable[[], Awaitable[None]]
         self.left_over = False  # tidy() could not drop everything
 
@@ -139,6 +142,7 @@ class ApplyWorker:
             parallel=streaming.parallel,
             two_phase=two_phase,
             beside=[waits.run],
+            before=lambda finish_lsn: self._holding.stay(finish_lsn, self._settle),
         )
         streaming.position = lambda: loop.position
         self._report.follow(loop)
@@ -182,6 +186,7 @@ class ApplyWorker:
 
     async def _process_tables(self, position: Lsn) -> bool:
         """At a boundary: hand over, take over, and have started what has not begun. Never ends the loop."""
+        await self._holding.stay(position, self._settle)
         for table in list(self._tables.unready.values()):
             if table.state is State.SYNCDONE:
                 if position >= table.lsn:

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, store
+from subscriber.catalog import bulk_copy, hold, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
@@ -25,6 +25,7 @@ from subscriber.worker.advice import advise
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.bulk import Bulk, Leave
 from subscriber.worker.causes import root_cause
+from subscriber.worker.holding import Holding
 from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
 from subscriber.worker.status import Report
 from subscriber.worker.surroundings import Surroundings
@@ -67,6 +68,7 @@ class Supervisor:
         self._last_sync: dict[int, float] = {}
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
+        self._holding = Holding(around.catalog, subscription.oid)
         self.bulk = Bulk(self, around.target, around.catalog, around.board)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
@@ -114,6 +116,7 @@ class Supervisor:
         async with self._around.catalog.use() as connection:
             await store.forget_dropped_relations(connection, self.subscription.oid)
             rows = await store.load_relation_states(connection, self.subscription.oid)
+            self._holding.load(await hold.load(connection, self.subscription.oid))
             self.tables.bulk = await bulk_copy.load(connection, self.subscription.oid)
             self.tables.load(rows, self._busy())
         for relid, scope in self._syncing.items():
@@ -170,6 +173,7 @@ class Supervisor:
             lambda relid: relid in self._busy(),
             lambda: self.subscription.skip_lsn,
             self._skipped,
+            self._holding,
         )
         with telemetry.bound(worker="apply"):
             await worker.run(on_started)

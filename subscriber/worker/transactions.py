@@ -10,7 +10,7 @@ All of them end in the publisher's order, each with a transaction on the target 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import anyio.lowlevel
@@ -55,6 +55,7 @@ class Transactions:
         streamed: Streamed | None,
         parallel: bool,
         two_phase: TwoPhase | None,
+        before: Callable[[Lsn], Awaitable[None]] | None = None,
     ) -> None:
         self._target = target
         self._wants = wants
@@ -64,6 +65,7 @@ class Transactions:
         self._skipping = skipping
         self._streamed = streamed
         self._two_phase = two_phase
+        self._before = before
         self._dispatcher = Dispatcher()
         self._applier = Applier(target, self._dispatcher, wants, counters)
         self._decoder = Decoder(parallel=parallel)
@@ -87,11 +89,15 @@ class Transactions:
         """What is to be done beside changes; where the transaction ended, if it did."""
         match action:
             case Open():
+                await self._wait_before(action.transaction.finish_lsn)
                 self._open(action.transaction)
             case Close():
                 await self._close(action.transaction, action.end_lsn)
                 return action.end_lsn
             case Resolve():
+                message = action.message
+                end = message.commit_lsn if isinstance(message, CommitPrepared) else message.rollback_end_lsn
+                await self._wait_before(end)
                 return await self._resolve(action.message)
             case OpenBlock():
                 await self._blocks().open_block(action)
@@ -100,9 +106,15 @@ class Transactions:
             case Abort():
                 await self._blocks().abort(action.message)
             case Replay():
+                await self._wait_before(action.transaction.finish_lsn)
                 await self._replay(self._blocks(), action.transaction, action.end_lsn)
                 return action.end_lsn
         return None
+
+    async def _wait_before(self, finish_lsn: Lsn) -> None:
+        """Nothing of a transaction that finishes there is visible on the target yet."""
+        if self._before is not None:
+            await self._before(finish_lsn)
 
     def _open(self, transaction: RemoteTransaction) -> None:
         if self._skipping is not None:

@@ -11,6 +11,7 @@ from subscriber.catalog.options import Options, merge_publications, parse_option
 from subscriber.catalog.statements import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.subscription import CopyEngine
 from subscriber.subscription import Streaming
 
 
@@ -50,6 +51,7 @@ def test_defaults_are_postgresql_18s() -> None:
         ("conflict_policy = last_update_wins", "conflict_policy", "last_update_wins"),
         ("conflict_history = ALL", "conflict_history", "all"),
         ("conflict_log_rows", "conflict_log_rows", True),
+        ("copy_engine = Spark", "copy_engine", CopyEngine.SPARK),
         ("two_phase", "two_phase", True),
         ("two_phase = off, streaming = parallel", "two_phase", False),
         ("connect = false", "copy_data", False),
@@ -63,7 +65,7 @@ def test_values(text: str, name: str, value: object) -> None:
 
 BOOLEANS = sorted(
     options.FOR_CREATE
-    - {"slot_name", "synchronous_commit", "streaming", "origin", "conflict_policy", "conflict_history"}
+    - {"slot_name", "synchronous_commit", "streaming", "origin", "conflict_policy", "conflict_history", "copy_engine"}
 )
 EXCLUSIVE = "are mutually exclusive options"
 SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
@@ -73,6 +75,12 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
     ("text", "message", "hint", "sqlstate"),
     [
         *[(f"{name} = foo", f"{name} requires a Boolean value", None, "42601") for name in BOOLEANS],
+        (
+            "copy_engine = fast",
+            'invalid value for parameter "copy_engine": "fast"',
+            "Available values: auto, asyncio, spark.",
+            "22023",
+        ),
         ("binary = 2", "binary requires a Boolean value", None, "42601"),
         ("binary = '1'", "binary requires a Boolean value", None, "42601"),
         ("streaming = foo", 'streaming requires a Boolean value or "parallel"', None, "42601"),

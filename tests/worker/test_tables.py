@@ -12,6 +12,7 @@ from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.lsn import Lsn
 from subscriber.worker.apply_worker import ApplyWorker
+from subscriber.worker.holding import Holding
 from subscriber.worker.tables import Tables
 
 
@@ -108,6 +109,7 @@ def apply_worker(tables: Tables, syncing: set[int], started: list[int]) -> Calla
     """process_tables() of an apply worker; nothing in it that needs a server is reached."""
     worker = ApplyWorker.__new__(ApplyWorker)
     worker._tables = tables
+    worker._holding = Holding(cast(Any, None), 0)
     worker._is_syncing = syncing.__contains__
     worker._start_sync = started.append
     return cast("Callable[[Lsn], Any]", worker._process_tables)
