@@ -110,6 +110,7 @@ def apply_worker(tables: Tables, syncing: set[int], started: list[int]) -> Calla
     worker = ApplyWorker.__new__(ApplyWorker)
     worker._tables = tables
     worker._holding = Holding(cast(Any, None), 0)
+    worker._settle = cast(Any, None)
     worker._is_syncing = syncing.__contains__
     worker._start_sync = started.append
     return cast("Callable[[Lsn], Any]", worker._process_tables)
