@@ -130,9 +130,10 @@ async def test_values_are_those_of_asyncpg(source_db: Database) -> None:
         row = [f"({v[number]})::{name}" if number < len(v) else "NULL" for name, v in SCALARS.items()]
         await source_db.execute(f"INSERT INTO t VALUES ({number}, {', '.join(row)})")
     connection = await source_db.connect()
-    expected = [plain(record) for record in await connection.fetch("SELECT * FROM t ORDER BY number")]
+    records = await connection.fetch("SELECT * FROM t ORDER BY number")
+    expected: list[dict[str, Any]] = [plain(record) for record in records]
     casts = ", ".join(f"{identifier(name)}::text" for name in SCALARS)
-    texts = [
+    texts: list[dict[str, str | None]] = [
         dict(zip(SCALARS, row, strict=True)) for row in await source_db.rows(f"SELECT {casts} FROM t ORDER BY number")
     ]
     for binary in (False, True):
@@ -145,7 +146,8 @@ async def test_values_are_those_of_asyncpg(source_db: Database) -> None:
                     continue
                 assert (name, row[name]) == (name, record[name])
                 assert type(row[name]) is type(record[name]) or name in SUBCLASSES
-                assert str(row[name]) == str(record[name]) or name != "numeric"  # with its scale
+                if name == "numeric" and row[name] is not None:  # with its scale
+                    assert format(row[name], "f") == text[name]
                 if not binary and name not in CAST_DIFFERS:
                     assert (name, row.text(name)) == (name, text[name])
             if not binary or row["tsvector"] is None:
