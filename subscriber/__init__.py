@@ -23,6 +23,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.apply.conflict import Conflict
     from subscriber.consumer.callbacks import Consumer, consume
     from subscriber.consumer.changes import Change, Delete, Insert, Message, Truncate, Update
     from subscriber.consumer.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     )
     from subscriber.lsn import Lsn
     from subscriber.subscription import Subscription
+    from subscriber.target.resolving import Resolver
 
 __all__ = [
     "NOT_SENT",
@@ -50,6 +52,7 @@ __all__ = [
     "ApplyError",
     "Change",
     "Column",
+    "Conflict",
     "ConnectionLost",
     "ConninfoError",
     "Consumer",
@@ -64,6 +67,7 @@ __all__ = [
     "PublisherError",
     "PublisherReplaced",
     "Relation",
+    "Resolver",
     "Row",
     "ServerError",
     "SlotLost",
@@ -98,9 +102,11 @@ _HOMES = {
     "Update": "subscriber.consumer.changes",
     "consume": "subscriber.consumer.callbacks",
     "stream": "subscriber.consumer.stream",
+    "Conflict": "subscriber.apply.conflict",
     "Database": "subscriber.database",
     "connect": "subscriber.database",
     "Lsn": "subscriber.lsn",
+    "Resolver": "subscriber.target.resolving",
     "Subscription": "subscriber.subscription",
 }
 

@@ -12,9 +12,10 @@ attempt finds it.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Protocol
 
 from subscriber.apply import conflict
 from subscriber.apply.conflict import Conflict
@@ -35,8 +36,20 @@ from subscriber.target.looking import Found, Looking, columns_of
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.statements import NEW, OLD, Plan
 
-# Asked about a conflict; answers with the name of a policy, or with values of columns the row shall have.
-Resolver = Callable[[Conflict], Awaitable[str | Mapping[str, object]]]
+
+class Resolver(Protocol):
+    """An async function that decides about conflicts, for conflict_policy = 'call name'.
+
+    It is given a Conflict and answers with the name of a policy ("apply_remote", "keep_local", "last_update_wins",
+    "error", …), or with values, by column, that the row shall have on the target: texts are read as the server reads
+    them, None is NULL, of anything else str() is. What it leaves out is what the publisher sent, or stays as it is.
+
+    It is awaited while the target's transaction is open and the rows are locked, and asked again if the transaction has
+    to be repeated. Whatever it raises stops the subscription until it is asked again, a few seconds later.
+    """
+
+    async def __call__(self, conflict: Conflict, /) -> str | Mapping[str, object]: ...
+
 
 RowChange = Insert | Update | Delete
 
