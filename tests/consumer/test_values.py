@@ -127,8 +127,8 @@ async def test_values_are_those_of_asyncpg(source_db: Database) -> None:
     await source_db.execute("SELECT pg_create_logical_replication_slot('values', 'pgoutput')")
     count = max(len(values) for values in SCALARS.values())
     for number in range(count + 1):  # the last is NULL all over
-        row = [f"({v[number]})::{name}" if number < len(v) else "NULL" for name, v in SCALARS.items()]
-        await source_db.execute(f"INSERT INTO t VALUES ({number}, {', '.join(row)})")
+        literals = [f"({v[number]})::{name}" if number < len(v) else "NULL" for name, v in SCALARS.items()]
+        await source_db.execute(f"INSERT INTO t VALUES ({number}, {', '.join(literals)})")
     connection = await source_db.connect()
     records = await connection.fetch("SELECT * FROM t ORDER BY number")
     expected: list[dict[str, Any]] = [plain(record) for record in records]
