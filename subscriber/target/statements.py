@@ -211,7 +211,9 @@ def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
 def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     """Lock the first row that is equal to all of `row`, for the statement that follows.
 
-    For tables without a key. Raises MappingError when the row cannot be identified.
+    For tables without a key. Equal rows are as good as each other, so one is taken that nobody holds; where all
+    are held, the first is waited for. It may be held by what this subscription has prepared, or is streaming, and
+    what will end that comes later in the stream. Raises MappingError when the row cannot be identified.
     """
     key = ("find", row, bytes(s == NULL for s in status))
     if (plan := mapping.plans.get(key)) is None:
@@ -220,7 +222,9 @@ def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
         place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
         found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)} LIMIT 1 FOR UPDATE"
         plan = mapping.plans[key] = build.plan(
-            f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found}), ''), true)", b"SELECT 1"
+            "SELECT pg_catalog.set_config('subscriber.place',"
+            f" coalesce(({found} SKIP LOCKED), ({found}), ''), true)",
+            b"SELECT 1",
         )
     assert isinstance(plan, Plan)
     return plan

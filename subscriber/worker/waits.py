@@ -29,7 +29,7 @@ INTERVAL = 0.1  # seconds between two looks
 SHOWN_AFTER = 10  # looks without an answer until others are told of it
 
 BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
-# What is prepared belongs to no process. pg_locks shows its locks as those of virtual transaction -1/xid.
+# What is prepared belongs to no process; all its locks, that on its own xid among them, have one virtual transaction.
 PREPARED_BLOCKERS = """
 SELECT DISTINCT x.gid
   FROM pg_catalog.pg_locks w
@@ -37,7 +37,9 @@ SELECT DISTINCT x.gid
        AND (h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid, h.objsubid)
            IS NOT DISTINCT FROM
            (w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid, w.objsubid)
-  JOIN pg_catalog.pg_prepared_xacts x ON h.virtualtransaction = '-1/' || x.transaction::text
+  JOIN pg_catalog.pg_locks o ON o.pid IS NULL AND o.virtualtransaction = h.virtualtransaction
+       AND o.locktype = 'transactionid' AND o.granted
+  JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = o.transactionid
  WHERE w.pid = $1::int AND NOT w.granted
 """
 NAMES = """
