@@ -1,0 +1,187 @@
+"""Policies as a user meets them: statements, counters, functions of a program, and a worker that is killed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from random import Random
+
+import anyio
+import pytest
+
+import subscriber
+from subscriber.errors import StatementError
+from subscriber.ops.servers import Server
+from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
+from tests.scenarios.conftest import Pair
+
+DECISIONS = "SELECT conflict_type, policy, resolution, occurrences FROM subscriber.conflict_history ORDER BY id"
+
+
+@pytest.fixture
+async def tracked_db(tracking: Server) -> AsyncIterator[Database]:
+    async with fresh_database(tracking) as database:
+        yield database
+
+
+@pytest.fixture
+async def pair(source_db: Database, tracked_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+    """A source, and a launcher on a target that tracks commit timestamps."""
+    async with running_subscriber(tracked_db) as running:
+        yield Pair(source_db, tracked_db, running)
+
+
+async def test_a_policy_is_given_altered_and_taken_back(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t", conflict_policy="last_update_wins", conflict_log_rows=True)
+    await pair.target.execute("INSERT INTO t VALUES (1, 'target'), (2, 'target')")
+    await pair.change("INSERT INTO t VALUES (1, 'source')")  # later than the target's
+    await pair.assert_same("SELECT * FROM t WHERE id = 1")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (conflict_policy = 'public.t: keep_local, error')")
+    await pair.subscriber.log.wait_for('subscription "s" will restart because of a parameter change')
+    await pair.change("INSERT INTO t VALUES (2, 'source')")
+    assert await pair.rows("SELECT id, v FROM t ORDER BY id") == [(1, "source"), (2, "target")]
+    decided = [("insert_exists", "last_update_wins", "updated", 1), ("insert_exists", "keep_local", "skipped", 1)]
+    assert await pair.rows(DECISIONS) == decided
+    assert (
+        await pair.rows("SELECT local_row->>'v', remote_row->>'v' FROM subscriber.conflict_history")
+        == [("target", "source")] * 2
+    )
+    assert pair.subscriber.log.has(
+        r'LOG:  conflict detected on relation "public.t": conflict=insert_exists\n.*'
+        r'DETAIL:  Key already exists in unique index "t_pkey", modified locally in transaction \d+ at .*\n.*'
+        r"Key \(id\)=\(2\); existing local row \(2, target\); remote row \(2, source\)\.\n.*"
+        r'Resolution: skipped, by conflict policy "keep_local"\.'
+    )
+    assert "source" not in pair.subscriber.log.text("json")
+    await pair.target.wait_for(
+        "SELECT (confl_insert_exists, apply_error_count) = (2, 0) FROM subscriber.pg_stat_subscription_stats"
+    )
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (conflict_policy = '', conflict_history = none)")
+    await pair.target.execute("INSERT INTO t VALUES (3, 'target')")
+    await pair.source.execute("INSERT INTO t VALUES (3, 'source')")
+    await pair.fails("ERROR:  conflict detected on relation")
+    assert await pair.rows(DECISIONS) == decided
+
+
+async def test_an_error_is_one_line_however_often_it_is_tried(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.target.execute("INSERT INTO t VALUES (1, 'target')")
+    await pair.source.execute("INSERT INTO t VALUES (1, 'source')")
+    await pair.target.wait_for("SELECT occurrences >= 3 FROM subscriber.conflict_history")
+    ((attempts, lsn),) = await pair.rows("SELECT occurrences, remote_finish_lsn::text FROM subscriber.conflict_history")
+    await pair.target.wait_for(f"SELECT confl_insert_exists >= {attempts} FROM subscriber.pg_stat_subscription_stats")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{lsn}')")
+    await pair.caught_up()
+    assert len(await pair.rows(DECISIONS)) == 1
+
+
+async def test_counters_are_reset(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1), (2)")
+    await pair.subscribe("FOR TABLE t", conflict_policy="skip")
+    await pair.target.execute("DELETE FROM t")
+    await pair.change("DELETE FROM t")
+    stats = "FROM subscriber.pg_stat_subscription_stats"
+    await pair.target.wait_for(f"SELECT confl_delete_missing {stats}", 2)
+    oid = await pair.target.value("SELECT oid FROM subscriber.pg_subscription")
+    await pair.target.execute(f"SELECT subscriber.pg_stat_reset_subscription_stats({oid})")
+    assert await pair.rows(f"SELECT confl_delete_missing, stats_reset > now() - interval '1 minute' {stats}") == [
+        (0, True)
+    ]
+    await pair.source.execute("INSERT INTO t VALUES (3)")
+    await pair.source.wait_for_catchup("s")
+    await pair.target.execute("DELETE FROM t", "SELECT subscriber.pg_stat_reset_subscription_stats(NULL)")
+    await pair.change("DELETE FROM t")
+    await pair.target.wait_for(f"SELECT confl_delete_missing {stats}", 1)
+
+
+async def test_what_needs_commit_timestamps_is_refused(source_db: Database, target_db: Database) -> None:
+    """Before anything is created."""
+    await source_db.execute("CREATE PUBLICATION p")
+    subscriptions = Subscriptions(target_db)
+    for policy in ("last_update_wins", "'skip, delete_origin_differs: error'"):
+        with pytest.raises(StatementError, match="needs track_commit_timestamp on the target") as caught:
+            await subscriptions.create(source_db, "p", conflict_policy=policy)
+        assert "restart it" in (caught.value.hint or "")
+        assert (
+            await source_db.rows("SELECT slot_name FROM pg_replication_slots WHERE database = current_database()") == []
+        )
+    await subscriptions.create(source_db, "p", conflict_policy="keep_local")
+    with pytest.raises(StatementError, match="needs track_commit_timestamp on the target"):
+        await subscriptions.execute("ALTER SUBSCRIPTION s SET (conflict_policy = last_update_wins)")
+    with pytest.raises(StatementError, match="invalid value for parameter"):
+        await subscriptions.execute("ALTER SUBSCRIPTION s SET (conflict_policy = 'public.t: last_update')")
+    assert await target_db.value("SELECT subconflictpolicy FROM subscriber.subscription") == "keep_local"
+    await subscriptions.execute("DROP SUBSCRIPTION s")
+
+
+async def test_a_function_of_the_program(source_db: Database, tracked_db: Database) -> None:
+    """Counters of both sides are added up."""
+
+    async def add(conflict: subscriber.Conflict) -> dict[str, object]:
+        assert conflict.local is not None
+        assert conflict.remote is not None
+        await anyio.sleep(0.1)
+        return {"n": int(conflict.local["n"] or 0) + int(conflict.remote["n"] or 0)}
+
+    for database in (source_db, tracked_db):
+        await database.execute("CREATE TABLE counter (name text PRIMARY KEY, n int)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE counter")
+    async with subscriber.connect(tracked_db.dsn()) as db:
+        options = "conflict_policy = 'public.counter insert_exists: call add', copy_data = false"
+        await db.execute(f"CREATE SUBSCRIPTION s CONNECTION '{source_db.dsn()}' PUBLICATION p WITH ({options})")
+        await tracked_db.execute("INSERT INTO counter VALUES ('a', 2)")
+        async with db.running(resolvers={"add": add}):
+            await db.wait_for_sync("s")
+            await source_db.execute("INSERT INTO counter VALUES ('a', 40), ('b', 1)")
+            await source_db.wait_for_catchup("s")
+            assert await tracked_db.rows("SELECT name, n FROM counter ORDER BY 1") == [("a", 42), ("b", 1)]
+        await db.execute("DROP SUBSCRIPTION s")
+
+
+@pytest.fixture
+def killed(tracked_db: Database, tmp_path: Path) -> Iterator[Program]:
+    """`subscriber run` on the target, not started yet."""
+    program = Program(tracked_db.dsn(), tmp_path / "log")
+    yield program
+    program.kill()
+
+
+@pytest.mark.parametrize("policy", ["apply_remote", pytest.param("skip", marks=pytest.mark.soak)])
+async def test_each_conflict_is_recorded_once_however_often_the_worker_is_killed(
+    source_db: Database, tracked_db: Database, killed: Program, policy: str
+) -> None:
+    for database in (source_db, tracked_db):
+        await database.execute("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
+    await source_db.execute("INSERT INTO t SELECT g, 0 FROM generate_series(1, 2000) g")
+    subscriptions = Subscriptions(tracked_db)
+    await subscriptions.create(source_db, "p", conflict_policy=policy, copy_data=False)
+    random = Random(4)
+    await killed.start()
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(_update_one_by_one, source_db, 2000)
+        for _ in range(3):
+            await anyio.sleep(random.uniform(0.6, 1.2))
+            killed.kill()
+            await killed.start()
+    await source_db.wait_for_catchup("s")
+    lines = await tracked_db.rows(
+        "SELECT conflict_type, resolution, count(*), count(DISTINCT remote_finish_lsn), count(DISTINCT key->>'id')"
+        " FROM subscriber.conflict_history GROUP BY 1, 2"
+    )
+    resolution = "skipped" if policy == "skip" else "inserted"
+    assert lines == [("update_missing", resolution, 2000, 2000, 2000)]
+    assert await tracked_db.value("SELECT count(*) FROM t") == (0 if policy == "skip" else 2000)
+    status, _ = await killed.stop()
+    assert status == 0
+    await subscriptions.execute("DROP SUBSCRIPTION s")
+
+
+async def _update_one_by_one(source: Database, number: int) -> None:
+    connection = await source.connect()
+    for id_ in range(1, number + 1):
+        await connection.execute(f"UPDATE t SET n = 1 WHERE id = {id_}")
