@@ -20,6 +20,21 @@ from subscriber.protocol.messages import Relation, ReplicaIdentity
 
 
 @dataclass(frozen=True, slots=True)
+class ColumnSets:
+    """What the set-based path (batch.py) has to know of a column."""
+
+    type_oid: int
+    type_modifier: int  # -1: none
+    not_null: bool
+    element: str  # the type without modifier, of a domain that it is of
+    element_oid: int
+    # Whether an array can carry its values: in text as an array of texts that are cast, unless the cast is a
+    # function of its own; in binary as an array of its type, unless it is an array itself, or has no array type.
+    text_array: bool
+    binary_array: bool
+
+
+@dataclass(frozen=True, slots=True)
 class LocalColumn:
     """A live column of a target table."""
 
@@ -32,6 +47,7 @@ class LocalColumn:
     generated: bool  # GENERATED ALWAYS AS (…)
     identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it
     base_type: str | None = None  # what a domain is of; None: it is no domain
+    sets: ColumnSets | None = None  # how many of its values go to the server at once; None: that is not known
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +75,9 @@ class LocalRelation:
     row_may_be_suppressed: bool = False
     may_set_role: bool = True  # the subscription's owner may SET ROLE to the table's
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
+    one_by_one: str | None = None  # why changes must be applied one after another, in a few words; None: see batch.py
+    other_unique: bool = False  # rows can be in each other's way otherwise than by their identity
+    bare: bool = False  # nothing but its columns' types can refuse a row: no CHECK, expression, large index key
 
 
 class Plans(dict[object, object]):
@@ -119,6 +138,15 @@ class RelationMap:
 
     def put(self, mapping: RelationMapping) -> None:
         self._mappings[mapping.remote.relid] = mapping
+
+    def take_over(self, later: RelationMap) -> None:
+        """What a streamed transaction was told counts for everybody once it has committed.
+
+        The publisher keeps account of it in the same way: what it sent inside a transaction that was rolled back
+        it sends again. Source: cleanup_rel_sync_cache() in pgoutput.c.
+        """
+        for relation in later._relations.values():
+            self.update(relation)
 
     def forget(self, relid: int) -> None:
         """Make the mapping anew at the next change: the target's table has another shape now."""

@@ -9,11 +9,12 @@ transaction, in target/relations.py.
 from __future__ import annotations
 
 import re
+from collections import deque
 from collections.abc import Callable
 
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.policy import Policies
-from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.relation_map import RelationMap, RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError, StaleMapping, SubscriberError
@@ -25,7 +26,7 @@ from subscriber.target import relations, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.history import History
-from subscriber.target.note import Note, OnConflict
+from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.noticing import Noticing
 from subscriber.target.progress import ProgressRow
 from subscriber.target.resolving import Resolving
@@ -69,6 +70,7 @@ class PostgresTarget:
         self._noticing = Noticing(self.pipeline, self.acting, on_conflict)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
+        self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
@@ -193,6 +195,21 @@ class PostgresTarget:
         parameters = wire.text_parameters((str(local.oid), local.shape, self.acting.owner))
         self.pipeline.execute(relations.CHECK_SHAPE, parameters=parameters, note=note)
 
+    def take(
+        self, transaction: RemoteTransaction, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants
+    ) -> tuple[int, int]:
+        """Take changes as the walsender sent them, where that is quicker (batch.py): number and bytes. None here."""
+        return 0, 0
+
+    async def make_room(self) -> None:
+        """To be awaited after take()."""
+
+    async def rest(self) -> None:
+        """The stream pauses: do what was gathered, if anything was."""
+
+    async def alone(self, transaction: RemoteTransaction) -> None:
+        """To be awaited before the session is used otherwise than by this contract, inside of `transaction` or not."""
+
     async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
         if not transaction.changed:
             self.begin(transaction)
@@ -215,13 +232,16 @@ class PostgresTarget:
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        self._queue_commit(transaction, end_lsn, on_committed)
+        await self.pipeline.drain()
+
+    def _queue_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         note = Note("COMMIT", transaction)
         self.acting.step_back(note)
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
         self.pipeline.sync(on_committed)
         self._fresh.clear()
-        await self.pipeline.drain()
 
     def set_origin(self, lsn: Lsn, time: int, note: Note) -> None:
         """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""

@@ -9,9 +9,10 @@ lock: from then on nobody can alter the table before we commit. TRUNCATE and VAC
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
-from subscriber.apply.relation_map import LocalColumn, LocalRelation, Partition
+from subscriber.apply.relation_map import ColumnSets, LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
@@ -28,7 +29,7 @@ CASE WHEN OWNER = '' THEN true
 """
 _SHAPE = f"""
 concat_ws(' ', {_MAY_SET_ROLE}, n.nspname, c.relname, c.relkind, c.relreplident, c.relowner,
- c.relrowsecurity, c.relforcerowsecurity,
+ c.relrowsecurity, c.relforcerowsecurity, c.relhasrules, c.relchecks,
  (SELECT pg_catalog.string_agg(a.xmin::pg_catalog.text, ',' ORDER BY a.attnum)
     FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), '/',
  (SELECT pg_catalog.string_agg(pg_catalog.concat(i.indexrelid, ':', i.xmin), ',' ORDER BY i.indexrelid)
@@ -87,6 +88,57 @@ CASE WHEN (a.atttypmod >= 0 OR a.atttypid <> base.oid) AND base.oid IN (1700, 11
      THEN pg_catalog.format_type(base.oid, -1) END
 """
 
+# A cast from text that is a function may read other texts than the type's input function does. The precision of an
+# interval decides how its text is read; in a cast it comes too late.
+_SETS = """
+pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
+  pg_catalog.format_type(base.oid, -1), base.oid::bigint,
+  NOT EXISTS (SELECT FROM pg_catalog.pg_cast k
+               WHERE k.castsource = 25 AND k.casttarget = base.oid AND k.castmethod = 'f')
+    AND NOT (base.oid = 1186 AND (a.atttypmod >= 0 OR a.atttypid <> base.oid)),
+  base.typarray <> 0 AND base.typcategory <> 'A')
+"""
+
+# Why changes of a table must be applied one after another. User-defined functions may look at anything.
+_ONE_BY_ONE = """
+CASE WHEN rel.relkind = 'p' THEN 'partitioned'
+     WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A'))
+     THEN 'trigger'
+     WHEN rel.relhasrules THEN 'rule'
+     WHEN EXISTS (
+       SELECT FROM pg_catalog.pg_depend d
+        WHERE d.refclassid = 'pg_catalog.pg_proc'::pg_catalog.regclass
+          AND (d.classid = 'pg_catalog.pg_constraint'::pg_catalog.regclass
+               AND d.objid IN (SELECT k.oid FROM pg_catalog.pg_constraint k
+                                WHERE k.conrelid = rel.oid
+                                   OR k.contypid IN (SELECT dom.typid FROM domains dom))
+            OR d.classid = 'pg_catalog.pg_attrdef'::pg_catalog.regclass
+               AND d.objid IN (SELECT f.oid FROM pg_catalog.pg_attrdef f WHERE f.adrelid = rel.oid)
+            OR d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass
+               AND d.objid IN (SELECT i.indexrelid FROM pg_catalog.pg_index i WHERE i.indrelid = rel.oid)))
+     THEN 'function' END
+"""
+
+# Unique indexes besides the one rows are found by, and exclusion constraints; those that are checked at once.
+_OTHER_UNIQUE = """
+(SELECT count(*) FROM pg_catalog.pg_index i
+  WHERE i.indrelid = rel.oid AND (i.indisunique OR i.indisexclusion) AND i.indimmediate)
+ > (SELECT count(*) FROM (
+      SELECT FROM pg_catalog.pg_index i
+       WHERE i.indrelid = rel.oid AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
+       LIMIT 1) found)
+"""
+
+# Nothing but a column's type can refuse a row: indexes refuse keys that are too large.
+_BARE = """
+rel.relchecks = 0
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_attribute a
+                 WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated <> '')
+AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indexrelid
+                 WHERE i.indrelid = rel.oid AND NOT i.indisprimary
+                   AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL OR a.attlen < 0))
+"""
+
 _INTROSPECT = f"""
 WITH RECURSIVE rel AS (
   SELECT c.*, n.nspname, {_SHAPE} AS shape, {_MAY_SET_ROLE} AS may_set_role FROM pg_catalog.pg_class c
@@ -103,7 +155,8 @@ SELECT pg_catalog.json_build_object(
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
              a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), {_SEARCH_CAST}, {_EQUALITY},
              a.attgenerated <> '', a.attidentity = 'a',
-             CASE WHEN base.oid <> a.atttypid THEN pg_catalog.format_type(base.oid, -1) END) ORDER BY a.attnum)
+             CASE WHEN base.oid <> a.atttypid THEN pg_catalog.format_type(base.oid, -1) END,
+             {_SETS}) ORDER BY a.attnum)
       FROM pg_catalog.pg_attribute a
       JOIN domains d ON d.attnum = a.attnum
       JOIN pg_catalog.pg_type base ON base.oid = d.typid AND base.typtype <> 'd'
@@ -120,7 +173,8 @@ SELECT pg_catalog.json_build_object(
      WHERE p.isleaf AND p.relid <> rel.oid) END,
   'suppressed', EXISTS (
     SELECT FROM pg_catalog.pg_trigger t
-     WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0))
+     WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0),
+  'one_by_one', {_ONE_BY_ONE}, 'other_unique', {_OTHER_UNIQUE}, 'bare', {_BARE})
   FROM rel
 """
 
@@ -169,12 +223,15 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         name=name,
         partitioned=kind == "p",
         owner=str(found["owner"]),
-        columns=tuple(LocalColumn(*column) for column in columns),
+        columns=tuple(_column(column) for column in columns),
         identity=tuple(identity),
         shape=str(found["shape"]),
         row_may_be_suppressed=bool(found["suppressed"]),
         may_set_role=bool(found["may_set_role"]),
         partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
+        one_by_one=None if found["one_by_one"] is None else str(found["one_by_one"]),
+        other_unique=bool(found["other_unique"]),
+        bare=bool(found["bare"]),
     )
 
 
@@ -190,3 +247,8 @@ def _common_identity(identities: list[list[str]]) -> list[str]:
     The built-in worker routes the row to its partition and searches by that one's identity.
     """
     return identities[0] if identities and all(identity == identities[0] for identity in identities) else []
+
+
+def _column(found: list[Any]) -> LocalColumn:
+    *column, sets = found
+    return replace(LocalColumn(*column), sets=ColumnSets(*sets))

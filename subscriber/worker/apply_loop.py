@@ -27,7 +27,7 @@ import anyio.lowlevel
 from subscriber.apply.progress import Positions, Progress
 from subscriber.apply.subrel import NOWHERE
 from subscriber.lsn import Lsn
-from subscriber.protocol.walstream import KEEPALIVE, XLogData, decode_from_publisher
+from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA_HEADER, XLogData, decode_from_publisher
 from subscriber.source.walsender import ReplicationStream
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
@@ -106,6 +106,7 @@ class ApplyLoop:
         self._arrived = anyio.Event()
         self._taken = anyio.Event()
         self._committed = anyio.Event()
+        target.wake = self.wake
         self._feedback = Feedback(
             stream, self._positions, sender_timeout=sender_timeout, reading=lambda: self._queued <= QUEUE
         )
@@ -172,9 +173,15 @@ class ApplyLoop:
         if await self._at_boundary(self.position):
             return
         while True:
-            for _ in range(min(TURN, len(self._queue))):
-                if await self._take():
+            left = min(TURN, len(self._queue))
+            while left > 0:
+                if taken := self._take_changes(left):
+                    await self._target.make_room()
+                elif await self._take():
                     return
+                left -= taken or 1
+            if not self._queue:
+                await self._target.rest()
             self._target.pipeline.flush()
             self.progress.note(self.position)
             self._feedback.moved()
@@ -186,13 +193,27 @@ class ApplyLoop:
                 await self._arrived.wait()
                 self._arrived = anyio.Event()
 
+    def _take_changes(self, limit: int) -> int:
+        """Have the target take changes of rows as they came, up to `limit`; how many it took."""
+        if len(first := self._queue[0]) <= XLOG_DATA_HEADER.size:
+            return 0
+        taken, size = self._transactions.take(self._queue, limit)
+        if taken:
+            self._took(size)
+            _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
+            self._received(Lsn(start))
+        return taken
+
+    def _took(self, size: int) -> None:
+        self._queued -= size
+        if self._queued <= QUEUE:
+            self._taken.set()
+        self.counters.bytes += size
+
     async def _take(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
         payload = self._queue.popleft()
-        self._queued -= len(payload)
-        if self._queued <= QUEUE:
-            self._taken.set()
-        self.counters.bytes += len(payload)
+        self._took(len(payload))
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):
             return await self._message(envelope)

@@ -8,6 +8,7 @@ it is durable. Last, the origin is put where the row is, and bound.
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
@@ -23,12 +24,15 @@ from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
+from subscriber.target.batch import BatchingTarget
 from subscriber.target.note import OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRow
 from subscriber.target.resolving import Resolver
 from subscriber.worker import conflicts
 from subscriber.worker.flush import FLUSH
+
+ONE_BY_ONE = "SUBSCRIBER_ONE_BY_ONE"  # in the environment, not empty: nothing is applied set-based
 
 LOCK_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
 LOCK_TIMEOUT = 30.0  # seconds after which the attempt is given up
@@ -59,16 +63,20 @@ async def open_target(
     synchronous_commit: str,
     subscription: Subscription | None = None,
     resolvers: Mapping[str, Resolver] = MappingProxyType({}),
+    *,
+    batching: bool = False,
 ) -> AsyncIterator[PostgresTarget]:
     """The target session of one worker, locked and configured; dropped at the end of the block.
 
     `relid` 0 is the apply worker. Without a `subscription` everything is done as the session's own role. The
-    session is not bound to an origin yet: see resume(). `resolvers` are functions for its conflict_policy.
+    session is not bound to an origin yet: see resume(). `resolvers` are functions for its conflict_policy;
+    `batching` allows the set-based path.
     """
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
         origin = origins.table_sync_origin(subid, relid) if relid else origins.apply_origin(subid)
-        target = PostgresTarget(session, origin, on_conflict)
+        target = BatchingTarget(session, origin, on_conflict)
+        target.batching = batching and not os.environ.get(ONE_BY_ONE)
         await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
         if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
             raise StaleCatalog("the subscription was disabled or dropped meanwhile")

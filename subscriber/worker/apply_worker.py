@@ -96,6 +96,7 @@ class ApplyWorker:
             subscription.synchronous_commit,
             subscription,
             self._around.resolvers,
+            batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")

@@ -31,11 +31,15 @@ class Skipping:
             transaction.skipped = True
             self._log("starts", transaction)
 
+    def concerns(self, transaction: RemoteTransaction) -> bool:
+        """Whether close() has something to do."""
+        return bool(self._wanted()) and (transaction.skipped or transaction.changed)
+
     def close(self, target: PostgresTarget, transaction: RemoteTransaction) -> None:
         """It ends: clear the position with it, if it was that one or anything was applied."""
-        wanted = self._wanted()
-        if not wanted or not (transaction.skipped or transaction.changed):
+        if not self.concerns(transaction):
             return
+        wanted = self._wanted()
         target.clear_skip_lsn(transaction, self._subid, wanted)
         self._cleared()
         if transaction.skipped:

@@ -10,6 +10,7 @@ All of them end in the publisher's order, each with a transaction on the target 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -75,6 +76,18 @@ class Transactions:
         """Whether the stream stands between two transactions."""
         return self._dispatcher.idle
 
+    def take(self, waiting: deque[bytes], limit: int) -> tuple[int, int]:
+        """Have the target take changes off the front of `waiting`, as the walsender sent them: number and bytes.
+
+        None where receive() has to see the next one. Afterwards the target wants make_room().
+        """
+        transaction = self._dispatcher.transaction
+        if transaction is None or transaction.passed_over:
+            return 0, 0
+        taken, size = self._target.take(transaction, waiting, limit, self._dispatcher.relations, self._wants)
+        self._counters.changes += taken
+        return taken, size
+
     async def receive(self, payload: bytes) -> Lsn | None:
         """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
         if payload and self._dispatcher.keeps(payload[0]):
@@ -127,6 +140,7 @@ class Transactions:
         self._counters.transactions += 1
         if transaction.gid is not None:
             two_phase = self._prepared()
+            await self._target.alone(transaction)
             reach(Point.COMMIT_READY, self._target.pipeline.flush)
             await two_phase.prepare(self._target, transaction, end_lsn)
             reach(Point.PREPARED)
@@ -134,7 +148,8 @@ class Transactions:
         await self._commit(transaction, end_lsn)
 
     async def _commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        if self._skipping is not None:
+        if self._skipping is not None and self._skipping.concerns(transaction):
+            await self._target.alone(transaction)
             self._skipping.close(self._target, transaction)
         if transaction.changed:
             reach(Point.COMMIT_READY, self._target.pipeline.flush)
@@ -151,10 +166,12 @@ class Transactions:
             transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
             end_lsn = message.end_lsn
             self._open(transaction)
+            await self._target.alone(transaction)
             own = await self._prepared().commit(message, transaction)
         else:
             transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
             end_lsn = message.rollback_end_lsn
+            await self._target.alone(transaction)
             own = await self._prepared().rollback(message, transaction)
         reach(Point.RESOLVED)
         await self._commit(own, end_lsn)

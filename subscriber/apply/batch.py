@@ -1,0 +1,199 @@
+"""A batch: changes of several small transactions, or of one large one, that are going to be applied together.
+
+It ends at a COMMIT of the stream, so what it leaves is what the publisher had at that moment; only a transaction
+that is larger than a batch is applied in portions, within one transaction of the target. What steps.py makes
+of the changes is applied; the changes themselves are kept as they came until the target has answered.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.steps import TableBatch, add, add_decoded
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.tuples import BINARY, TupleData
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+
+ROWS = 10_000  # changes after which a batch is applied
+BYTES = 2 * 1024 * 1024  # of messages, the same
+STEPS = 24  # of one table: more of them and the batch is no batch
+LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
+
+Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
+
+BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
+
+
+@dataclass(slots=True, eq=False)
+class Portion:
+    """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to."""
+
+    transaction: RemoteTransaction
+    changes: list[Payload] = field(default_factory=list)
+    end_lsn: Lsn | None = None  # None: its COMMIT has not come yet
+    on_committed: Callable[[], None] | None = None
+
+
+class Batch:
+    """What has been gathered and not been sent."""
+
+    def __init__(self) -> None:
+        self.tables: dict[bytes, TableBatch] = {}  # by the relid's four bytes
+        self.portions: list[Portion] = []
+        self.rows = 0
+        self.bytes = 0
+
+    @property
+    def steps(self) -> int:
+        return sum(len(table.steps) for table in self.tables.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it ends in the middle of a transaction."""
+        return bool(self.portions) and self.portions[-1].end_lsn is None
+
+    @property
+    def mappings(self) -> dict[int, RelationMapping]:
+        """By the publisher's OID."""
+        return {table.mapping.remote.relid: table.mapping for table in self.tables.values()}
+
+    def split(self) -> tuple[Batch, Batch]:
+        """What is of complete transactions, and the beginning of the one that is not."""
+        whole, rest = Batch(), Batch()
+        mappings = self.mappings
+        for portion in self.portions:
+            part = rest if portion.end_lsn is None else whole
+            for payload in portion.changes:
+                change = decoded(payload)
+                part.add(portion.transaction, part.table(mappings[change.relid], change), change)
+            part.portions[-1:] = [portion]
+        return whole, rest
+
+    @property
+    def is_full(self) -> bool:
+        return (
+            self.rows >= ROWS or self.bytes >= BYTES or any(len(table.steps) > STEPS for table in self.tables.values())
+        )
+
+    def portion(self, transaction: RemoteTransaction) -> Portion:
+        """Where the changes of `transaction` go, the one that is being received."""
+        portions = self.portions
+        if not portions or portions[-1].transaction is not transaction:
+            portions.append(Portion(transaction))
+        return portions[-1]
+
+    def take(
+        self,
+        transaction: RemoteTransaction,
+        waiting: deque[bytes],
+        limit: int,
+        find: Callable[[bytes], TableBatch | None],
+    ) -> tuple[int, int]:
+        """Take changes of rows off the front of `waiting`, up to `limit`; their number and bytes.
+
+        Stops before anything else, before a change that `find(relid)` has no table for or that cannot be part of a
+        batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
+        """
+        changes: list[Payload] = []
+        tables: dict[bytes, TableBatch] = {}
+        taken = size = 0
+        room, bytes_left = min(limit, ROWS - self.rows), BYTES - self.bytes
+        popleft, append = waiting.popleft, changes.append
+        while waiting and taken < room and size < bytes_left:
+            payload = waiting[0]
+            length = len(payload)
+            if payload[0] != XLOG_DATA or length < 33 or length > LARGE:
+                break
+            relid = payload[26:30]
+            table = tables.get(relid)
+            if table is None:
+                if payload[BODY] not in b"IUD" or (table := find(relid)) is None:
+                    break
+                tables[relid] = table
+            try:
+                if not add(table, payload, BODY):
+                    break
+            except (IndexError, struct.error):
+                break
+            popleft()
+            append(payload)
+            taken += 1
+            size += length
+        if taken:
+            self.portion(transaction).changes += changes
+            self.rows += taken
+            self.bytes += size
+        return taken, size
+
+    def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
+        """Where changes of that table go."""
+        relid = mapping.remote.relid.to_bytes(4, "big")
+        found = self.tables.get(relid)
+        if found is None:
+            found = self.tables[relid] = TableBatch(mapping, binary=is_binary(change))
+        return found
+
+    def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
+        """One change that was decoded already; False when it cannot be part of a batch."""
+        size = _size(change)
+        if size > LARGE or not add_decoded(table, change):
+            return False
+        self.portion(transaction).changes.append(change)
+        self.rows += 1
+        self.bytes += size
+        return True
+
+
+def decoded(payload: Payload) -> Insert | Update | Delete:
+    if not isinstance(payload, bytes):
+        return payload
+    message = Decoder().decode(payload, BODY)
+    assert isinstance(message, Insert | Update | Delete)
+    return message
+
+
+def _size(change: Insert | Update | Delete) -> int:
+    rows = (getattr(change, "new", None), getattr(change, "old", None))
+    return sum(len(row.raw) for row in rows if isinstance(row, TupleData))
+
+
+def is_binary(change: Insert | Update | Delete) -> bool:
+    """Whether the values of `change` came in binary; a row of NULLs only is text."""
+    row = change.old if isinstance(change, Delete) else change.new
+    return BINARY in row.split()[0]
+
+
+def why_not(mapping: RelationMapping, change: Insert | Update | Delete) -> str | None:
+    """Why `change` cannot be part of any batch, in a few words; None: it can."""
+    local = mapping.local
+    if local.one_by_one is not None:
+        return local.one_by_one
+    if not mapping.attributes:
+        return "no columns"
+    if isinstance(change, Insert):
+        return None
+    if mapping.unsearchable is not None or mapping.search is None:
+        return "no key"
+    if isinstance(change, Delete):
+        keys: tuple[int, ...] | range = mapping.search
+    elif local.other_unique:
+        return "several unique indexes"
+    else:
+        keys = range(len(mapping.attributes))
+    binary = is_binary(change)
+    for index in keys:
+        column = mapping.attributes[index]
+        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
+            return "column type"
+        if column.identity_always and (index not in mapping.search or (isinstance(change, Update) and change.old)):
+            return "identity column"
+    if any(mapping.attributes[index].equality is None for index in mapping.search):
+        return "column type"
+    return None

@@ -1,0 +1,312 @@
+"""What many changes of a table come to: steps, each of which the server can do set by set.
+
+A step is rows of one table that one statement can apply, because no two of them are about the same row:
+inserts, updates of the same columns by key, updates of keys, deletes. A change goes into the step of its kind that
+comes after the last one in which its row was touched, or into a new step at the end; so for every row
+the order is kept, and different rows do not care (tables where they could are `strict`, see below). An
+update of a row that the batch inserts or updates anyway replaces what it would have become.
+
+The reference path is the measure. A batch must leave what applying one change after another leaves, or
+fail; that it failed says nothing, it is then rolled back and applied one by one. Hence:
+
+- A step is done only if it hits exactly as many rows as it has. Keys that are equal for the server
+  but not byte by byte (1.0 and 1.00) become two rows here and one there: the numbers differ.
+- Versions of a row that are replaced are never seen by the server. So that happens only where the server
+  could have had nothing against them: the publisher's column types are the target's, which has no CHECK
+  and no domain, and no NULL stood in a column that takes none.
+- `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
+  their steps are in the order of the stream, and no update is part of a batch.
+- What SQL cannot do set by set, or not in the same way, is refused before: why_not() in batch.py.
+
+Values stay the bytes that came. A cell is a value with the four bytes of its length before it, which is what
+COPY BINARY, the elements of an array and TupleData have in common; rows to insert in text are kept without.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import Enum
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED
+
+FIRST_NORMAL_OID = 16384  # types below are the same on every server
+
+NULL_CELL = b"\xff\xff\xff\xff"
+NULL_TEXT = b"\\N"  # compared by identity: a value may be the same two bytes
+
+Cells = list[bytes | None]  # None: the column was not sent
+Key = bytes | tuple[bytes, ...] | int
+
+_length_at = struct.Struct(">I").unpack_from
+_head_at = struct.Struct(">BH").unpack_from
+_INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
+_NEW, _KEY, _ROW = 0x4E, 0x4B, 0x4F
+
+
+class Kind(Enum):
+    INSERT = "insert"
+    UPDATE = "update"
+    KEY_UPDATE = "key update"  # rows begin with the old key's cells
+    DELETE = "delete"  # rows are the key's cells
+
+
+@dataclass(slots=True)
+class Step:
+    """Rows of one statement. `sent` has True for each column that an update sets."""
+
+    kind: Kind
+    index: int  # among the table's steps
+    sent: tuple[bool, ...] = ()
+    rows: dict[Key, Cells] = field(default_factory=dict)
+    nulls: int = 0  # in rows to insert in text: what there is of backslashes if no value has one
+
+
+class TableBatch:
+    """The changes of one table in one batch."""
+
+    def __init__(self, mapping: RelationMapping, *, binary: bool) -> None:
+        """`binary`: the values came in the types' binary form; all of them."""
+        self.mapping = mapping
+        self.binary = binary
+        self.steps: list[Step] = []
+        self.strict = mapping.local.other_unique
+        self.ncols = len(mapping.attributes)
+        self._may_skip_versions = _may_skip_versions(mapping)
+        self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
+        self._has_identity_always = any(column.identity_always for column in mapping.attributes)
+        self._all = (True,) * self.ncols
+        self._search = mapping.search
+        self._single = mapping.search[0] if mapping.search is not None and len(mapping.search) == 1 else None
+        self._latest: dict[object, Step] = {}  # by kind and columns
+        self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
+        self._serial = 0
+
+    # --- one change each; False: it cannot be part of a batch --------------------------------------
+
+    def insert(self, data: bytes, pos: int) -> bool:
+        """The row that begins at `pos` of `data` and goes to its end."""
+        if self.binary:
+            row, end = _cells(data, pos, self.ncols, BINARY)
+            nulls = 0
+        else:
+            row, end, nulls = _values(data, pos, self.ncols)
+        if end != len(data) or not row or None in row:
+            return False
+        key: Key
+        if self._single is not None:
+            key = row[self._single] or b""
+        elif self._search is None:
+            self._serial += 1
+            key = self._serial
+        else:
+            key = tuple([row[i] or b"" for i in self._search])
+        step = self._latest.get(Kind.INSERT)
+        last = self._touched.get(key, -1)
+        if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
+            step = self._begin(Kind.INSERT)
+        step.rows[key] = row
+        step.nulls += nulls
+        self._touched[key] = step.index
+        return True
+
+    def update(self, data: bytes, pos: int, marker: int) -> bool:
+        """The rows that begin at `pos`, of which the first is `marker` (N, K or O)."""
+        if self.strict or self._search is None:
+            return False
+        kind = BINARY if self.binary else TEXT
+        old = None
+        if marker != _NEW:
+            old, end = _cells(data, pos, self.ncols, kind)
+            marker, ncols = _head_at(data, end)
+            if not old or marker != _NEW or ncols != self.ncols:
+                return False
+            pos = end + 3
+        new, end = _cells(data, pos, self.ncols, kind)
+        if end != len(data) or not new:
+            return False
+        if old is not None and any(old[i] != new[i] for i in self._search):
+            return self._update_key(old, new)
+        key = self._key(new)
+        if key is None:
+            return False
+        sent = self._all if None not in new else tuple([cell is not None for cell in new])
+        last = self._touched.get(key)
+        if last is None or not self._replace(self.steps[last], key, new, sent):
+            step = self._latest.get(sent)
+            if step is None or (last is not None and step.index <= last):
+                step = self._begin(Kind.UPDATE, sent)
+            step.rows[key] = new
+            self._touched[key] = step.index
+        return True
+
+    def delete(self, data: bytes, pos: int) -> bool:
+        if self._search is None:
+            return False
+        old, end = _cells(data, pos, self.ncols, BINARY if self.binary else TEXT)
+        if end != len(data) or not old:
+            return False
+        key = self._key(old)
+        if key is None:
+            return False
+        step = self._latest.get(Kind.DELETE)
+        last = self._touched.get(key, -1)
+        if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
+            step = self._begin(Kind.DELETE)
+        step.rows[key] = [old[i] for i in self._search]
+        self._touched[key] = step.index
+        return True
+
+    def _update_key(self, old: Cells, new: Cells) -> bool:
+        before, after = self._key(old), self._key(new)
+        if before is None or after is None or before == after or self._has_identity_always:
+            return False
+        sent = tuple([cell is not None for cell in new])
+        last = max(self._touched.get(before, -1), self._touched.get(after, -1))
+        step = self._latest.get((Kind.KEY_UPDATE, sent))
+        if step is None or step.index <= last:
+            step = self._begin(Kind.KEY_UPDATE, sent)
+        assert self._search is not None
+        step.rows[before] = [*[old[i] for i in self._search], *new]
+        self._touched[before] = self._touched[after] = step.index
+        return True
+
+    def _key(self, cells: Cells) -> Key | None:
+        """What the row is known by; None when a part of it was not sent or is NULL."""
+        start = 0 if self.binary else 4  # as insert() has it
+        if self._single is not None:
+            cell = cells[self._single]
+            return None if cell is None or cell == NULL_CELL else cell[start:]
+        key = []
+        for i in self._search or ():
+            cell = cells[i]
+            if cell is None or cell == NULL_CELL:
+                return None
+            key.append(cell[start:])
+        return tuple(key)
+
+    def _replace(self, step: Step, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
+        """Let the row become `new` at once, if nobody can tell the difference."""
+        row = step.rows.get(key)
+        if row is None or not self._may_skip_versions:  # None: touched by its new key
+            return False
+        if step.kind is Kind.UPDATE and step.sent == sent:
+            if any(row[i] == NULL_CELL for i in self._not_null):
+                return False
+            step.rows[key] = new
+            return True
+        if step.kind is not Kind.INSERT:
+            return False
+        null = NULL_CELL if self.binary else NULL_TEXT
+        if any(row[i] == null for i in self._not_null):
+            return False
+        for i, cell in enumerate(new):
+            if cell is None:
+                continue
+            if self.binary:
+                row[i] = cell
+            else:
+                step.nulls += (cell == NULL_CELL) - (row[i] is NULL_TEXT)
+                row[i] = NULL_TEXT if cell == NULL_CELL else cell[4:]
+        return True
+
+    def _begin(self, kind: Kind, sent: tuple[bool, ...] = ()) -> Step:
+        step = Step(kind, len(self.steps), sent)
+        self.steps.append(step)
+        if kind is Kind.UPDATE:
+            self._latest[sent] = step
+        elif kind is Kind.KEY_UPDATE:
+            self._latest[kind, sent] = step
+        else:
+            self._latest[kind] = step
+        return step
+
+
+def add(table: TableBatch, data: bytes, pos: int) -> bool:
+    """The message of one change, its first byte at `pos`; False when it cannot be part of a batch.
+
+    IndexError and struct.error for one that is too short.
+    """
+    kind = data[pos]
+    marker, ncols = _head_at(data, pos + 5)
+    if ncols != table.ncols:
+        return False
+    if kind == _INSERT:
+        return marker == _NEW and table.insert(data, pos + 8)
+    if kind == _UPDATE:
+        return marker in (_NEW, _KEY, _ROW) and table.update(data, pos + 8, marker)
+    return kind == _DELETE and marker in (_KEY, _ROW) and table.delete(data, pos + 8)
+
+
+def add_decoded(table: TableBatch, change: Insert | Update | Delete) -> bool:
+    first = change.new if isinstance(change, Insert) else change.old
+    if isinstance(change, Update):
+        if change.new.ncols != table.ncols or (change.old is not None and change.old.ncols != table.ncols):
+            return False
+        if change.old is None:
+            return table.update(change.new.raw, 0, _NEW)
+        both = change.old.raw + struct.pack(">BH", _NEW, change.new.ncols) + change.new.raw
+        return table.update(both, 0, _ROW)
+    assert first is not None
+    if first.ncols != table.ncols:
+        return False
+    return table.insert(first.raw, 0) if isinstance(change, Insert) else table.delete(first.raw, 0)
+
+
+# --- reading rows: nothing where the row has what a batch does not take -----------------------------
+
+
+def _cells(data: bytes, pos: int, ncols: int, wanted: int) -> tuple[Cells, int]:
+    """`ncols` cells from `pos`, and where they end; no cells when one is neither `wanted`, NULL nor unchanged."""
+    cells: Cells = []
+    append = cells.append
+    length_at = _length_at
+    for _ in range(ncols):
+        kind = data[pos]
+        if kind == wanted:
+            start = pos + 1
+            pos += 5 + length_at(data, start)[0]
+            append(data[start:pos])
+        elif kind == NULL:
+            pos += 1
+            append(NULL_CELL)
+        elif kind == UNCHANGED:
+            pos += 1
+            append(None)
+        else:
+            return [], pos
+    return cells, pos
+
+
+def _values(data: bytes, pos: int, ncols: int) -> tuple[Cells, int, int]:
+    """The same for a row to insert in text: values without their lengths, and how many are NULL."""
+    values: Cells = []
+    append = values.append
+    length_at = _length_at
+    nulls = 0
+    for _ in range(ncols):
+        kind = data[pos]
+        if kind == TEXT:
+            start = pos + 5
+            pos = start + length_at(data, pos + 1)[0]
+            append(data[start:pos])
+        elif kind == NULL or kind == UNCHANGED:  # noqa: SIM109 - "in" takes twice as long
+            pos += 1
+            nulls += 1
+            append(NULL_TEXT)
+        else:
+            return [], pos, 0
+    return values, pos, nulls
+
+
+def _may_skip_versions(mapping: RelationMapping) -> bool:
+    """Whether the target takes any row that the publisher had, whatever becomes of it later; NULLs apart."""
+    return mapping.local.bare and all(
+        column.sets is not None
+        and column.base_type is None
+        and remote.type_oid == column.sets.type_oid < FIRST_NORMAL_OID
+        and column.sets.type_modifier in (-1, remote.type_modifier)
+        for column, remote in zip(mapping.attributes, mapping.remote.columns, strict=True)
+    )

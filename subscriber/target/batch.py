@@ -1,0 +1,384 @@
+"""The set-based path: many changes gathered and applied as few statements, before the reference path or instead.
+
+Theory of operation. Changes are gathered (apply/batch.py) while they come; a batch is sent when the stream
+pauses, when it is full, or when something comes that cannot be part of one. It is sent as an attempt: BEGIN, a few
+statements (sets.py), the look at each table's shape, progress, COMMIT, and nothing waits for an answer. Several
+batches may be under way. Of each the changes are kept until it is answered. If the server refuses one, for whatever
+reason, it is rolled back, and so are those behind it, since progress is no more where they expect it; then
+all that was kept is applied again on the reference path, which says what there is to say: a conflict that is
+passed over, an error with its position, or nothing at all.
+
+What must not meet: a statement of the reference path behind an attempt that may be refused. So before the
+first one of a transaction everything under way is waited for.
+
+A transaction larger than a batch is applied in portions, each within a savepoint of the target's transaction, and
+its COMMIT is no attempt: what was answered before cannot be applied again.
+
+Changes of a transaction are all on one path, portions apart. Few changes are not worth a batch, nor are many that
+hardly fit together; after a refusal the reference path is used for a while, longer each time in a row.
+
+Kill points considered, besides those in progress.py:
+- between sending a batch and its answer: its transaction is committed or not, and progress with it, as one.
+- after a refusal, before or while its changes are applied again: nothing of the batch was committed; the position
+  is that before the first transaction that was not.
+- while a portion of a large transaction is rolled back or applied again: its transaction is not committed.
+
+The origin's position, which an abort moves (progress.py), is moved by a refused portion to that of the transaction
+before, which is committed; by a refused batch at worst beyond the row, which is repaired at the next start.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+
+from subscriber.apply.batch import Batch, Portion, decoded, why_not
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import RelationMap, RelationMapping
+from subscriber.apply.steps import Kind, TableBatch
+from subscriber.connection.session import Session
+from subscriber.errors import MappingError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.target import relations, sets
+from subscriber.target.note import Note, OnConflict, Wants
+from subscriber.target.postgres import PostgresTarget
+
+WORTHWHILE = 16  # changes; fewer are applied one by one
+ROWS_IN_STEP = 3  # on average; with fewer the same
+UNDER_WAY = 4  # batches sent and not answered
+PAUSE = 1000  # changes on the reference path after a refusal; doubles with each in a row
+LONGEST_PAUSE = 1_000_000
+
+_SAVEPOINT = "subscriber_portion"
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """What was sent and is not answered yet; of one transaction or several."""
+
+    portions: list[Portion]
+    mappings: dict[int, RelationMapping]
+    position: Lsn  # before it
+    within: bool  # the target's transaction has begun with earlier portions
+    fresh: set[int]  # tables that were mapped just before
+    note: Note = field(default_factory=lambda: Note("BATCH"))
+
+
+class BatchingTarget(PostgresTarget):
+    """A PostgresTarget that applies set-based what it can."""
+
+    def __init__(self, session: Session, origin: str, on_conflict: OnConflict) -> None:
+        super().__init__(session, origin, on_conflict)
+        self.batching = True
+        self.in_batches = 0  # changes applied set-based
+        self.one_by_one: Counter[str] = Counter()  # the others, by the reason why
+        self._batch = Batch()
+        self._under_way: deque[Attempt] = deque()
+        self._answered = anyio.Event()
+        self._sent: RemoteTransaction | None = None  # portions of it were sent, its COMMIT was not
+        self._plain: RemoteTransaction | None = None  # is being applied on the reference path
+        self._reason = ""  # why
+        self._end: Lsn | None = None  # of the last transaction in the batch
+        self._pause = 0  # changes to go on the reference path
+        self._refusals = 0  # in a row
+        self.pipeline.on_trouble = self._something_was_answered
+
+    @property
+    def position(self) -> Lsn:
+        return self._end if self._end is not None else super().position
+
+    # --- gathering ------------------------------------------------------------------------------
+
+    def take(
+        self,
+        transaction: RemoteTransaction,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        wants: Wants,
+    ) -> tuple[int, int]:
+        """Take changes of `transaction` off the front of `waiting`, as the walsender sent them: number and bytes.
+
+        None where change() has to see the next one. Afterwards make_room() has to be awaited.
+        """
+        if not self._may_gather(transaction) or self._batch.is_full:
+            return 0, 0
+
+        def find(relid: bytes) -> TableBatch | None:
+            table = self._batch.tables.get(relid)
+            if table is None or relations.get(table.mapping.remote.relid) is not table.mapping:
+                return None
+            return table if wants(table.mapping.local.oid, transaction.finish_lsn) else None
+
+        taken, size = self._batch.take(transaction, waiting, limit, find)
+        if taken:
+            transaction.changed = True
+        return taken, size
+
+    async def change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        await self.make_room()
+        if transaction is not self._plain:
+            reason = self._why_not(transaction, mapping, change)
+            if reason is None:
+                if self._batch.mappings.get(mapping.remote.relid, mapping) is not mapping:
+                    await self._send(whatever=True)
+                if self._batch.add(transaction, self._batch.table(mapping, change), change):
+                    transaction.changed = True
+                    return
+                reason = "row"
+            await self._go_plain(transaction, reason)
+        await self._change(transaction, mapping, change)
+
+    async def _change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        self.one_by_one[self._reason] += 1
+        if self._pause:
+            self._pause -= 1
+        await super().change(transaction, mapping, change)
+
+    def _may_gather(self, transaction: RemoteTransaction) -> bool:
+        return self.batching and transaction is not self._plain and not self._pause and transaction.gid is None
+
+    def _why_not(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> str | None:
+        if not self._may_gather(transaction):
+            return self._reason if self._pause else "not a plain transaction"
+        if self.resolving is not None:
+            return "conflict policy"
+        if self._noticing.origin_id is not None:
+            return "track_commit_timestamp"
+        try:
+            self.acting.role([mapping.local])
+        except MappingError:
+            return "role"
+        return why_not(mapping, change)
+
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        portions = self._batch.portions
+        if transaction is not self._sent and not (portions and portions[-1].transaction is transaction):
+            await self._go_plain(transaction, "nothing")
+            self._plain = None
+            await super().commit(transaction, end_lsn, on_committed)
+            return
+        portion = self._batch.portion(transaction)
+        portion.end_lsn, portion.on_committed = end_lsn, on_committed
+        self._end = end_lsn
+        if transaction is self._sent:
+            await self._send()
+        else:
+            await self.make_room()
+
+    # --- whatever is not part of a batch ------------------------------------------------------------
+
+    async def map(self, remote: Relation) -> RelationMapping:
+        await self._outcomes()
+        return await super().map(remote)
+
+    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
+        await self._go_plain(transaction, "TRUNCATE")
+        await super().empty(transaction, mappings, truncate)
+
+    async def settle(self) -> None:
+        await self._send()
+        await self._outcomes()
+        await super().settle()
+
+    async def alone(self, transaction: RemoteTransaction) -> None:
+        """The caller is going to use the session itself, inside of `transaction`."""
+        await self._go_plain(transaction, "not a plain transaction")
+
+    async def _go_plain(self, transaction: RemoteTransaction, reason: str) -> None:
+        """Have what came before `transaction` done, and all of it on the reference path, apart from portions sent."""
+        if transaction is self._plain:
+            return
+        await self._send()
+        await self._outcomes()
+        if transaction is self._plain:  # since portions of it were refused
+            return
+        self._reason = reason
+        if transaction is self._sent:
+            self._plain, self._sent = transaction, None
+        begun, self._batch = self._batch, Batch()
+        await self._apply_again(begun.portions, begun.mappings)
+        self._plain = transaction
+
+    # --- sending --------------------------------------------------------------------------------
+
+    async def make_room(self) -> None:
+        """Send the batch if it is full, and see to what was refused."""
+        if self._batch.is_full:
+            await self._send(whatever=True)
+        elif self.pipeline.refused is not None:
+            await self._outcomes()
+
+    async def rest(self) -> None:
+        """The stream pauses: do what was gathered of complete transactions."""
+        if self.pipeline.refused is not None:
+            await self._outcomes()
+        if not self._under_way:  # or what follows is gathered as well, until the answer wakes us
+            await self._send()
+
+    async def _send(self, *, whatever: bool = False) -> None:
+        """Apply what was gathered of complete transactions; `whatever`: and of the one that is not."""
+        batch, self._batch = self._batch, Batch()
+        if batch.is_open and len(batch.portions) > 1:
+            batch, self._batch = batch.split()
+        elif batch.is_open and not whatever:
+            self._batch = batch
+            return
+        if not batch.portions:
+            return
+        self._end = None
+        while len(self._under_way) >= UNDER_WAY and self.pipeline.refused is None:
+            await self._answer()
+        if self.pipeline.refused is not None:
+            await self._outcomes()
+        first = batch.portions[0].transaction
+        if first is not self._plain and (first is self._sent or batch.is_open or _is_worthwhile(batch)):
+            self._attempt(batch)
+            await self.pipeline.drain()
+            return
+        if first is not self._plain:
+            await self._outcomes()
+            self._reason = "few at a time"
+        await self._apply_again(batch.portions, batch.mappings)
+
+    def _attempt(self, batch: Batch) -> None:
+        """Queue the statements of a batch, and its COMMIT if it has one."""
+        portions, pipeline = batch.portions, self.pipeline
+        last = portions[-1]
+        attempt = Attempt(portions, batch.mappings, super().position, last.transaction is self._sent, set(self._fresh))
+        in_savepoint = attempt.within or last.end_lsn is None
+        self._under_way.append(attempt)
+
+        def done(*_: object) -> None:
+            self._under_way.remove(attempt)
+            self._refusals = 0
+            self.in_batches += batch.rows
+            self._something_was_answered()
+
+        def committed() -> None:
+            if not in_savepoint:
+                done()
+            for portion in portions:
+                if portion.on_committed is not None:
+                    portion.on_committed()
+
+        pipeline.attempting = True
+        try:
+            if not attempt.within:
+                self.begin(last.transaction)
+            if in_savepoint:
+                self.savepoint(last.transaction, _SAVEPOINT)
+            self._apply_steps(batch, attempt.note)
+            if in_savepoint:
+                pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
+                pipeline.ask()
+            if last.end_lsn is None:
+                self._sent = last.transaction
+                return
+            pipeline.attempting = not in_savepoint
+            self._sent = None
+            self._queue_commit(last.transaction, last.end_lsn, committed)
+        finally:
+            pipeline.attempting = False
+
+    def _apply_steps(self, batch: Batch, note: Note) -> None:
+        for table in batch.tables.values():
+            if not table.steps:
+                continue
+            local = table.mapping.local
+            self.acting.become([local], note)
+            for step in table.steps:
+                if step.kind is Kind.INSERT:
+                    self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=note)
+                else:
+                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=note)
+            if local.oid not in self._checked:
+                self._check_shape(table.mapping, note)
+        self.acting.step_back(note)
+
+    # --- what became of it ------------------------------------------------------------------------
+
+    def _something_was_answered(self) -> None:
+        self._answered.set()
+        self.wake()
+
+    async def _answer(self) -> None:
+        """Wait for an answer that matters here."""
+        self._answered = anyio.Event()
+        self.pipeline.flush()
+        await self._answered.wait()
+        if self.pipeline.error is not None:
+            raise self.pipeline.error
+
+    async def _outcomes(self) -> None:
+        """Wait until nothing is under way; what was refused has then been applied again."""
+        while self._under_way and self.pipeline.refused is None:
+            await self._answer()
+        if self.pipeline.refused is None:
+            return
+        error, _ = await self.pipeline.recover()
+        attempts, self._under_way = list(self._under_way), deque()
+        self._reason = _why_refused(error)
+        self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
+        self._refusals += 1
+        self._roll_back(attempts[0])
+        for attempt in attempts:
+            await self._apply_again(attempt.portions, attempt.mappings)
+        portions = self._batch.portions
+        if portions and portions[0].transaction is self._plain:
+            begun, self._batch = self._batch, Batch()
+            await self._apply_again(begun.portions, begun.mappings)
+
+    def _roll_back(self, attempt: Attempt) -> None:
+        """Undo the first attempt that was refused; those behind it have done nothing."""
+        transaction = attempt.portions[0].transaction
+        self._sent = None
+        self._progress.position = attempt.position
+        if attempt.within:
+            self.roll_back_to(transaction, _SAVEPOINT)
+            self._plain = transaction
+        else:
+            self.roll_back(transaction)
+        self._fresh = attempt.fresh
+
+    async def _apply_again(self, portions: list[Portion], mappings: dict[int, RelationMapping]) -> None:
+        """On the reference path, one transaction and one change after another."""
+        for portion in portions:
+            transaction = portion.transaction
+            if transaction is not self._plain:
+                transaction.changed = False
+                self._plain = transaction
+            for payload in portion.changes:
+                change = decoded(payload)
+                await self._change(transaction, mappings[change.relid], change)
+            if portion.end_lsn is not None:
+                self._plain = None
+                assert portion.on_committed is not None
+                await super().commit(transaction, portion.end_lsn, portion.on_committed)
+
+
+def _is_worthwhile(batch: Batch) -> bool:
+    return batch.rows >= WORTHWHILE and batch.rows >= batch.steps * ROWS_IN_STEP
+
+
+def _why_refused(error: SubscriberError | None) -> str:
+    """In a few words; no row's values."""
+    match error.sqlstate if error is not None else "":
+        case sets.WRONG_COUNT if error is not None and " rows instead of " in error.message:
+            return "row missing"
+        case "23505":
+            return "key exists"
+        case relations.SHAPE_CHANGED:
+            return "table changed"
+        case sqlstate:
+            return f"error {sqlstate}"

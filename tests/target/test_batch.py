@@ -1,0 +1,366 @@
+"""The set-based path beside the reference path: the same random transactions leave the same, whatever happens.
+
+Each run builds its tables, applies a few hundred transactions and ends as it ends: with all of them, or with an
+error at one. The rows, the position, the rows that were reported as missing and the error are compared.
+A failure names its seed.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+from random import Random
+from time import monotonic
+
+import pytest
+
+from subscriber.apply import batch
+from subscriber.apply.progress import Progress
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import (
+    Begin,
+    Commit,
+    Delete,
+    Insert,
+    Message,
+    OldPart,
+    Relation,
+    RelationColumn,
+    ReplicaIdentity,
+    Truncate,
+    Update,
+)
+from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED, TupleData
+from subscriber.protocol.walstream import XLogData
+from subscriber.protocol.walstream import encode as wrap
+from subscriber.target import batch as batching
+from subscriber.target.batch import BatchingTarget
+from subscriber.worker.applier import Counters
+from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.transactions import Transactions
+from tests.plugins.fix_cluster import Database
+from tests.target.conftest import SUBID
+
+Row = tuple[str | None, ...]
+
+INTEGER, TEXT_TYPE, NUMERIC = 23, 25, 1700
+
+
+@dataclass
+class Table:
+    """`key` are indexes of columns; `trouble` is how often a change does not fit what the target has."""
+
+    name: str
+    ddl: list[str]
+    columns: tuple[tuple[str, int], ...]  # name and type
+    key: tuple[int, ...] = (0,)
+    full: bool = False
+    wide: int | None = None  # the column that may come unchanged
+    rows: dict[Row, Row] = field(default_factory=dict)
+
+    @property
+    def relid(self) -> int:
+        return 50_000 + TABLE_NAMES.index(self.name)
+
+    @property
+    def relation(self) -> Relation:
+        columns = tuple(
+            RelationColumn(self.full or i in self.key, name, oid, -1) for i, (name, oid) in enumerate(self.columns)
+        )
+        identity = ReplicaIdentity.FULL if self.full else ReplicaIdentity.DEFAULT
+        return Relation(None, self.relid, "public", self.name, identity, columns)
+
+
+def _tables() -> list[Table]:
+    pair = (("id", INTEGER), ("v", INTEGER))
+    three = (("id", INTEGER), ("v", INTEGER), ("t", TEXT_TYPE))
+    log = "CREATE TABLE IF NOT EXISTS log (n serial, what text)"
+    logged = (
+        "CREATE FUNCTION logged() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+        "INSERT INTO public.log (what) VALUES (TG_OP || coalesce(new.v, old.v, 0)::text); RETURN NULL; END $$"
+    )
+    return [
+        Table("plain", ["CREATE TABLE plain (id int PRIMARY KEY, v int, t text)"], three, wide=2),
+        Table(
+            "extra",
+            ["CREATE TABLE extra (t text, v int DEFAULT 1, id int PRIMARY KEY, local int DEFAULT 7, d timestamptz)"],
+            three,
+            wide=2,
+        ),
+        Table(
+            "composite",
+            ["CREATE TABLE composite (a int, b text, v numeric(6,1), PRIMARY KEY (b, a))"],
+            (("a", INTEGER), ("b", TEXT_TYPE), ("v", NUMERIC)),
+            key=(0, 1),
+        ),
+        Table("uniq", ["CREATE TABLE uniq (id int PRIMARY KEY, v int UNIQUE)"], pair),
+        Table("checked", ["CREATE TABLE checked (id int PRIMARY KEY, v int NOT NULL CHECK (v < 95))"], pair),
+        Table("required", ["CREATE TABLE required (id int PRIMARY KEY, v int NOT NULL)"], pair),
+        Table("short", ["CREATE TABLE short (id int PRIMARY KEY, v varchar(2))"], (pair[0], ("v", TEXT_TYPE))),
+        Table(
+            "triggered",
+            [
+                log,
+                logged,
+                "CREATE TABLE triggered (id int PRIMARY KEY, v int)",
+                "CREATE TRIGGER t AFTER INSERT OR UPDATE OR DELETE ON triggered FOR EACH ROW EXECUTE FUNCTION logged()",
+                "ALTER TABLE triggered ENABLE ALWAYS TRIGGER t",
+            ],
+            pair,
+        ),
+        Table("whole", ["CREATE TABLE whole (id int, v int)"], pair, full=True),
+        Table("whole_with_key", ["CREATE TABLE whole_with_key (id int PRIMARY KEY, v int)"], pair, full=True),
+        Table("deferred", ["CREATE TABLE deferred (id int PRIMARY KEY, v int UNIQUE DEFERRABLE)"], pair),
+        Table(
+            "identities",
+            ["CREATE TABLE identities (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, v int)"],
+            pair,
+        ),
+        Table("numbers", ["CREATE TABLE numbers (id numeric PRIMARY KEY, v int)"], (("id", NUMERIC), pair[1])),
+        Table(
+            "generated",
+            ["CREATE TABLE generated (id int PRIMARY KEY, v int, g int GENERATED ALWAYS AS (100 / (v - 50)) STORED)"],
+            pair,
+        ),
+        Table(
+            "parts",
+            [
+                "CREATE TABLE parts (id int PRIMARY KEY, v int) PARTITION BY RANGE (id)",
+                "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (15)",
+                "CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (15) TO (1000000)",
+            ],
+            pair,
+        ),
+    ]
+
+
+SEED = int(os.environ.get("SUBSCRIBER_BATCH_SEED", "1"))
+SECONDS = float(os.environ.get("SUBSCRIBER_BATCH_SECONDS", "300"))
+
+TABLE_NAMES = [table.name for table in _tables()]
+
+
+class Source:
+    """What a publisher would send; it has no constraints but its keys, so the target may object."""
+
+    def __init__(self, seed: int, tables: list[Table], *, keys: int, binary: bool) -> None:
+        self.random = Random(seed)
+        self.tables = tables
+        self.binary = binary
+        self.keys = keys
+        self.lsn = 1000
+        self.announced: set[str] = set()
+
+    def transaction(self, changes: int) -> list[bytes]:
+        self.lsn += 1000
+        body: list[Message] = []
+        for _ in range(changes):
+            table = self.random.choice(self.tables)
+            if table.name not in self.announced:
+                self.announced.add(table.name)
+                body.append(table.relation)
+            body.append(self.change(table))
+        begin = Begin(Lsn(self.lsn), 1_000_000, self.lsn)
+        commit = Commit(Lsn(self.lsn), Lsn(self.lsn + 100), 1_000_000)
+        return [wrap(XLogData(Lsn(self.lsn), Lsn(self.lsn), 5, encode(m))) for m in (begin, *body, commit)]
+
+    def change(self, table: Table) -> Message:
+        random = self.random
+        dice = random.random()
+        if dice < 0.003:
+            table.rows.clear()
+            return Truncate(None, False, False, (table.relid,))
+        key = tuple(self.value(table, i, random.randrange(self.keys)) for i in table.key)
+        there = table.rows.get(key)
+        if there is None:
+            row = list(self.row(table))
+            for i, value in zip(table.key, key, strict=True):
+                row[i] = value
+            table.rows[key] = tuple(row)
+            return Insert(None, table.relid, self.data(table, tuple(row)))
+        if dice < 0.25:
+            del table.rows[key]
+            return Delete(None, table.relid, *self.old(table, there))
+        row = list(self.row(table))
+        for i, value in zip(table.key, key, strict=True):
+            row[i] = value
+        if dice < 0.35:
+            fresh = tuple(self.value(table, i, random.randrange(self.keys)) for i in table.key)
+            if fresh not in table.rows:
+                for i, value in zip(table.key, fresh, strict=True):
+                    row[i] = value
+                del table.rows[key]
+                key = fresh
+        unchanged = table.wide if random.random() < 0.3 else None
+        if unchanged is not None:
+            row[unchanged] = there[unchanged]
+        table.rows[key] = tuple(row)
+        old: tuple[OldPart | None, TupleData | None] = (None, None)
+        if table.full or any(there[i] != row[i] for i in table.key):
+            old = self.old(table, there)
+        return Update(None, table.relid, *old, self.data(table, tuple(row), unchanged))
+
+    def old(self, table: Table, row: Row) -> tuple[OldPart, TupleData]:
+        if table.full:
+            return OldPart.ROW, self.data(table, row)
+        return OldPart.KEY, self.data(table, tuple(v if i in table.key else None for i, v in enumerate(row)))
+
+    def row(self, table: Table) -> Row:
+        return tuple(self.value(table, i, self.random.randrange(100)) for i in range(len(table.columns)))
+
+    def value(self, table: Table, index: int, number: int) -> str | None:
+        name, oid = table.columns[index]
+        if index not in table.key and self.random.random() < 0.02:
+            return None
+        if oid == NUMERIC:
+            return self.random.choice([f"{number}", f"{number}.0"]) if name == "id" else f"{number}.26"
+        if oid == TEXT_TYPE and name == "t":
+            return self.random.choice([f"{number}", "a\tb", "back\\slash", "\\N", "\\.", "line\nbreak", "\r", "", "é"])
+        return str(number)
+
+    def data(self, table: Table, row: Row, unchanged: int | None = None) -> TupleData:
+        status = bytearray()
+        values: list[bytes | None] = []
+        for i, value in enumerate(row):
+            if i == unchanged:
+                status.append(UNCHANGED)
+                values.append(None)
+            elif value is None:
+                status.append(NULL)
+                values.append(None)
+            elif self.binary:
+                status.append(BINARY)
+                values.append(int(value).to_bytes(4, "big") if table.columns[i][1] == INTEGER else value.encode())
+            else:
+                status.append(TEXT)
+                values.append(value.encode())
+        return TupleData.join(bytes(status), values)
+
+
+@dataclass
+class Outcome:
+    rows: dict[str, list[str]]
+    position: Lsn
+    missing: list[str]
+    error: str
+
+
+class Path:
+    """One of the two: a target to which messages are given as an apply loop does."""
+
+    def __init__(self, target: BatchingTarget) -> None:
+        self.target = target
+        self.committed: list[int] = []
+        progress = Progress(Lsn(0))
+        self.transactions = Transactions(
+            target, lambda *_: True, progress, Counters(), self.committed.append, None, None, False, None
+        )
+
+    async def give(self, waiting: deque[bytes], random: Random) -> None:
+        while waiting:
+            taken, _ = self.transactions.take(waiting, random.choice([1, 3, 256]))
+            if taken:
+                await self.target.make_room()
+            else:
+                await self.transactions.receive(waiting.popleft()[25:])
+            if self.transactions.idle and random.random() < 0.1:
+                await self.target.rest()
+
+
+async def _apply(
+    db: Database, tables: list[Table], payloads: list[list[bytes]], damage: list[str], batches: bool
+) -> tuple[Outcome, BatchingTarget]:
+    await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
+    await db.execute(f"UPDATE subscriber.progress SET remote_lsn = '0/0' WHERE subid = {SUBID}")
+    await db.execute(*[statement for table in tables for statement in table.ddl])
+    missing: list[str] = []
+    error = ""
+    async with AsyncExitStack() as stack:
+        target = await stack.enter_async_context(
+            open_target(
+                db.dsn(), "s", SUBID, 0, lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"), "off",
+                batching=batches,
+            )
+        )  # fmt: skip
+        assert isinstance(target, BatchingTarget)
+        await resume(target, SUBID, 0, Lsn(0), "off")
+        path = Path(target)
+        half = len(payloads) // 2
+        try:
+            for number, transaction in enumerate(payloads):
+                if number == half:
+                    await target.settle()
+                    await db.execute(*damage)
+                await path.give(deque(transaction), Random(number))
+            await target.settle()
+        except SubscriberError as failed:
+            found = target.explain(failed)
+            error = "\n".join([found.sqlstate, found.message, found.detail or "", *found.context])
+        assert path.committed == sorted(path.committed)
+    async with AsyncExitStack() as stack:  # when the session's last transaction is over
+        session = await stack.enter_async_context(open_target(db.dsn(), "s", SUBID, 0, lambda *_: None, "off"))
+        found_progress = await read_progress(session.pipeline, SUBID, 0)
+        assert found_progress is not None
+    names = [*(table.name for table in tables), *(["log"] if any(t.name == "triggered" for t in tables) else [])]
+    rows = {}
+    for name in names:
+        shown = "what" if name == "log" else "t"
+        rows[name] = sorted(r[0] for r in await db.rows(f"SELECT coalesce({shown}::text, '') FROM {name} t"))
+    return Outcome(rows, found_progress[0], missing, error), target
+
+
+async def _compare(db: Database, seed: int, names: list[str], *, keys: int, sizes: list[int], binary: bool) -> int:
+    print(f"seed {seed}, tables {names}, {keys} keys, transactions of {sizes}, {binary=}")
+    tables = [table for table in _tables() if table.name in names]
+    source = Source(seed, tables, keys=keys, binary=binary)
+    payloads = [source.transaction(source.random.choice(sizes)) for _ in range(source.random.choice([20, 150]))]
+    damage = []
+    if source.random.random() < 0.5:
+        damage = [f"DELETE FROM {table.name} WHERE {table.columns[0][0]} = {source.random.randrange(keys)}"
+                  for table in tables]  # fmt: skip
+    expected, _ = await _apply(db, tables, payloads, damage, batches=False)
+    got, target = await _apply(db, tables, payloads, damage, batches=True)
+    assert got.error == expected.error
+    assert got.position == expected.position
+    assert sorted(got.missing) == sorted(expected.missing)  # what is asked about first is told later
+    assert got.rows == expected.rows
+
+    return target.in_batches
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches that are small, tried always, and at once again after a refusal."""
+    monkeypatch.setattr(batch, "ROWS", 40)
+    monkeypatch.setattr(batching, "WORTHWHILE", 2)
+    monkeypatch.setattr(batching, "ROWS_IN_STEP", 0)
+    monkeypatch.setattr(batching, "PAUSE", 0)
+
+
+@pytest.mark.parametrize("name", [*TABLE_NAMES, "all"])
+async def test_both_paths_leave_the_same(db: Database, eager: None, name: str) -> None:
+    names = TABLE_NAMES if name == "all" else [name, "plain"]
+    in_batches = 0
+    for seed in range(3):
+        in_batches += await _compare(
+            db, seed, names, keys=(8, 60, 2000)[seed], sizes=([1, 2, 3], [1, 5, 30], [3, 150])[seed], binary=False
+        )
+    assert in_batches > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(SECONDS + 300)
+@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
+async def test_both_paths_leave_the_same_for_a_long_time(db: Database, eager: None, binary: bool) -> None:
+    end, seed = monotonic() + SECONDS, SEED
+    while monotonic() < end:
+        random = Random(seed)
+        able = [name for name in TABLE_NAMES if not binary or name not in ("composite", "numbers")]
+        names = random.sample(able, random.choice([1, 2, 4]))
+        sizes = random.choice([[1, 2, 3], [1, 5, 30], [3, 150]])
+        await _compare(db, seed, names, keys=random.choice([4, 30, 300, 3000]), sizes=sizes, binary=binary)
+        seed += 1
