@@ -41,13 +41,13 @@ def table_sync_slot(subid: int, relid: int, system_identifier: int) -> str:
     return f"pg_{subid}_sync_{relid}_{system_identifier}"
 
 
-async def create_origin(connection: asyncpg.Connection, name: str) -> int:
-    """Create the origin if it isn't there, and return its id (1..65534) either way.
+async def create_origin(connection: asyncpg.Connection, name: str) -> int | None:
+    """Create the origin if it isn't there, and return its id (1..65534) either way; None if nobody may.
 
     Part of the connection's transaction, if there is one. Raises asyncpg's error for 42501 (not the owner of the
     subscription), 42939 (not a name of a subscription's origin) and 54000 (no id is free).
     """
-    origin: int = await connection.fetchval(CREATE, name)
+    origin: int | None = await connection.fetchval(CREATE, name)
     return origin
 
 

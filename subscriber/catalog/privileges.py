@@ -19,7 +19,10 @@ CALLER = """
 SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,
        pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
        r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'pg_create_subscription'
-                                AND pg_catalog.pg_has_role(g.oid, 'USAGE')) AS may_subscribe
+                                AND pg_catalog.pg_has_role(g.oid, 'USAGE'))
+       OR pg_catalog.current_setting('server_version_num')::int < 160000
+          AND EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
+                         AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
   FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
 """
 # The view shows everybody's subscriptions, so that "does not exist" and "must be owner" are two things.
@@ -47,7 +50,7 @@ class Caller:
     is_superuser: bool
     database: str
     may_create: bool  # CREATE on the database
-    may_subscribe: bool  # superuser, or the privileges of pg_create_subscription (16+)
+    may_subscribe: bool  # superuser; the privileges of pg_create_subscription; before 16 the schema's owner, too
 
 
 async def caller(connection: asyncpg.Connection) -> Caller:

@@ -112,6 +112,8 @@ class TargetFacts:
     origins_setting: str  # its name: max_active_replication_origins since 18
     database: str
     max_prepared: int  # max_prepared_transactions
+    may_create_schema: bool = True
+    origins_by_superuser: bool = True  # schema "subscriber" is a superuser's, or will be, and so has origins
 
 
 @dataclass(slots=True)

@@ -52,6 +52,11 @@ _MAY_CREATE = """
 SELECT pg_catalog.has_database_privilege(current_database(), 'CREATE')
    AND pg_catalog.pg_has_role(current_user, 'pg_create_subscription', 'USAGE')
 """
+# Schema subscriber, or who would create it now.
+_OWNED_BY_SUPERUSER = """
+SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+                  WHERE n.nspname = 'subscriber'), current_setting('is_superuser')::bool)
+"""
 _MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
 _FORBIDDEN = """
 SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
@@ -150,8 +155,9 @@ async def read_target(connection: Connection) -> TargetFacts:
     assert row is not None
     version, text, role, is_superuser, encoding, recovery, max_origins, own_setting, database, max_prepared = row
     may_create = may_set = is_superuser
-    if not is_superuser and version >= 160000:
-        may_create = await connection.fetchval(_MAY_CREATE)
+    may_create_schema = await connection.fetchval(schema.MAY_UPGRADE)
+    if not is_superuser:
+        may_create = await connection.fetchval(_MAY_CREATE) if version >= 160000 else may_create_schema
     if not is_superuser and version >= 150000:
         may_set = await connection.fetchval(_MAY_SET)
     return TargetFacts(
@@ -162,6 +168,8 @@ async def read_target(connection: Connection) -> TargetFacts:
         encoding=encoding,
         in_recovery=recovery,
         has_schema=await schema.current_revision(connection) is not None,
+        may_create_schema=may_create_schema,
+        origins_by_superuser=await connection.fetchval(_OWNED_BY_SUPERUSER),
         may_create_subscription=may_create,
         may_set_replication_role=may_set,
         forbidden_functions=tuple(row[0] for row in await connection.fetch(_FORBIDDEN)),

@@ -21,6 +21,7 @@ from subscriber.ops.check_answers import (
 )
 from subscriber.source.quoting import identifier, qualified
 from subscriber.subscription import TwoPhaseState
+from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
 OLDEST = 100000  # the first server with logical replication
 OLDEST_TESTED = 130000
@@ -160,11 +161,11 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
         yield Finding(Level.OK, who, f'role "{facts.role}" is a superuser')
         return
     role, before = identifier(facts.role), "-- as a superuser: "
-    if not facts.has_schema:
+    if not facts.has_schema and not facts.may_create_schema:
         yield Finding(
             Level.ERROR,
             who,
-            'schema "subscriber" does not exist, and only a superuser can create it',
+            f'schema "subscriber" does not exist, and role "{facts.role}" may not create it',
             "Run any subscriber exec once on this database as a superuser.",
         )
     if not facts.may_create_subscription:
@@ -172,16 +173,19 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {identifier(facts.database)} TO {role};"
         )
         if facts.version < 160000:
-            grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 nobody else may create subscriptions"
+            grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 only the owner of schema subscriber may, too"
         yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
     if not facts.may_set_replication_role:
         fix = f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};"
         if facts.version < 150000:
             fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
-        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not set session_replication_role', fix)
-    for function in facts.forbidden_functions:
-        fix = f"{before}GRANT EXECUTE ON FUNCTION {function} TO {role};"
-        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not call {function}', fix)
+        yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix)
+    if not facts.origins_by_superuser:
+        fix = "Have a superuser run any subscriber exec on this database before anybody else does."
+        yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
+    elif facts.forbidden_functions:
+        fix = f"{before}GRANT EXECUTE ON FUNCTION {', '.join(facts.forbidden_functions)} TO {role};"
+        yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
 
 
 def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterator[Finding]:

@@ -115,6 +115,7 @@ class SubscriptionStatus:
     apply_errors: int
     sync_errors: int
     skip_lsn: Lsn | None = None
+    limits: tuple[str, ...] = ()  # what has to be done without on this target
 
     @property
     def is_wrong(self) -> bool:
@@ -183,6 +184,7 @@ def assess(
         apply_errors=apply_errors,
         sync_errors=sync_errors,
         skip_lsn=subscription.skip_lsn or None,
+        limits=worker_alive.limits if worker_alive else (),
     )
 
 
@@ -308,6 +310,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
                 f"{units.in_bytes(rates.bytes)}/s",
             )
         )
+    lines += [("limit", limit) for limit in status.limits]
     if status.skip_lsn:
         lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
     if status.apply_errors or status.sync_errors:
@@ -381,6 +384,7 @@ def as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "changes": status.changes,
         "bytes": status.bytes,
         "skip_lsn": _lsn(status.skip_lsn),
+        "limits": list(status.limits),
         "apply_error_count": status.apply_errors,
         "sync_error_count": status.sync_errors,
         "tables": dict(status.tables),

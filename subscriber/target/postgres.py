@@ -26,6 +26,7 @@ from subscriber.target import relations, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.history import History
+from subscriber.target.means import Means, refuse_row_security
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.noticing import Noticing
 from subscriber.target.progress import ProgressRow
@@ -66,6 +67,7 @@ class PostgresTarget:
         """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last."""
         self.pipeline = Pipeline(session)
         self.origin = origin
+        self.means = Means()
         self.acting = Acting(self.pipeline)
         self._noticing = Noticing(self.pipeline, self.acting, on_conflict)
         self.policies = Policies({})
@@ -95,6 +97,10 @@ class PostgresTarget:
         """Make the session what an apply worker's is."""
         version = self.pipeline.session.server_version
         values = {n: v for n, v in SETTINGS.items() if version >= _SINCE.get(n, 0)}
+        if not self.means.replica_role:
+            del values["session_replication_role"]
+        if not self.means.own_tables:
+            del values["row_security"]
         for name, value in {**values, "synchronous_commit": synchronous_commit}.items():
             self.pipeline.execute(
                 "SELECT pg_catalog.set_config($1, $2, false)",
@@ -105,6 +111,8 @@ class PostgresTarget:
 
     async def map(self, remote: Relation) -> RelationMapping:
         local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.owner)
+        if not self.means.own_tables:
+            await refuse_row_security(self.pipeline, local, self.acting.role([local]))
         self._fresh.add(local.oid)
         return map_relation(remote, local)
 

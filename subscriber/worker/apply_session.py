@@ -25,6 +25,7 @@ from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
 from subscriber.target.batch import BatchingTarget
+from subscriber.target.means import find_means
 from subscriber.target.note import OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRow
@@ -74,9 +75,12 @@ async def open_target(
     """
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
+        means = await find_means(session)
         origin = origins.table_sync_origin(subid, relid) if relid else origins.apply_origin(subid)
         target = BatchingTarget(session, origin, on_conflict)
-        target.batching = batching and not os.environ.get(ONE_BY_ONE)
+        target.means = means
+        # Ordinary triggers, which run without the replica role, are not looked for.
+        target.batching = batching and means.replica_role and not os.environ.get(ONE_BY_ONE)
         await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
         if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
             raise StaleCatalog("the subscription was disabled or dropped meanwhile")
@@ -113,15 +117,18 @@ async def read_progress(pipeline: Pipeline, subid: int, relid: int) -> tuple[Lsn
 
 
 async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, synchronous_commit: str) -> None:
-    """Bind the origin, repaired to what the progress row says, and go on from `position`."""
+    """Bind the origin, if there are any, repaired to what the progress row says, and go on from `position`."""
     pipeline = target.pipeline
-    name = target.origin
-    ((origin_id,),) = await pipeline.rows(origins.CREATE, name)
-    await _bind_origin(pipeline, name, position)
+    with_origin = target.means.origins
+    origin_id: str | None = None
+    if with_origin:
+        ((origin_id,),) = await pipeline.rows(origins.CREATE, target.origin)
+        await _bind_origin(pipeline, target.origin, position)
     await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', $1, false)", synchronous_commit)
     tracked = await unique_conflicts.tracks_commit_times(pipeline)
     conflicts.require_commit_times(target, tracked=tracked)
-    target.resume(ProgressRow(subid, relid, position, with_origin=True), int(origin_id or 0) if tracked else None)
+    progress = ProgressRow(subid, relid, position, with_origin=with_origin)
+    target.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
 
 
 async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:

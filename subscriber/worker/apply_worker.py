@@ -99,6 +99,7 @@ class ApplyWorker:
             batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
+            self._tell_limits(target.means.limits)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")
             try:
                 await self._stream(target, publisher, slot, on_started)
@@ -178,6 +179,13 @@ class ApplyWorker:
         if known is None:
             await pipeline.rows(_SET_SYSTEM_ID, str(subid), str(identity.systemid))
         return start
+
+    def _tell_limits(self, limits: tuple[str, ...]) -> None:
+        """Once, not at each attempt."""
+        for limit in limits:
+            if limit not in self._report.status.limits:
+                telemetry.log(telemetry.WARNING, limit, event="target.limit")
+        self._report.status.limits = limits
 
     def _conflict(self, found: Conflict, note: Note) -> None:
         self._report.counts[f"confl_{found.type}"] += 1
