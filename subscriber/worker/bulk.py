@@ -93,7 +93,7 @@ class Bulk:
     async def _decide(self) -> None:
         """Ask the publisher how large the tables are that nobody has begun to copy."""
         tables = self._owner.tables
-        waiting = frozenset(relid for relid, table in tables.unready.items() if table.state is State.INIT)
+        waiting = frozenset(relid for relid, table in tables.unready.items() if table.state in _UNCOPIED)
         names = [tables.names[relid] for relid in waiting]
         try:
             publisher = await connect_publisher(self._owner.subscription, "subscriber copy", "apply worker")

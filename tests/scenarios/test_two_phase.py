@@ -1,0 +1,179 @@
+"""Prepared transactions arrive prepared, and are resolved when the publisher says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.plugins.fix_cluster import Database
+from tests.scenarios.conftest import Pair
+
+GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
+STATE = "SELECT subtwophasestate::text FROM subscriber.pg_subscription WHERE subname = 's'"
+LEFT = "SELECT count(*) FROM subscriber.prepared"
+
+
+async def subscribed(pair: Pair, **options: object) -> None:
+    """Table t on both sides, and a subscription that has two_phase enabled."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.source.execute("INSERT INTO t VALUES (1, 'copied')")
+    await pair.subscribe("FOR ALL TABLES", two_phase=True, **options)
+    await enabled(pair)
+
+
+async def enabled(pair: Pair) -> None:
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.target.wait_for(STATE, "e")
+    await pair.subscriber.wait_for_state("streaming")
+
+
+async def prepare(source: Database, gid: str, *statements: str) -> None:
+    """All in one session, as PREPARE TRANSACTION needs it."""
+    connection = await source.connect()
+    for statement in ("BEGIN", *statements, f"PREPARE TRANSACTION '{gid.replace(chr(39), chr(39) * 2)}'"):
+        await connection.execute(statement)
+    await connection.close()
+    await source.wait_for_catchup("s")
+
+
+async def test_pending_becomes_enabled_when_all_tables_are_ready(pair: Pair) -> None:
+    await subscribed(pair)
+    assert pair.subscriber.log.has('for subscription "s" will restart so that two_phase can be enabled')
+    assert await pair.source.value("SELECT two_phase FROM pg_replication_slots WHERE slot_name = 's'")
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
+    await subscribed(pair)
+    await prepare(pair.source, "a'b", "INSERT INTO t VALUES (2, 'p')", "UPDATE t SET v = 'q' WHERE id = 1")
+    ((gid,),) = await pair.target.rows(GIDS)
+    assert gid.startswith("pg_gid_35")
+    assert await pair.rows("SELECT * FROM t") == [(1, "copied")]
+    await pair.change(f"{how} PREPARED 'a''b'")
+    assert await pair.target.rows(GIDS) == []
+    assert await pair.target.value(LEFT) == 0
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
+    await subscribed(pair)
+    await prepare(pair.source, "waits", "INSERT INTO t VALUES (2, 'p')")
+    await pair.change("INSERT INTO t VALUES (3, 'not prepared')")
+    assert await pair.rows("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+    await pair.change("COMMIT PREPARED 'waits'")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_one_with_nothing_for_us_is_prepared_all_the_same(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t", two_phase=True)
+    await enabled(pair)
+    await prepare(pair.source, "g", "INSERT INTO t VALUES (1)", "SELECT pg_logical_emit_message(true, 'x', 'y')")
+    await prepare(pair.source, "h", "INSERT INTO u VALUES (1)")
+    await pair.change("COMMIT PREPARED 'h'", "COMMIT PREPARED 'g'")
+    await pair.assert_same("SELECT * FROM t")
+    assert await pair.target.rows(GIDS) == []
+
+
+async def test_a_restart_between_the_two_changes_nothing(pair: Pair) -> None:
+    await subscribed(pair)
+    await prepare(pair.source, "one", "INSERT INTO t VALUES (2, 'p')")
+    await prepare(pair.source, "two", "INSERT INTO t VALUES (3, 'p')")
+    await pair.subscriber.restart()
+    await pair.change("COMMIT PREPARED 'one'", "ROLLBACK PREPARED 'two'")
+    assert await pair.target.rows(GIDS) == []
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_prepared_before_two_phase_was_enabled_comes_whole_at_its_commit(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t")
+    await prepare(pair.source, "early", "INSERT INTO t VALUES (1, 'early')")
+    assert await pair.target.rows(GIDS) == []
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await pair.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (two_phase = true)", "ALTER SUBSCRIPTION s ENABLE")
+    await enabled(pair)
+    await pair.change("COMMIT PREPARED 'early'")
+    await pair.assert_same("SELECT * FROM t")
+    assert await pair.target.rows(GIDS) == []
+
+
+async def test_a_commit_of_what_somebody_rolled_back_here_is_an_error_and_can_be_skipped(pair: Pair) -> None:
+    await subscribed(pair)
+    await prepare(pair.source, "g", "INSERT INTO t VALUES (2, 'p')")
+    ((gid,),) = await pair.target.rows(GIDS)
+    await pair.target.execute(f"ROLLBACK PREPARED '{gid}'")
+    await pair.source.execute("COMMIT PREPARED 'g'")
+    error = await pair.fails(
+        rf'ERROR:  prepared transaction with identifier "{gid}" does not exist[\s\S]*finished at \S+'
+    )
+    position = error.rsplit(" ", 1)[1]
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{position}')")
+    await pair.change("INSERT INTO t VALUES (3, 'goes on')")
+    assert await pair.rows("SELECT id FROM t ORDER BY id") == [(1,), (3,)]
+
+
+async def test_a_commit_that_somebody_did_here_before_us_is_taken_as_done(pair: Pair) -> None:
+    await subscribed(pair)
+    await prepare(pair.source, "g", "INSERT INTO t VALUES (2, 'p')")
+    ((gid,),) = await pair.target.rows(GIDS)
+    await pair.subscriber.stop()
+    await pair.target.execute(f"COMMIT PREPARED '{gid}'")
+    pair.subscriber.start()
+    await pair.change("COMMIT PREPARED 'g'")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    assert await pair.target.value(LEFT) == 0
+
+
+async def test_skipped_ones_are_prepared_empty(pair: Pair) -> None:
+    await subscribed(pair)
+    await pair.target.execute("INSERT INTO t VALUES (2, 'in the way')")
+    connection = await pair.source.connect()
+    for statement in ("BEGIN", "INSERT INTO t VALUES (2, 'late'), (3, 'late')", "PREPARE TRANSACTION 'g'"):
+        await connection.execute(statement)
+    await connection.close()
+    found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+    await pair.source.wait_for_catchup("s")
+    assert len(await pair.target.rows(GIDS)) == 1
+    await pair.change("COMMIT PREPARED 'g'")
+    assert await pair.rows("SELECT * FROM t ORDER BY id") == [(1, "copied"), (2, "in the way")]
+    assert await pair.target.value("SELECT subskiplsn::text FROM subscriber.pg_subscription") == "0/0"
+
+
+async def test_a_lock_that_only_the_target_has_is_reported_instead_of_waited_for(pair: Pair) -> None:
+    await subscribed(pair)
+    await pair.target.execute("CREATE UNIQUE INDEX here_only ON t (v)")
+    await prepare(pair.source, "g", "INSERT INTO t VALUES (2, 'same')")
+    await pair.source.execute("INSERT INTO t VALUES (3, 'same')")
+    await pair.fails('ERROR:  a lock that is needed is held by prepared transaction "pg_gid_')
+    await pair.source.execute("ROLLBACK PREPARED 'g'")
+    ((gid,),) = await pair.target.rows(GIDS)
+    await pair.target.execute(f"ROLLBACK PREPARED '{gid}'")
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_equal_rows_without_a_key_are_taken_where_nobody_holds_them(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 20)")
+    await pair.subscribe("FOR TABLE t", two_phase=True)
+    await enabled(pair)
+    one = "(SELECT ctid FROM t LIMIT 1 FOR UPDATE SKIP LOCKED)"
+    for number in range(5):
+        await prepare(pair.source, f"g{number}", f"DELETE FROM t WHERE ctid = {one}")
+        await pair.change(f"UPDATE t SET a = {number + 2} WHERE ctid = {one}")
+    for number in range(5):
+        await pair.change(f"{'COMMIT' if number % 2 else 'ROLLBACK'} PREPARED 'g{number}'")
+    await pair.assert_same("SELECT a, count(*) FROM t GROUP BY a ORDER BY a")
+
+
+async def test_an_error_of_the_first_copy_disables_and_it_comes_back(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
+    await pair.subscriber.create(pair.source, "p", "s", two_phase=True, streaming="on", disable_on_error=True)
+    await pair.target.wait_for("SELECT subenabled FROM subscriber.pg_subscription", False)
+    await pair.target.execute("TRUNCATE t")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await enabled(pair)
+    await pair.assert_same("SELECT * FROM t")
