@@ -214,6 +214,7 @@ def copy_(
 
 app.command()(cli_log.archive)
 app.command()(cli_log.lake)
+app.command()(cli_log.catchup)
 
 
 @app.command()

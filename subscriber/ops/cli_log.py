@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from subscriber.ops.config import SOURCE_VARIABLE, run_async
+from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
 from subscriber.ops.logs import LogFormat
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -120,4 +120,35 @@ def lake(
         master=master,
         json=json,
     )
+    raise typer.Exit(status)
+
+
+def catchup(
+    target: Annotated[
+        str,
+        typer.Option(
+            help="The target database: a URI or key=value string.",
+            envvar=TARGET_VARIABLE,
+            metavar="DSN",
+            show_default=False,
+        ),
+    ],
+    name: Annotated[str, typer.Argument(help="The subscription, which is disabled.", metavar="NAME")],
+    log: Annotated[Path, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY")],
+    until: Annotated[str | None, typer.Option(help="End at this position.", metavar="LSN")] = None,
+    batch: Annotated[int | None, typer.Option(help="Changes in a batch.", min=1, show_default="1000000")] = None,
+    enable: Annotated[bool, typer.Option("--enable", help="Enable the subscription at the end.")] = False,
+    master: Master = LOCAL,
+    json: Json = False,
+) -> None:
+    """Apply a backlog to a subscription's tables in large batches.
+
+    The net effect of what the change log has after the subscription's position is merged with that position, in one
+    transaction for each batch. Enabled afterwards, the subscription goes on from exactly there.
+    """
+    from subscriber.ops.archive import position
+    from subscriber.ops.catchup import run_catchup
+
+    end = position(until)
+    status = run_async(run_catchup, target, name, log, until=end, batch=batch, enable=enable, master=master, json=json)
     raise typer.Exit(status)

@@ -15,6 +15,7 @@ from functools import partial
 import anyio.from_thread
 import anyio.to_thread
 import pyarrow as pa
+from anyio.lowlevel import EventLoopToken, current_token
 
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -84,10 +85,13 @@ class _Rows:
         self._on_rows = on_rows
 
     def batches(self, payloads: AsyncIterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
-        """In a thread of the event loop that `payloads` belong to."""
+        """For any other thread than the event loop's, in which this is called."""
+        return self._batches(payloads, current_token())
+
+    def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
         rows: list[list[bytes | None]] = []
         count = 0
-        while lines := anyio.from_thread.run(_next, payloads):
+        while lines := anyio.from_thread.run(_next, payloads, token=loop):
             rows += [_split(line) for line in lines]
             if len(rows) >= CHUNK:
                 count += len(rows)

@@ -48,7 +48,7 @@ class ToArrow:
     directory: Path
     as_text: frozenset[str]
 
-    def __call__(self, table: Table, part: int, net: Net) -> Staged:
+    def __call__(self, table: Table, net: Net, part: int) -> Staged:
         columns = table.relation.columns
         entries = list(_entries(net))
         arrays: dict[str, pa.Array] = {OP: pa.array([op for op, _, _ in entries], pa.string())}

@@ -93,7 +93,7 @@ class Net:
     def _key(self, values: Values) -> Key:
         assert self.key is not None
         key = tuple([values[index] for index in self.key])
-        if UNCHANGED in key:
+        if UNCHANGED in key or None in key:
             raise ApplyError("a change does not say which row it is of")
         return key  # type: ignore[return-value]  # no UNCHANGED is in it
 

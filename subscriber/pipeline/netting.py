@@ -1,7 +1,7 @@
 """The net effect of a range of the change log, computed by Spark and handed to a sink on the executors.
 
     pieces of the log ─▶ a net for each piece and table ─▶ shuffled by table and key, in the pieces' order
-                      ─▶ folded into one net for each part of a table ─▶ sink(table, part, net) ─▶ results
+                      ─▶ folded into one net for each part of a table ─▶ sink(table, net, part) ─▶ results
 
 A table of which rows have changed their keys, or that was truncated, stays in one part: what belongs together
 cannot be told by the key. All others are divided among the executors.
@@ -18,7 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
-from subscriber.errors import ApplyError
+from subscriber.errors import ApplyError, ConnectionLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.net import Net
 from subscriber.protocol.messages import LogicalMessage, Relation, ReplicaIdentity, Truncate
@@ -40,7 +40,7 @@ _RESULTS = "relation string, part int, result binary"
 class Sink(Protocol[R_co]):
     """What is done with a part of a table's net, on an executor; picklable, and so is its result."""
 
-    def __call__(self, table: Table, part: int, net: Net) -> R_co: ...
+    def __call__(self, table: Table, net: Net, part: int) -> R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +93,23 @@ def net_changes(
     work = _NetPieces(log.directory, tuple(pieces), keys, wanted, parts)
     nets = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(work, _NETS).persist()
     try:
-        whole = [row.relation for row in nets.where("whole").select("relation").distinct().collect()]
+        failed = f.when(f.col("relation").isNull(), f.col("net")).alias("failed")
+        special = nets.where("whole OR relation IS NULL").select("relation", failed).collect()
+        for row in special:
+            if row.failed is not None:
+                raise pickle.loads(row.failed)
+        whole = sorted({row.relation for row in special})
         placed = nets.withColumn("part", f.when(f.col("relation").isin(whole), f.lit(0)).otherwise(f.col("part")))
         folded = (
             placed.repartition(parts, "relation", "part")
             .sortWithinPartitions("relation", "part", "piece")
             .mapInArrow(_Fold(sink), _RESULTS)
         )
-        return [(row.relation, row.part, pickle.loads(row.result)) for row in folded.collect()]
+        results = [(row.relation, row.part, pickle.loads(row.result)) for row in folded.collect()]
+        for _, _, result in results:
+            if isinstance(result, SubscriberError):
+                raise result
+        return results
     finally:
         nets.unpersist()
 
@@ -125,21 +134,24 @@ class _NetPieces:
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         import pyarrow as pa
 
+        def row(relation: str | None, part: int, piece: int, whole: bool, net: object) -> pa.RecordBatch:
+            values = [[relation], [part], [piece], [whole], [pickle.dumps(net)]]
+            types = [pa.string(), pa.int32(), pa.int64(), pa.bool_(), pa.binary()]
+            arrays = [pa.array(value, kind) for value, kind in zip(values, types, strict=True)]
+            return pa.RecordBatch.from_arrays(arrays, names=["relation", "part", "piece", "whole", "net"])
+
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for table, net in self._net(self._pieces[number]):
+                try:
+                    found = self._net(self._pieces[number])
+                except SubscriberError as error:  # what trying again cannot help
+                    yield row(None, 0, number, False, error)
+                    continue
+                for table, net in found:
                     whole = net.truncated or net.moved
                     divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
                     for part, some in divided:
-                        yield pa.RecordBatch.from_pydict(
-                            {
-                                "relation": [table.label],
-                                "part": pa.array([part], pa.int32()),
-                                "piece": [number],
-                                "whole": [whole],
-                                "net": [pickle.dumps((table, some))],
-                            }
-                        )
+                        yield row(table.label, part, number, whole, (table, some))
 
     def _net(self, piece: Piece) -> list[tuple[Table, Net]]:
         tables: dict[str, tuple[Table, Net]] = {}
@@ -196,15 +208,26 @@ class _Fold(Generic[R]):
 
         rows: Iterator[dict[str, Any]] = (row for batch in batches for row in batch.to_pylist())
         for (relation, part), nets in groupby(rows, key=lambda row: (row["relation"], row["part"])):
-            folded: tuple[Table, Net] | None = None
-            for row in nets:
-                table, net = pickle.loads(row["net"])
-                if folded is not None:
-                    folded[1].then(net)
-                    net = folded[1]
-                folded = (table, net)
-            assert folded is not None
-            result = pickle.dumps(self._sink(folded[0], part, folded[1]))
+            result: R | SubscriberError
+            try:
+                result = self._sink(*_folded(row["net"] for row in nets), part)
+            except ConnectionLost:
+                raise  # another attempt may not meet it
+            except SubscriberError as error:
+                result = error
             yield pa.RecordBatch.from_pydict(
-                {"relation": [relation], "part": pa.array([part], pa.int32()), "result": [result]}
+                {"relation": [relation], "part": pa.array([part], pa.int32()), "result": [pickle.dumps(result)]}
             )
+
+
+def _folded(nets: Iterator[bytes]) -> tuple[Table, Net]:
+    """One net of those that follow each other, and the table as the last one knows it."""
+    table, folded = pickle.loads(next(nets))
+    for pickled in nets:
+        table, net = pickle.loads(pickled)
+        try:
+            folded.then(net)
+        except ApplyError as error:
+            error.context.append(f'change of table "{table.label}"')
+            raise
+    return table, folded
