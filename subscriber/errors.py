@@ -17,6 +17,7 @@
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
         ├── ConflictError    a row of the target is in the way of a change
+        ├── LateConflict     a row came into the way after it was looked for: look again, nothing is wrong
         └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
 
 A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
@@ -164,6 +165,10 @@ class ConflictError(ApplyError):
         super().__init__(message, detail=detail)
         self.conflict_type = conflict_type
         self.exact_detail = exact_detail
+
+
+class LateConflict(ApplyError):
+    """Somebody wrote a row that is in the way of a change after it was looked for; look again, it is decided then."""
 
 
 class StaleMapping(ApplyError):

@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from subscriber.apply.conflict import Conflict
-from subscriber.apply.policy import parse_policies
+from subscriber.apply.policy import Policy, Rule, parse_policies
+from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.conflict_options import needs_commit_times
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ApplyError, ConflictError, ServerError, SubscriberError
+from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, SubscriberError
+from subscriber.protocol.messages import Insert, Update
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
 from subscriber.target.history import History
@@ -81,9 +83,21 @@ async def _investigated(pipeline: Pipeline, target: PostgresTarget, error: Serve
         return error
     table = note.mapping.local.schema, note.mapping.local.name
     rule = target.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
+    if _decidable(target, rule, note.mapping, note):
+        return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
         await _record(pipeline, target, Refusal(conflict, rule, note.mapping, note.transaction))
     return _as_error(conflict, error)
+
+
+def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, note: Note) -> bool:
+    """Whether the next look finds what is in the way, and the policy does not stop because of it.
+
+    Indexes that only a partition has are not looked into: trying at once would never end.
+    """
+    if target.resolving is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
+        return False
+    return target.resolving.concerns(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
 
 
 async def _record(pipeline: Pipeline, target: PostgresTarget, refusal: Refusal) -> None:

@@ -1,7 +1,8 @@
 """After an error: try again at once, try again later, or stop.
 
     class        which errors                                        reaction
-    at once      StaleMapping: the target's table has a new shape    again, without a word
+    at once      StaleMapping: the target's table has a new shape;   again, without a word
+                 LateConflict: a row came up that a policy decides
     in a moment  StaleCatalog: the launcher is about to stop us      again, without a word
     transient    connections, refused ones too, shutdowns, slot      backoff with jitter, unlimited
                  active, deadlocks, no room, a read-only target
@@ -18,7 +19,7 @@ from __future__ import annotations
 import random
 from enum import Enum
 
-from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, StaleMapping
+from subscriber.errors import ConnectionLost, LateConflict, PublisherError, ServerError, StaleCatalog, StaleMapping
 
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
 FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
@@ -36,7 +37,7 @@ class Reaction(Enum):
 
 def reaction(error: BaseException) -> Reaction:
     match error:
-        case StaleMapping():
+        case StaleMapping() | LateConflict():
             return Reaction.AT_ONCE
         case StaleCatalog():
             return Reaction.IN_A_MOMENT

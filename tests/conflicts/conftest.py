@@ -43,16 +43,25 @@ INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({SUBID}, 0, '
 """
 
 
-@pytest.fixture(scope="session")
-def tracking(portal: BlockingPortal, session_servers: Servers) -> Server:
-    """A server with track_commit_timestamp."""
-
+def _start(portal: BlockingPortal, servers: Servers, name: str) -> Server:
     async def start() -> Server:
-        server = await session_servers.create("tracking", {**SETTINGS, "track_commit_timestamp": "on"})
+        server = await servers.create(name, {**SETTINGS, "track_commit_timestamp": "on"})
         await server.start()
         return server
 
     return portal.call(start)
+
+
+@pytest.fixture(scope="session")
+def tracking(portal: BlockingPortal, session_servers: Servers) -> Server:
+    """A server with track_commit_timestamp."""
+    return _start(portal, session_servers, "tracking")
+
+
+@pytest.fixture(scope="session")
+def tracking_too(portal: BlockingPortal, session_servers: Servers) -> Server:
+    """Another one."""
+    return _start(portal, session_servers, "tracking_too")
 
 
 @pytest.fixture(scope="session")
