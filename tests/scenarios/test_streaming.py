@@ -1,0 +1,233 @@
+"""Transactions that arrive while they are still running: kept, applied meanwhile, cut, committed in order."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.worker.launcher import Launcher
+from subscriber.worker.surroundings import SPOOL_VARIABLE, SpoolPlace
+from tests.scenarios.conftest import Pair
+
+MODES = ["off", "on", "parallel"]
+STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = 's'"
+
+
+@pytest.fixture(autouse=True)
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the files go; empty at the end, apart from folders."""
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+async def no_file_left(spool: Path, pair: Pair) -> AsyncIterator[None]:
+    yield
+    await pair.subscriber.stop()
+    assert [path for path in spool.rglob("*") if path.is_file()] == []
+
+
+async def subscribed(pair: Pair, streaming: str, **options: object) -> None:
+    """Table t with a thousand rows on both sides; the publisher streams whatever it decodes."""
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET debug_logical_replication_streaming = immediate")
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.source.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) i")
+    await pair.subscribe("FOR ALL TABLES", streaming=streaming, **options)
+    await pair.subscriber.wait_for_ready(pair.source)
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_everything_one_transaction_can_do(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    await pair.change(
+        """
+        BEGIN;
+        INSERT INTO t SELECT i, 'new' FROM generate_series(1001, 1500) i;
+        UPDATE t SET v = 'changed' WHERE id % 3 = 0;
+        DELETE FROM t WHERE id % 7 = 0;
+        SAVEPOINT a;
+        INSERT INTO t VALUES (9001, 'undone');
+        SAVEPOINT b;
+        INSERT INTO t VALUES (9002, 'undone with a');
+        RELEASE b;
+        ROLLBACK TO a;
+        INSERT INTO t VALUES (9003, 'kept');
+        SAVEPOINT c;
+        UPDATE t SET v = 'undone' WHERE id < 100;
+        ROLLBACK TO c;
+        UPDATE t SET id = id + 100000 WHERE id BETWEEN 10 AND 20;
+        COMMIT
+        """
+    )
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    assert await pair.source.value(STREAMED) == (streaming != "off")
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_rolled_back_it_leaves_nothing(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    await pair.source.execute("BEGIN; UPDATE t SET v = 'undone'; SAVEPOINT a; DELETE FROM t; ROLLBACK")
+    await pair.change("INSERT INTO t VALUES (5000, 'after it')")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_many_at_once_and_small_ones_between_them(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    open_ones = [await pair.source.connect() for _ in range(4)]
+    for number, connection in enumerate(open_ones):
+        await connection.execute("BEGIN")
+        await connection.execute(
+            f"INSERT INTO t SELECT i, 'of {number}' FROM generate_series({number + 1}0000, {number + 1}0400) i"
+        )
+    await pair.change("INSERT INTO t VALUES (5000, 'small')")
+    assert await pair.rows("SELECT v FROM t WHERE id >= 5000") == [("small",)]
+    for number, connection in enumerate(open_ones):
+        await connection.execute(f"UPDATE t SET v = v || '!' WHERE id BETWEEN {number + 1}0000 AND {number + 1}0100")
+        await connection.execute("ROLLBACK" if number == 2 else "COMMIT")
+        await connection.close()
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_the_table_changes_inside_the_transaction(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    await pair.target.execute("ALTER TABLE t ADD COLUMN w int, ADD COLUMN x int")
+    await pair.change(
+        """
+        BEGIN;
+        INSERT INTO t VALUES (2001, 'before');
+        ALTER TABLE t ADD COLUMN w int;
+        INSERT INTO t VALUES (2002, 'between', 1);
+        SAVEPOINT a;
+        ALTER TABLE t ADD COLUMN x int;
+        INSERT INTO t VALUES (2003, 'undone', 1, 2);
+        ROLLBACK TO a;
+        INSERT INTO t VALUES (2004, 'after', 3);
+        COMMIT
+        """,
+        "INSERT INTO t VALUES (2005, 'later', 4)",
+    )
+    await pair.assert_same("SELECT id, v, w FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+@pytest.mark.parametrize("streaming", MODES)
+async def test_streamed_and_prepared(pair: Pair, streaming: str, how: str) -> None:
+    await subscribed(pair, streaming, two_phase=True)
+    await pair.target.wait_for("SELECT subtwophasestate::text FROM subscriber.pg_subscription", "e")
+    await pair.subscriber.wait_for_state("streaming")
+    connection = await pair.source.connect()
+    await connection.execute("BEGIN; UPDATE t SET v = 'prepared'; SAVEPOINT a; DELETE FROM t; ROLLBACK TO a")
+    await connection.execute("INSERT INTO t VALUES (2000, 'prepared')")
+    await connection.execute("PREPARE TRANSACTION 'g'")
+    await connection.close()
+    await pair.source.wait_for_catchup("s")
+    prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+    assert await pair.target.value(prepared) == 1
+    await pair.change("INSERT INTO t VALUES (3000, 'meanwhile')")
+    await pair.change(f"{how} PREPARED 'g'")
+    assert await pair.target.value(prepared) == 0
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_an_error_names_the_position_and_skip_passes_it_over(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    await pair.target.execute("INSERT INTO t VALUES (2000, 'in the way')")
+    await pair.source.execute("INSERT INTO t SELECT i, 'late' FROM generate_series(1500, 2500) i")
+    found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+    await pair.change("INSERT INTO t VALUES (3000, 'goes on')")
+    assert await pair.rows("SELECT id, v FROM t WHERE id > 1000 ORDER BY id") == [
+        (2000, "in the way"),
+        (3000, "goes on"),
+    ]
+
+
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -> None:
+    await subscribed(pair, streaming)
+    connection = await pair.source.connect()
+    await connection.execute("BEGIN; UPDATE t SET v = 'x'")
+    await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 1)
+    many = "SELECT (streamed->0->>'changes')::int > 900 FROM subscriber.worker WHERE relid = 0"
+    await pair.target.wait_for(many)  # not all: the publisher sends what is on its disk
+    ((worker,),) = await pair.target.rows("SELECT streamed->0->>'worker' FROM subscriber.worker WHERE relid = 0")
+    assert worker == (None if streaming == "on" else "1")
+    if streaming == "parallel":
+        workers = "SELECT worker_type, leader_pid IS NOT NULL FROM subscriber.pg_stat_subscription ORDER BY 1"
+        await pair.target.wait_for(f"SELECT count(*) FROM ({workers}) w", 2)
+        assert await pair.rows(workers) == [("apply", False), ("parallel apply", True)]
+    await connection.execute("COMMIT")
+    await connection.close()
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 0)
+
+
+async def test_a_deadlock_that_no_server_sees_is_resolved(pair: Pair) -> None:
+    """The target alone has a unique index: what the leader has to insert waits for a transaction that ends later."""
+    await subscribed(pair, "parallel")
+    await pair.target.execute("CREATE UNIQUE INDEX here_only ON t (v) WHERE id > 1000")
+    connection = await pair.source.connect()
+    await connection.execute("BEGIN; INSERT INTO t VALUES (2000, 'same')")
+    await pair.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
+    await pair.source.execute("INSERT INTO t VALUES (3000, 'same')")
+    await pair.subscriber.log.wait_for("ERROR:  deadlock detected")
+    await pair.target.wait_for("SELECT count(*) FROM t WHERE id = 3000", 1)
+    await connection.execute("DELETE FROM t WHERE id = 2000; COMMIT")
+    await connection.close()
+    await pair.target.execute("DROP INDEX here_only")
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) -> None:
+    await subscribed(pair, "parallel")
+    open_ones = [await pair.source.connect() for _ in range(5)]
+    for number, connection in enumerate(open_ones):
+        await connection.execute(
+            f"BEGIN; INSERT INTO t SELECT i, 'x' FROM generate_series({number + 1}0000, {number + 1}0400) i"
+        )
+    await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 5)
+    for connection in reversed(open_ones):
+        await connection.execute("COMMIT")
+        await connection.close()
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_what_a_parallel_worker_applies_carries_an_origin(pair: Pair) -> None:
+    """A loop filter on the target holds for it: nothing of it is sent on to those who want what has no origin."""
+    await subscribed(pair, "parallel")
+    await pair.target.execute("CREATE PUBLICATION back FOR TABLE t")
+    slot = "SELECT pg_create_logical_replication_slot('back', 'pgoutput')"
+    await pair.target.execute(slot)
+    await pair.change("BEGIN; UPDATE t SET v = 'streamed'; COMMIT")
+    await pair.target.execute("INSERT INTO t VALUES (7000, 'local')")
+    letters = await pair.target.rows(
+        "SELECT chr(get_byte(data, 0)), count(*) FROM pg_logical_slot_get_binary_changes('back', NULL, NULL,"
+        " 'proto_version', '4', 'publication_names', 'back', 'origin', 'none') GROUP BY 1 ORDER BY 1"
+    )
+    await pair.target.execute("SELECT pg_drop_replication_slot('back')")
+    assert dict(letters).get("U") is None
+    assert dict(letters)["I"] == 1
+
+
+async def test_a_full_spool_is_an_error_that_loses_nothing(pair: Pair) -> None:
+    await subscribed(pair, "on")
+    await pair.subscriber.stop()
+    await pair.source.execute("UPDATE t SET v = 'x'")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(Launcher(pair.target.dsn(), spool=SpoolPlace(limit=10_000)).run)
+        await pair.subscriber.log.wait_for("ERROR:  .*spool.*")
+        tasks.cancel_scope.cancel()
+    assert await pair.rows("SELECT DISTINCT v FROM t") == [("copied",)]
+    pair.subscriber.start()
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
