@@ -70,10 +70,11 @@ class Insert(_RowChange):
     def new(self) -> Row:
         row = self._new
         if row is None:
-            marker, ncols = _marker(self._data, self._pos, "INSERT")
-            if marker != _NEW:
-                raise _unexpected("INSERT", marker)
-            row = self._new = _row(self.relation, self._data, self._pos + _HEAD, len(self._data), ncols)
+            data, pos, relation = self._data, self._pos, self.relation
+            marker, ncols = _marker(data, pos, "INSERT")
+            if marker != _NEW or ncols != len(relation.columns):
+                raise _unexpected("INSERT", marker) if marker != _NEW else _wrong_count(relation, ncols)
+            row = self._new = Row(relation, data, pos + _HEAD, len(data))
         return row
 
     @property
@@ -254,8 +255,12 @@ def _row(
     older: Row | None = None,
 ) -> Row:
     if ncols != len(relation.columns):
-        raise ProtocolError(f"a row of {relation} has {ncols} columns instead of {len(relation.columns)}")
+        raise _wrong_count(relation, ncols)
     return Row(relation, data, start, end, key_only=key_only, older=older)
+
+
+def _wrong_count(relation: Relation, ncols: int) -> ProtocolError:
+    return ProtocolError(f"a row of {relation} has {ncols} columns instead of {len(relation.columns)}")
 
 
 def _cut_off(name: str) -> NoReturn:

@@ -128,7 +128,8 @@ class Link:
 
     def moved(self) -> None:
         """What is acknowledged has moved: tell the publisher soon."""
-        self._news.set()
+        if not self._news.is_set():
+            self._news.set()
 
     # --- the connection ---------------------------------------------------------------------------
 
