@@ -17,6 +17,8 @@ A row is one change; transactions are never divided between micro-batches. Value
 null in `after`; what is unchanged and was not sent is not in it, and named in `unchanged`. `before` is what the
 publisher gives of the row before: its key, all of it under REPLICA IDENTITY FULL, or null.
 
+typed_changes() makes of one table's changes structs with the columns' own types.
+
 Offsets are positions of the log, so the same offsets always mean the same rows. The log never waits for a stream:
 what retention has removed is an error. When there is nothing new, latestOffset() waits for it instead of being
 asked ninety times a second; positions without changes make no batch, except now and then, so that a stream
@@ -26,11 +28,13 @@ over quiet tables does not fall behind retention.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -42,12 +46,12 @@ from pyspark.sql.streaming.datasource import (
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.change_rows import SCHEMA, batches
-from subscriber.protocol.messages import Relation
+from subscriber.pipeline.text_types import arrow_type
+from subscriber.protocol.messages import Relation, RelationColumn
 from subscriber.spool.changelog import ChangeLog, Piece, Reach, read
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
 WAIT = 1.0  # seconds that latestOffset() waits for something new
@@ -75,6 +79,42 @@ class ChangesSource(DataSource):
 def register(spark: SparkSession) -> None:
     """Make `pgchanges` known to a session that has not found it by itself."""
     spark.dataSource.register(ChangesSource)
+
+
+def typed_changes(
+    changes: DataFrame, directory: Path | str, table: str, *, as_text: Collection[str] = frozenset()
+) -> DataFrame:
+    """One table's changes, of a DataFrame that `pgchanges` gave, a stream's too, with values of the columns' own types.
+
+    `table` is schema.name. The columns: commit_lsn, commit_time, xid, number, op, before and after (structs with the
+    table's newest columns, as the log has them now; null where there is no such row), unchanged. Columns in
+    `as_text` stay text. A value that its type cannot hold fails the query. Raises StatementError if the log has no
+    change of the table.
+    """
+    from pyspark.sql import functions as f
+
+    relation = ChangeLog(directory).relation(table)
+    if relation is None:
+        raise StatementError(f'the change log has no change of table "{table}"', sqlstate="42P01")
+
+    def struct(side: str) -> Column:
+        fields = [_typed(f.col(side)[c.name], c, c.name in as_text).alias(c.name) for c in relation.columns]
+        return f.when(f.col(side).isNotNull(), f.struct(*fields)).alias(side)
+
+    wanted = (f.col("schema") == relation.schema) & (f.col("table") == relation.name)
+    plain = ("commit_lsn", "commit_time", "xid", "number", "op")
+    return changes.where(wanted).select(*plain, struct("before"), struct("after"), "unchanged")
+
+
+def _typed(text: Column, column: RelationColumn, as_text: bool) -> Column:
+    from pyspark.sql import functions as f
+
+    kind = arrow_type(column)
+    if as_text or pa.types.is_string(kind):
+        return text
+    if pa.types.is_binary(kind):
+        return f.unhex(f.substr(text, f.lit(3)))
+    return text.cast(from_arrow_type(kind))
 
 
 class LogPartition(InputPartition):

@@ -214,6 +214,22 @@ class ChangeLog:
                         return found._replace(position=head.position)
         return found
 
+    def relation(self, table: str) -> Relation | None:
+        """The newest description of schema.name; None if the log has no change of it. Looks from the end backwards."""
+        for piece in reversed(self.pieces(self.start(), self.end(), size=1)):
+            found: list[Relation] = []
+
+            def remember(relation: Relation, found: list[Relation] = found) -> bool:
+                if f"{relation.schema}.{relation.name}" == table:
+                    found.append(relation)
+                return False
+
+            for _ in read(self.directory, piece, wanted=remember):
+                pass
+            if found:
+                return found[-1]
+        return None
+
     def _heads(
         self, reader: SegmentReader, offset: int, before: Lsn, stop: int
     ) -> Iterator[tuple[int, Lsn, BlockHead]]:

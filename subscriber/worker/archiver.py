@@ -12,8 +12,8 @@ to the log too before it is confirmed: at most every STATUS_INTERVAL, at once wh
 slot can never stand behind the end of the log by our doing; where it does, changes are missing, and the
 archiver says so instead of going on.
 
-Prepared transactions arrive when they are committed, large ones when they have ended: the slot is one
-without two_phase, and `streaming` is off, so that the publisher's own spill files hold what is unfinished.
+Prepared transactions arrive when they are committed: the slot is one without two_phase. Large ones are streamed
+while they go on, and wait in a spool beside the log (unstreaming.py) until they commit.
 
 Kill points: those of spool/logwriter.py; and between slot and log. A slot that was created before its log was:
 the log begins where the slot stands.
@@ -44,7 +44,9 @@ from subscriber.worker.apply_worker import log_notice, read_sender_timeout
 from subscriber.worker.causes import root_cause
 from subscriber.worker.feedback import STATUS_INTERVAL, Feedback
 from subscriber.worker.retry import Backoff, Reaction, reaction
+from subscriber.worker.unstreaming import Unstreaming
 
+SPOOL = "spool"  # the folder, in the log's, for streamed transactions
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 WAITING = 8 * 1024 * 1024  # bytes to be stored, before looking stops
 TURN = 1024  # messages handled before other tasks get a turn
@@ -98,9 +100,8 @@ class Archiver:
             await self._prepare(publisher)
             timeout = await read_sender_timeout(publisher)
             start = self._writer.position
-            stream = await ReplicationStream.start(
-                publisher, self._slot, start, StreamOptions(self._publications, messages=True), on_notice=log_notice
-            )
+            options = StreamOptions(self._publications, messages=True, streaming="on")
+            stream = await ReplicationStream.start(publisher, self._slot, start, options, on_notice=log_notice)
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
             try:
@@ -166,6 +167,7 @@ class ArchiveLoop:
         self._writer = writer
         self._until = until
         self._builder = BlockBuilder(writer.position)
+        self._unstreaming = Unstreaming(writer.directory / SPOOL)
         self._received = writer.position
         self._queue: deque[bytes] = deque()
         self._queued = 0
@@ -183,6 +185,7 @@ class ArchiveLoop:
 
     async def run(self) -> None:
         """Until `until`, the stream ends, or an error; the publisher is told at the end what is stored."""
+        await self._unstreaming.open()
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._read)
@@ -194,6 +197,7 @@ class ArchiveLoop:
             raise root_cause(group) from None
         finally:
             self._last_words()
+            await self._unstreaming.close()
 
     def _last_words(self) -> None:
         if self._stream.session.error is None:
@@ -218,19 +222,23 @@ class ArchiveLoop:
     async def _loop(self) -> None:
         while True:
             for _ in range(min(TURN, len(self._queue))):
-                self._take()
-            if self._builder.size:
-                self._due.set()
-            while self._builder.size > WAITING:
-                self._stored = anyio.Event()
-                await self._stored.wait()
+                await self._take()
+            await self._make_room()
             if self._queue:
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._arrived.wait()
                 self._arrived = anyio.Event()
 
-    def _take(self) -> None:
+    async def _make_room(self) -> None:
+        """Have what was added stored, and wait for that if it is much."""
+        if self._builder.size:
+            self._due.set()
+        while self._builder.size > WAITING:
+            self._stored = anyio.Event()
+            await self._stored.wait()
+
+    async def _take(self) -> None:
         payload = self._queue.popleft()
         self._queued -= len(payload)
         if self._queued <= QUEUE:
@@ -238,7 +246,7 @@ class ArchiveLoop:
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):
             try:
-                self._builder.add(envelope.payload)
+                await self._add(envelope.payload)
             except SubscriberError as error:
                 error.context.append(f"archiving the message at {envelope.start}")
                 raise
@@ -248,6 +256,14 @@ class ArchiveLoop:
             self._received = max(self._received, envelope.end)
             if envelope.reply_requested or (self._until is not None and envelope.end >= self._until):
                 self._due.set()
+
+    async def _add(self, payload: bytes) -> None:
+        if self._unstreaming.passes(payload):
+            self._builder.add(payload)
+            return
+        async for plain in self._unstreaming.receive(payload):
+            self._builder.add(plain)
+            await self._make_room()
 
     async def _storing(self) -> None:
         while self._until is None or self._writer.position < self._until:

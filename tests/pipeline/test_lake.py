@@ -1,0 +1,135 @@
+"""The lake beside its source: at every position that was looked at, the Delta tables have the source's rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from subscriber.errors import ApplyError, StatementError
+from subscriber.lsn import Lsn
+from subscriber.pipeline.lake import Lake
+from subscriber.pipeline.lake_load import load
+from tests.pipeline.scene import NAMES, Scene, archived
+from tests.plugins.fix_cluster import Database
+
+Rows = Counter[tuple[Any, ...]]
+
+
+@pytest.fixture
+async def scene(source_db: Database, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with archived(source_db, tmp_path) as scene:
+        yield scene
+
+
+async def source_rows(scene: Scene) -> dict[str, Rows]:
+    return {table: Counter(await scene.source.rows(f"SELECT * FROM {table}")) for table in NAMES}
+
+
+def lake_rows(lake: Lake, position: Lsn | None = None) -> dict[str, Rows]:
+    def rows(table: str) -> Rows:
+        found = lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
+        return Counter(tuple(row.values()) for row in found)
+
+    return {table: rows(table) for table in NAMES}
+
+
+async def advance(lake: Lake, scene: Scene, spark: SparkSession, until: Lsn, changes: int = 10**6) -> int:
+    """Bring the lake there; how many batches that took."""
+    log, batches = scene.log, 0
+    while (found := lake.next_batch(log, until, changes)) is not None:
+        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+        batches += 1
+    return batches
+
+
+async def test_all_tables_are_the_sources_at_five_positions(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(tmp_path / "lake")
+    await scene.write(30)
+    begins = await load(lake, scene.log, scene.source.dsn())
+    seen = {begins: await source_rows(scene)}
+    for _ in range(5):
+        await scene.write(60)
+        position = await scene.archive()
+        seen[position] = await source_rows(scene)
+        assert await advance(lake, scene, spark, position, changes=10**6 if len(seen) > 2 else 60) >= 1
+    assert await advance(lake, scene, spark, position) == 0
+    for position, rows in seen.items():
+        assert lake_rows(lake, position) == rows
+    assert lake_rows(lake, Lsn(position + 10**9)) == rows
+    with pytest.raises(StatementError, match="nothing as of"):
+        lake.table("public.item", Lsn(begins - 1))
+    with pytest.raises(StatementError, match="no table"):
+        lake.table("public.nowhere")
+    history = spark.read.parquet(str(tmp_path / "lake" / "history"))
+    logged = spark.read.format("pgchanges").option("start", str(begins)).load(str(tmp_path / "log"))
+    assert history.count() == logged.count() > 300
+
+
+async def test_added_columns_follow(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(tmp_path / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    await scene.source.execute("UPDATE pair SET value = 7000 WHERE a = 1", "ALTER TABLE pair ADD later date")
+    await scene.source.execute(
+        "UPDATE pair SET later = '2030-01-02' WHERE a = 2", "INSERT INTO pair VALUES (99, 'n', 99)"
+    )
+    await advance(lake, scene, spark, await scene.archive())
+    assert lake_rows(lake)["pair"] == (await source_rows(scene))["pair"]
+
+
+async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
+    scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended between two tables' commits, with more in the log by the time it goes on."""
+    lake = Lake(tmp_path / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    await scene.write(60)
+    first = await scene.archive()
+    rows = await source_rows(scene)
+    done: list[str] = []
+    bring = Lake._bring
+
+    def ends(self: Lake, name: str, *rest: Any) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        bring(self, name, *rest)
+        done.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_bring", ends)
+        with pytest.raises(KeyboardInterrupt):
+            lake.advance(spark, scene.log, *(lake.next_batch(scene.log, first) or ()))
+    assert len({DeltaTable(tmp_path / "lake" / "tables" / name).version() for name in lake.tables()}) == 2
+    await scene.write(60)
+    last = await scene.archive()
+    assert await advance(lake, scene, spark, last) == 2
+    assert lake_rows(lake, first) == rows
+    assert lake_rows(lake) == await source_rows(scene)
+
+
+async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
+    scene: Scene, tmp_path: Path, spark: SparkSession
+) -> None:
+    await scene.source.execute("INSERT INTO item (id, at) VALUES (777, 'infinity')")
+    with pytest.raises(Exception, match=r"public\.item\.at") as caught:
+        await load(Lake(tmp_path / "one"), scene.log, scene.source.dsn())
+    assert "infinity" not in str(caught.value)
+    lake = Lake(tmp_path / "two")
+    as_text = frozenset({"public.item.at"})
+    await load(lake, scene.log, scene.source.dsn(), as_text=as_text)
+    await scene.source.execute("UPDATE item SET at = '-infinity' WHERE id = 777")
+    log, position = scene.log, await scene.archive()
+    found = lake.next_batch(log, position)
+    assert found is not None
+    with pytest.raises(ApplyError, match="cannot be stored") as refused:
+        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+    assert refused.value.hint == "Keep the column as text: --text public.item.at"
+    await anyio.to_thread.run_sync(lambda: lake.advance(spark, log, *found, as_text=as_text))
+    rows = lake.table("public.item").to_pyarrow_table(columns=["id", "at"]).to_pylist()
+    assert {"id": 777, "at": "-infinity"} in rows
