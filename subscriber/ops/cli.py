@@ -217,6 +217,25 @@ app.command()(cli_log.lake)
 app.command()(cli_log.catchup)
 
 
+@app.command("verify")
+def verify_(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    json: Json = False,
+) -> None:
+    """Compare all tables of a subscription with the publisher's.
+
+    Both sides are looked at as of one position, while writes continue; `subscriber run` must be running. Tells which
+    rows differ, by their keys, and in which columns; exits 1 if anything differs or could not be compared.
+    """
+    from subscriber.ops.verify import run_verify
+
+    _finish(run_verify, target, name, master=master, json=json)
+
+
 @app.command()
 def demo(
     seconds: Annotated[int, typer.Option(help="How long pgbench writes.", min=1)] = 20,
