@@ -131,6 +131,17 @@ async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, 
     target.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
 
 
+@asynccontextmanager
+async def tagged(target: PostgresTarget) -> AsyncIterator[None]:
+    """Within the block what the session writes carries its origin, before there is a position to resume() from."""
+    if not target.means.origins:
+        yield
+        return
+    await target.pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_setup($1)", target.origin)
+    yield  # after an error the session is dropped, and its origin free
+    await target.pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_reset()")
+
+
 async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:
     rows = await pipeline.rows("SELECT pg_catalog.pg_replication_origin_progress($1, false)", name)
     if Lsn.parse(rows[0][0] or "0/0") != position:

@@ -43,7 +43,7 @@ from subscriber.target.postgres import PostgresTarget
 from subscriber.target.resolving import Resolver
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.apply_session import explained, open_target, read_progress, resume, tagged
 from subscriber.worker.apply_worker import (
     connect_publisher,
     flush_for,
@@ -143,7 +143,8 @@ class TableSync:
                 await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
             reach(Point.DATASYNC_STORED)
             self._tables.move(self.relid, State.DATASYNC, Lsn(0))
-            position = await self._copy(target, publisher)
+            async with tagged(target):  # for origin = none, as what is applied is
+                position = await self._copy(target, publisher)
             self._tables.move(self.relid, State.FINISHEDCOPY, position)
 
     async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:

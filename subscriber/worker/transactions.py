@@ -194,12 +194,12 @@ class Transactions:
         self._open(transaction)
         if transaction.skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
             await streamed.give_up(transaction.xid)
-            if not transaction.passed_over:
-                await self._apply_kept(streamed, transaction)
+            await self._apply_kept(streamed, transaction)
             await self._close(transaction, end_lsn)
         await streamed.forget(transaction.xid)
 
     async def _apply_kept(self, streamed: Streamed, transaction: RemoteTransaction) -> None:
+        """Of one that is passed over only what it says of tables: the publisher will not say it again."""
         applier = Applier(self._target, Dispatcher.replaying(transaction), self._wants, self._counters)
         decoder = Decoder()
         async for records in streamed.get(transaction.xid).read():

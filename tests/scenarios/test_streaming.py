@@ -231,3 +231,22 @@ async def test_a_full_spool_is_an_error_that_loses_nothing(pair: Pair) -> None:
     pair.subscriber.start()
     await pair.caught_up()
     await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+@pytest.mark.parametrize("streaming", ["on", "parallel"])
+@pytest.mark.parametrize("passed_over", [False, True], ids=["applied", "skipped"])
+async def test_what_a_streamed_transaction_told_of_its_tables_holds_after_it(
+    pair: Pair, streaming: str, passed_over: bool
+) -> None:
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t", streaming=streaming)
+    if passed_over:
+        await pair.target.execute("INSERT INTO t VALUES (2000, 'in the way')")
+    await pair.source.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 3000) i")
+    if passed_over:
+        found = await pair.subscriber.log.wait_for(r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)")
+        await pair.subscriber.execute(f"ALTER SUBSCRIPTION s SKIP (lsn = '{found[1]}')")
+    await pair.change("INSERT INTO t VALUES (5000, 'small, and not streamed')")
+    assert await pair.source.value(STREAMED)
+    assert await pair.target.value("SELECT count(*) FROM t") == (2 if passed_over else 3001)
