@@ -103,6 +103,20 @@ def run(
     target: Target,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
     debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
+    spool_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Where streamed transactions wait until they end.",
+            metavar="DIRECTORY",
+            show_default="SUBSCRIBER_SPOOL_DIR, TMPDIR, or /var/tmp",
+        ),
+    ] = None,
+    spool_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="How much each worker may keep there, in MiB.", min=1, show_default="half of what is free at its start"
+        ),
+    ] = None,
 ) -> None:
     """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
@@ -114,7 +128,7 @@ def run(
     from subscriber.ops.run import run
 
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
-    _finish(run, target)
+    _finish(run, target, spool_dir, None if spool_limit is None else spool_limit * 1024 * 1024)
 
 
 @app.command()

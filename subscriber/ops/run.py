@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import signal
+from pathlib import Path
 
 import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.worker.launcher import Launcher
+from subscriber.worker.surroundings import SpoolPlace
 
 
-async def run(target: str) -> int:
-    """Run all enabled subscriptions of `target` until SIGTERM or SIGINT; the exit status."""
+async def run(target: str, spool_dir: str | None = None, spool_limit: int | None = None) -> int:
+    """Run all enabled subscriptions of `target` until SIGTERM or SIGINT; the exit status.
+
+    `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults.
+    """
+    spool = SpoolPlace(limit=spool_limit) if spool_dir is None else SpoolPlace(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
-        await Launcher(target).run()
+        await Launcher(target, spool=spool).run()
     return 0
 
 
