@@ -19,6 +19,8 @@ VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a k
 
 _PLAIN_NAME = re.compile("[a-z_][a-z0-9_]*")  # keywords apart, what quote_identifier() leaves as it is
 
+_FIRST_TABLE = 16384  # FirstNormalObjectId: no table of a user has a smaller OID
+
 
 class ConflictType(StrEnum):
     INSERT_EXISTS = "insert_exists"  # the row's key is there already
@@ -28,6 +30,20 @@ class ConflictType(StrEnum):
     DELETE_ORIGIN_DIFFERS = "delete_origin_differs"
     DELETE_MISSING = "delete_missing"
     MULTIPLE_UNIQUE_CONFLICTS = "multiple_unique_conflicts"  # more than one unique index refuses
+
+
+def is_ours(origin: str | None, ours: str) -> bool:
+    """Whether a row written through `origin` came by the same stream as one through `ours`.
+
+    The apply worker's origin is pg_<subid>, its parallel workers' pg_<subid>_<n> with small numbers; what a table
+    was copied with has the table's OID in that place, and counts as another's, as it does for PostgreSQL.
+    """
+    return origin is not None and _worker(origin) == _worker(ours)
+
+
+def _worker(origin: str) -> str:
+    head, _, number = origin.rpartition("_")
+    return head if head.count("_") == 1 and number.isdigit() and int(number) < _FIRST_TABLE else origin
 
 
 @dataclass(frozen=True, slots=True)

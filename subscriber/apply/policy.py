@@ -23,7 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from subscriber.apply.conflict import Conflict, ConflictType, LocalRow
+from subscriber.apply.conflict import Conflict, ConflictType, LocalRow, is_ours
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
 
@@ -135,7 +135,7 @@ def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str
     """What a policy makes of a conflict; not for CALL.
 
     `commit_time` is the publisher's, in microseconds since 2000-01-01 UTC; `our_origin` the name of the
-    subscription's replication origin, whose rows are always older: they came through the same stream.
+    worker's replication origin, whose rows are always older: they came through the same stream.
     """
     match policy:
         case Policy.ERROR:
@@ -160,7 +160,7 @@ def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: s
     column in the order of their names: so the other side, which sees the two the other way round, decides alike.
     """
     writer = row.writer
-    if writer.committed is None or (writer.foreign and writer.origin == our_origin):
+    if writer.committed is None or is_ours(writer.origin, our_origin):
         return True  # committed too long ago for the target to know when; or by ourselves
     if writer.committed != commit_time or conflict.remote is None:
         return commit_time >= writer.committed

@@ -22,10 +22,11 @@ from subscriber.target.statements import Plan
 class Noticing:
     """For one apply session."""
 
-    def __init__(self, pipeline: Pipeline, acting: Acting, on_conflict: OnConflict) -> None:
+    def __init__(self, pipeline: Pipeline, acting: Acting, on_conflict: OnConflict, origin: str) -> None:
         self._pipeline = pipeline
         self._acting = acting
         self._on_conflict = on_conflict
+        self.origin = origin  # its name, whether the target has it or not
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
 
     def answered(self, note: object, tag: str, rows: Rows) -> None:
@@ -74,6 +75,8 @@ class Noticing:
 
         def found(_note: object, _tag: str, rows: Rows) -> None:
             for time, origin_id, origin, label, xid, *values in rows:
+                if conflict.is_ours(origin, self.origin):
+                    continue
                 writer = Writer(xid or "", time, origin_id != "0", origin)
                 leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
                 self._on_conflict(conflict.differs(mapping, change, writer, values, leaf), note)

@@ -69,7 +69,7 @@ class PostgresTarget:
         self.origin = origin
         self.means = Means()
         self.acting = Acting(self.pipeline)
-        self._noticing = Noticing(self.pipeline, self.acting, on_conflict)
+        self._noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again

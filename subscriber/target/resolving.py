@@ -260,7 +260,7 @@ class Resolving:
 
     def _is_anothers(self, row: Found) -> bool:
         """Whether the row was written last by somebody else, as far as the target can tell."""
-        return row.writer.committed is not None and not (row.writer.foreign and row.writer.origin == self._origin)
+        return row.writer.committed is not None and not conflict.is_ours(row.writer.origin, self._origin)
 
     # --- deciding ---------------------------------------------------------------------------------
 

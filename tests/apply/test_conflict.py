@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.conflict import ConflictType, LocalRow, Writer, differs, missing, unique
+from subscriber.apply.conflict import ConflictType, LocalRow, Writer, differs, is_ours, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row
@@ -176,3 +176,22 @@ def test_a_value_that_is_no_utf8() -> None:
     change = Delete(None, 1, OldPart.KEY, row("1", None))
     found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"])
     assert found.rows[0].startswith("Existing local row (caf, null, 1)")
+
+
+@pytest.mark.parametrize(
+    ("origin", "ours", "expected"),
+    [
+        ("pg_3500000000", "pg_3500000000", True),
+        ("pg_3500000000_1", "pg_3500000000", True),  # a parallel worker
+        ("pg_3500000000", "pg_3500000000_2", True),
+        ("pg_3500000000_2", "pg_3500000000_1", True),
+        ("pg_3500000000_16384", "pg_3500000000", False),  # what a table was copied with
+        ("pg_3500000000_16384", "pg_3500000000_16384", True),
+        ("pg_3500000001", "pg_3500000000", False),
+        ("pg_3500000001_1", "pg_3500000000_1", False),
+        ("other", "pg_3500000000", False),
+        (None, "pg_3500000000", False),
+    ],
+)
+def test_rows_of_parallel_workers_are_our_own(origin: str | None, ours: str, expected: bool) -> None:
+    assert is_ours(origin, ours) is expected
