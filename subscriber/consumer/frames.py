@@ -6,6 +6,7 @@ The hot loop of a consumer is fill(): it makes one object for a change and looks
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
 
 from subscriber.consumer.acks import Acks
 from subscriber.consumer.changes import (
@@ -54,6 +55,13 @@ class Tables:
             self._types.give_up(unknown)
         self.known[described.relid] = Relation(described, self._types)
 
+    async def describe_all(self, described: Iterable[bytes]) -> None:
+        """Take in Relation messages as they are read from outside of a block."""
+        for data in described:
+            message = Decoder().decode(data)
+            assert isinstance(message, messages.Relation)
+            await self.describe(message)
+
     def relation(self, relid: int) -> Relation:
         try:
             return self.known[relid]
@@ -88,7 +96,7 @@ class Frames:
 
     def __init__(self, link: Link, acks: Acks, tables: Tables) -> None:
         self.tables = tables
-        self.epoch = link.epoch
+        self._epoch = link.epoch
         self._link = link
         self._acks = acks
         self._chunk: list[bytes] = []
@@ -98,16 +106,22 @@ class Frames:
         """Take more frames, perhaps none; whether they are from another connection than those before."""
         self._chunk = await self._link.take()
         self._at = 0
-        renewed = self.epoch != self._link.epoch
-        self.epoch = self._link.epoch
+        renewed = self._epoch != self._link.epoch
+        self._epoch = self._link.epoch
         return renewed
+
+    def _rest(self) -> list[bytes]:
+        """The frames that are left, none of them when they are of a connection that is lost."""
+        if self._epoch != self._link.epoch:
+            self._chunk, self._at = [], 0
+        return self._chunk
 
     def next(self, *, between: bool) -> bytes | None:
         """The next frame with a message, None when more have to be taken.
 
         `between` transactions the position of a keepalive is one up to which everything has been handed out.
         """
-        chunk = self._chunk
+        chunk = self._rest()
         while self._at < len(chunk):
             frame = chunk[self._at]
             self._at += 1
@@ -128,7 +142,7 @@ class Frames:
 
     def fill(self, batch: list[Change], *, in_block: bool = False) -> bytes | None:
         """Turn frames into changes; the first frame that is none, or None when more have to be taken."""
-        chunk, at = self._chunk, self._at
+        chunk, at = self._rest(), self._at
         known = self.tables.known
         relid_at = _relid_at
         row_change = _row_change

@@ -7,7 +7,7 @@ does not cost the connection.
 
 When a connection is lost for a reason that passes, the next one starts at the position up to which
 everything was handed out. What waits in the queue is dropped: it comes again. `epoch` counts connections, so
-that whoever takes frames sees that what was begun starts anew.
+that whoever takes frames sees that what was begun starts anew, and leaves the rest of what he had.
 
 A keepalive says that everything before its position has been sent. It is noted where it stands among the
 frames, never when it arrives; except while nothing else waits and no transaction is open, when both are the
@@ -91,6 +91,7 @@ class Link:
         self._taken = 0  # frames of the first list in it
         self._queued = 0  # bytes
         self._only_keepalives = True  # in the queue
+        self._connected = False
         self._error: Exception | None = None
         self._arrived = anyio.Event()
         self._room = anyio.Event()
@@ -137,7 +138,6 @@ class Link:
         """Until cancelled, or an error that does not pass; that is what take() raises then."""
         wait = FIRST_WAIT
         while True:
-            epoch = self.epoch
             try:
                 await self._follow()
             except Exception as error:  # a bug, too, is for the consumer to hear of
@@ -145,17 +145,19 @@ class Link:
                     self._error = error
                     self.wake()
                     return
-                wait = FIRST_WAIT if self.epoch > epoch else min(LONGEST_WAIT, wait * 2)
+                wait = FIRST_WAIT if self._connected else min(LONGEST_WAIT, wait * 2)
                 telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
             await anyio.sleep(wait)
 
     async def _follow(self) -> None:
         """One connection, from its beginning to the error that ends it."""
-        connection, sender_timeout = await self._source.start(self._acks.passed)
         self._queue.clear()
         self._taken, self._queued, self._only_keepalives = 0, 0, True
-        self.epoch += 1
+        self.epoch += 1  # from here on nobody takes frames of the connection before, and so nothing passes
+        self._connected = False
         self.wake()
+        connection, sender_timeout = await self._source.start(self._acks.passed)
+        self._connected = True
         self._heard, self._asked = monotonic(), False
         interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
         polite = True

@@ -4,6 +4,10 @@ A large transaction is streamed in blocks until it commits or is prepared, and t
 one may be held, when whoever takes them does not want to hear of it before its COMMIT PREPARED; then it is handed
 out as if it had been committed there and then.
 
+Descriptions of tables lie among the changes, where they belong, and the last one of each table is kept beside
+them: the publisher does not repeat it once the transaction has ended, whether anybody reads its changes or not.
+After an abort, of a subtransaction too, it does (cleanup_rel_sync_cache() in pgoutput.c).
+
 The files mean nothing to another process: the publisher streams every transaction again whose end was not
 confirmed, and of a held one nothing is confirmed from its PREPARE on.
 """
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from subscriber.consumer.stream import Stream
 
 _KEPT = b"RYIUDTM"  # with an xid after the letter
+_RELATION = 0x52  # R
 _XID, _REST = LETTER + 1, LETTER + 5
 
 
@@ -38,6 +43,7 @@ class Spooled:
         self._spool = Spool(folder, limit=limit)
         self._open = False
         self._origins: dict[int, str] = {}
+        self._described: dict[int, dict[bytes, bytes]] = {}  # by xid and table: the message
         self._held: dict[int, int] = {}  # by xid: the number whose ack they wait for
         self._reading: Reading | None = None
 
@@ -50,8 +56,10 @@ class Spooled:
                     return None
                 continue
             if frame[LETTER] in _KEPT and len(frame) > _REST:
-                xid = int.from_bytes(frame[_XID:_REST], "big")
-                if spooled.append(xid, frame[LETTER:_XID] + frame[_REST:]):
+                xid, kept = int.from_bytes(frame[_XID:_REST], "big"), frame[LETTER:_XID] + frame[_REST:]
+                if kept[0] == _RELATION:
+                    self._described[message.xid][kept[1:5]] = kept
+                if spooled.append(xid, kept):
                     await spooled.write()
                 continue
             match stream.decoder.decode(frame, LETTER):
@@ -67,14 +75,18 @@ class Spooled:
         if not self._open:
             await self._spool.open()
             self._open = True
+        if first:
+            self._described[xid] = {}
         return self._spool.start(xid, first=first)
 
     async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None:
         spooled = self._spool.transactions.get(message.xid)
         if spooled is not None and message.subxid == message.xid:
             self._origins.pop(message.xid, None)
+            self._described.pop(message.xid, None)
             await spooled.remove()
         elif spooled is not None:
+            self._described[message.xid].clear()
             await spooled.rollback(message.subxid)
         return None
 
@@ -86,7 +98,7 @@ class Spooled:
 
     async def prepare(self, stream: Stream, message: pgoutput.StreamPrepare) -> Transaction | None:
         if stream.hold(message.xid, message.gid):
-            self._hold(stream, message.xid, message.end_lsn)
+            await self._hold(stream, self._spool.transactions[message.xid], message.end_lsn)
             return None
         transaction = await self._end(stream, Kind.PREPARE, message.xid, message.prepare_lsn, message.end_lsn)
         if transaction is not None:
@@ -100,11 +112,13 @@ class Spooled:
         if spooled is None:
             raise ProtocolError(f"streamed transaction {xid} has ended and was never begun")
         origin = self._origins.pop(xid, None)
+        described = list(self._described.pop(xid).values())
         if end_lsn <= stream.acks.passed or (kind is Kind.COMMIT and not spooled.changes):
+            await stream.frames.tables.describe_all(described)
             await spooled.remove()
             stream.acks.note(end_lsn)
             return None
-        self._reading = Reading(stream, spooled)
+        self._reading = Reading(stream, spooled, described)
         transaction = Transaction(stream, kind, xid, finish_lsn, 0, changes=self._reading, end_lsn=end_lsn)
         transaction.origin = origin
         return transaction
@@ -121,15 +135,17 @@ class Spooled:
                     return
                 continue
             if frame[LETTER] in _KEPT:
-                if spooled.append(message.xid, frame[LETTER:]):
+                kept = frame[LETTER:]
+                if kept[0] == _RELATION:
+                    self._described[message.xid][kept[1:5]] = kept
+                if spooled.append(message.xid, kept):
                     await spooled.write()
                 continue
             match stream.decoder.decode(frame, LETTER):
                 case pgoutput.Origin(_, name):
                     self._origins[message.xid] = name
                 case pgoutput.Prepare() as prepare:
-                    await spooled.write()
-                    self._hold(stream, message.xid, prepare.end_lsn)
+                    await self._hold(stream, spooled, prepare.end_lsn)
                     stream.frames.ended()
                     return
                 case found:
@@ -142,10 +158,12 @@ class Spooled:
         """Whether `xid` is prepared and held."""
         return xid in self._held
 
-    def _hold(self, stream: Stream, xid: int, end_lsn: Lsn) -> None:
-        if xid not in self._held:
-            self._held[xid] = stream.acks.handed_out()
+    async def _hold(self, stream: Stream, spooled: SpooledTransaction, end_lsn: Lsn) -> None:
+        # Before anything is waited for: a new connection in the meantime must start behind it.
+        self._held[spooled.xid] = stream.acks.handed_out()
         stream.acks.note(end_lsn)
+        await spooled.write()
+        await stream.frames.tables.describe_all(self._described[spooled.xid].values())
 
     async def commit_prepared(self, stream: Stream, message: pgoutput.CommitPrepared) -> Transaction | None:
         """The transaction that was held; None if it has no changes."""
@@ -163,6 +181,7 @@ class Spooled:
     async def rollback_prepared(self, stream: Stream, message: pgoutput.RollbackPrepared) -> None:
         """Drop the transaction that was held."""
         self._origins.pop(message.xid, None)
+        self._described.pop(message.xid, None)
         await self._spool.transactions[message.xid].remove()
         stream.acks.note(message.rollback_end_lsn)
         stream.confirm(self._held.pop(message.xid))
@@ -172,6 +191,7 @@ class Spooled:
         for spooled in list(self._spool.transactions.values()):
             if spooled is not reading and spooled.xid not in self._held:
                 self._origins.pop(spooled.xid, None)
+                self._described.pop(spooled.xid, None)
                 await spooled.remove()
 
     async def close(self) -> None:
@@ -183,8 +203,9 @@ class Spooled:
 class Reading:
     """The changes of one transaction, from its file."""
 
-    def __init__(self, stream: Stream, spooled: SpooledTransaction) -> None:
+    def __init__(self, stream: Stream, spooled: SpooledTransaction, described: list[bytes]) -> None:
         self.spooled = spooled
+        self._described = described
         self._stream = stream
         self._records: AsyncIterator[list[Record]] | None = spooled.read()
 
@@ -194,7 +215,8 @@ class Reading:
         while not batch and self._records is not None:
             records = await anext(self._records, None)
             if records is None:
-                await self.drop(transaction)
+                await self.let_go()
+                await self.spooled.remove()
                 break
             for _, _, message in records:
                 change = tables.read(message)
@@ -205,6 +227,7 @@ class Reading:
         return batch
 
     async def drop(self, transaction: Transaction) -> None:
+        await self._stream.frames.tables.describe_all(self._described)
         await self.let_go()
         await self.spooled.remove()
 

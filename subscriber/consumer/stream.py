@@ -207,7 +207,6 @@ class Stream:
         self._hold = hold
         self._live = Live(self)
         self._current: Transaction | None = None
-        self._prepared: dict[int, Lsn] = {}  # by xid: prepared, handed out, end not seen
         self._finishing = False
         self._running = False
         self._tasks = anyio.create_task_group()
@@ -309,23 +308,21 @@ class Stream:
         match message:
             case pgoutput.Begin(finish_lsn, time, xid):
                 transaction = Transaction(self, Kind.COMMIT, xid, finish_lsn, time, changes=self._live)
-                return await self._begin(transaction, repeated=finish_lsn < self.acks.passed)
+                return await self._begin(transaction)
             case pgoutput.BeginPrepare(_, _, _, xid, gid) if self.hold(xid, gid):
                 await self._spooled.hold(self, message)
                 return None
             case pgoutput.BeginPrepare(finish_lsn, _, time, xid, gid):
                 transaction = Transaction(self, Kind.PREPARE, xid, finish_lsn, time, changes=self._live, gid=gid)
-                return await self._begin(transaction, repeated=self._prepared.get(xid) == finish_lsn)
+                return await self._begin(transaction)
             case pgoutput.CommitPrepared() if self._spooled.holds(message.xid):
                 return await self._spooled.commit_prepared(self, message)
             case pgoutput.RollbackPrepared() if self._spooled.holds(message.xid):
                 await self._spooled.rollback_prepared(self, message)
                 return None
             case pgoutput.CommitPrepared(finish_lsn, end_lsn, time, xid, gid):
-                self._prepared.pop(xid, None)
                 return self.bare(Kind.COMMIT_PREPARED, xid, finish_lsn, end_lsn, time, gid)
             case pgoutput.RollbackPrepared(_, end_lsn, _, time, xid, gid):
-                self._prepared.pop(xid, None)
                 return self.bare(Kind.ROLLBACK_PREPARED, xid, end_lsn, end_lsn, time, gid)
             case pgoutput.LogicalMessage(_, False, lsn, _, _) if lsn > self.acks.passed:
                 changes = Single(self.frames.tables.change(message))
@@ -362,11 +359,8 @@ class Stream:
             return None
         return Transaction(self, kind, xid, finish_lsn, time, end_lsn=end_lsn, gid=gid)
 
-    async def _begin(self, transaction: Transaction, *, repeated: bool) -> Transaction | None:
+    async def _begin(self, transaction: Transaction) -> Transaction | None:
         """Look at what follows: the origin, the end of a transaction without changes, or changes to hand out."""
-        if repeated:
-            await self._live.drop(transaction)
-            return None
         while True:
             frame = self.frames.next(between=False)
             if frame is None:
@@ -391,7 +385,7 @@ class Stream:
             case pgoutput.Commit(finish_lsn, end_lsn) if transaction.kind is Kind.COMMIT:
                 pass
             case pgoutput.Prepare(finish_lsn, end_lsn) if transaction.kind is Kind.PREPARE:
-                self._prepared[transaction.xid] = finish_lsn
+                pass
             case _:
                 raise ProtocolError(
                     f"{message.message_type} message sent out of order",

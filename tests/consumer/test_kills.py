@@ -63,10 +63,14 @@ class Killed:
         return found
 
     async def live(self, seconds: float) -> None:
-        """One life; what comes in it is compared with what was confirmed before."""
+        """One life, which ends so long after it got something done; that is compared with what was confirmed before."""
         before = self.lines()
         confirmed = await self.confirmed()
+        size = self.file.stat().st_size if self.file.exists() else 0
         self._process.start()
+        with anyio.move_on_after(20):
+            while not self.file.exists() or self.file.stat().st_size <= size:
+                await anyio.sleep(0.01)
         await anyio.sleep(seconds)
         assert self._process.pid is not None, self._process.last_lines()
         await self._process.kill9()
@@ -132,7 +136,7 @@ async def test_a_consumer_is_killed(source_db: Database, tmp_path: Path, times: 
         for _ in range(times):
             async with anyio.create_task_group() as lives:
                 for consumer in consumers:
-                    lives.start_soon(consumer.live, chance.uniform(0.8, 2.0))
+                    lives.start_soon(consumer.live, chance.uniform(0.0, 0.7))
         stop.set()
     end = await source_db.value("SELECT pg_current_wal_lsn()::text")
     expected = [number for (number,) in await source_db.rows("SELECT number FROM log ORDER BY number")]
