@@ -1,6 +1,7 @@
 # make demo   two servers, a subscription, and what it does
 # make test   ruff, mypy and every test but the soak ones
 # make soak   the soak tests: kills, faults and random workloads at length; half an hour
+# make matrix        publishers and targets of all supported versions in pairs, see docs/versions.md
 # make conformance   PostgreSQL's own tests of subscriptions, see docs/conformance.md
 # make lock   renew the locks (the only target that needs uv, from a throw-away venv)
 #
@@ -12,7 +13,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo test soak conformance venv lock clean
+.PHONY: demo test soak matrix conformance venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
@@ -25,6 +26,9 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800
+
+matrix: $(STAMP)
+	$(BIN)/python -m tests.matrix --write
 
 conformance: $(STAMP)
 	$(BIN)/python -m tests.conformance --quiet

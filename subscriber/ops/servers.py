@@ -290,10 +290,11 @@ class Server:
         return done.stdout
 
 
-# Besides the servers it ends what left its process id in a file beside them, see demo_processes.py.
+# Besides the servers it ends what left its process id in a file beside them, or in a folder there, see
+# demo_processes.py.
 WATCHDOG = """
 cat >/dev/null
-for pid in "$1"/*.pid; do [ -f "$pid" ] && kill -KILL "$(head -n 1 "$pid")"; done
+for pid in "$1"/*.pid "$1"/*/*.pid; do [ -f "$pid" ] && kill -KILL "$(head -n 1 "$pid")"; done
 for pid in "$1"/*/data/postmaster.pid; do [ -f "$pid" ] && kill -QUIT "$(head -n 1 "$pid")"; done
 [ -d "$1" ] && sleep 1
 rm -rf "$1"

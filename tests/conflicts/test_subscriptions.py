@@ -143,9 +143,9 @@ async def test_a_function_of_the_program(source_db: Database, tracked_db: Databa
 
 
 @pytest.fixture
-def killed(tracked_db: Database, tmp_path: Path) -> Iterator[Program]:
+def killed(tracked_db: Database, processes: Path) -> Iterator[Program]:
     """`subscriber run` on the target, not started yet."""
-    program = Program(tracked_db.dsn(), tmp_path / "log")
+    program = Program(tracked_db.dsn(), processes / "run.log")
     yield program
     program.kill()
 

@@ -173,6 +173,6 @@ async def scene(source: Database, target: Database, directory: Path) -> AsyncIte
 
 
 @pytest.fixture
-async def faults(source_db: Database, target_db: Database, tmp_path: Path) -> AsyncIterator[Scene]:
-    async with scene(source_db, target_db, tmp_path) as found:
+async def faults(source_db: Database, target_db: Database, processes: Path) -> AsyncIterator[Scene]:
+    async with scene(source_db, target_db, processes) as found:
         yield found

@@ -39,11 +39,14 @@ async def test_nothing_is_left_behind() -> None:
 
 async def test_nothing_is_left_behind_by_a_killed_process() -> None:
     script = (
-        "import anyio\n"
+        "import anyio, subprocess\n"
         "from subscriber.ops.servers import temporary_servers\n"
         "async def main():\n"
         "    async with temporary_servers() as servers:\n"
         "        await (await servers.create('one')).start()\n"
+        "        (servers.directory / 'more').mkdir()\n"
+        "        beside = subprocess.Popen(['sleep', '600'], start_new_session=True, stdout=subprocess.DEVNULL)\n"
+        "        (servers.directory / 'more' / 'run.pid').write_text(str(beside.pid))\n"
         "        print(servers.directory, flush=True)\n"
         "        await anyio.sleep_forever()\n"
         "anyio.run(main)\n"
@@ -52,11 +55,21 @@ async def test_nothing_is_left_behind_by_a_killed_process() -> None:
         assert process.stdout is not None
         directory = Path((await process.stdout.receive()).decode().strip())
         assert (directory / "one" / "data").exists()
+        beside = int((directory / "more" / "run.pid").read_text())
+        assert "sleep" in Path(f"/proc/{beside}/cmdline").read_text()
         process.send_signal(signal.SIGKILL)
         await process.wait()
     with anyio.fail_after(20):
-        while directory.exists():
+        while directory.exists() or is_running(beside):
             await anyio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """One that has ended, but that nobody waits for, does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def test_an_unusable_setting_says_what_the_server_said(servers: Servers) -> None:

@@ -1,6 +1,7 @@
 """Two real PostgreSQL 18 servers for a whole run, and databases of its own for each test.
 
     publisher, target           the servers (subscriber.ops.servers.Server); started on first use
+    processes                   a directory for processes that must not outlive us
     source_db, target_db        a fresh empty database on each, as a Database
     servers                     to create more servers, of other versions or to be killed
 
@@ -110,7 +111,8 @@ async def fresh_database(server: Server) -> AsyncIterator[Database]:
     database = Database(server, f"test_{next(numbers)}")
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     try:
-        await root.execute(f"CREATE DATABASE {database.name} TEMPLATE template0 STRATEGY file_copy")
+        quicker = " STRATEGY file_copy" if root.get_server_version().major >= 15 else ""
+        await root.execute(f"CREATE DATABASE {database.name} TEMPLATE template0{quicker}")
     finally:
         await root.close()
     try:
@@ -128,10 +130,11 @@ async def _drop(server: Server, name: str) -> None:
     own: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(name))
     try:
         await own.execute("SET synchronous_commit = off")
-        await own.execute(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
+        others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        await own.execute(f"SELECT pg_terminate_backend(pid) {others}")
+        with anyio.move_on_after(5):
+            while await own.fetchval(f"SELECT count(*) {others}"):
+                await anyio.sleep(0.01)
         for (gid,) in await own.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
             await own.execute(f"ROLLBACK PREPARED '{gid}'")
         await own.execute(
@@ -183,6 +186,14 @@ def publisher(portal: BlockingPortal, session_servers: Servers) -> Server:
 @pytest.fixture(scope="session")
 def target(portal: BlockingPortal, session_servers: Servers) -> Server:
     return _start(portal, session_servers, "target", TARGET_BIN)
+
+
+@pytest.fixture
+def processes(session_servers: Servers) -> Path:
+    """A new directory: the process whose id a file *.pid in it has is ended with the servers, however we end."""
+    directory = session_servers.directory / f"processes-{next(numbers)}"
+    directory.mkdir()
+    return directory
 
 
 @pytest.fixture

@@ -225,6 +225,7 @@ class Program:
     def __init__(self, dsn: str, log: Path, log_format: str = "postgres") -> None:
         self._command = [sys.executable, "-m", "subscriber", "run", "--target", dsn, "--log-format", log_format]
         self._log = log
+        self._pid_file = log.with_suffix(".pid")
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -237,6 +238,7 @@ class Program:
         seen = len(self.text)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._pid_file.write_text(f"{self._process.pid}\n")
         await self.wait_for(expect, since=seen)
 
     async def wait_for(self, pattern: str, *, since: int = 0, timeout: float = 20.0) -> re.Match[str]:
@@ -255,19 +257,23 @@ class Program:
         began = monotonic()
         self._process.send_signal(number)
         status = await asyncio.to_thread(self._process.wait, 30)
-        self._process = None
+        self._forget()
         return status, monotonic() - began
 
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()
             self._process.wait()
-            self._process = None
+            self._forget()
+
+    def _forget(self) -> None:
+        self._process = None
+        self._pid_file.unlink()
 
 
 @pytest.fixture
-def program(target_db: Database, tmp_path: Path) -> Iterator[Program]:
-    program = Program(target_db.dsn(), tmp_path / "log")
+def program(target_db: Database, processes: Path) -> Iterator[Program]:
+    program = Program(target_db.dsn(), processes / "run.log")
     yield program
     program.kill()
 
