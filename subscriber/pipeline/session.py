@@ -4,7 +4,7 @@
     with spark_session(master="spark://host:7077") as …    a cluster
     with spark_session(session) as spark:                  the caller's, which stays as it is
 
-Ours says nothing (Spark's log is at level error), finds a Java by itself (java.py), keeps its files in a temporary
+Ours says nothing (what goes wrong is raised, not logged), finds a Java by itself (java.py), keeps its files in a temporary
 directory, and is gone with its processes when the block ends. Tasks are tried again when they fail, also on one
 machine. On executors code of ours needs asyncpg, anyio and this package; where executors are not this machine's
 processes the package is sent to them, and only the libraries have to be there.
@@ -36,7 +36,7 @@ MASTER = "local[*,4]"  # every processor, four attempts at a task; plain local[*
 MEMORY = "1g"  # of the JVM; rows are in the Python workers and in PostgreSQL
 
 _LOG4J = """
-rootLogger.level = error
+rootLogger.level = fatal
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -44,9 +44,9 @@ appender.stderr.target = SYSTEM_ERR
 appender.stderr.layout.type = PatternLayout
 appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
-logger.gateway.level = error
+logger.gateway.level = fatal
 logger.repl.name = org.apache.spark.repl.Main
-logger.repl.level = error
+logger.repl.level = fatal
 """
 
 # What we want of any session; its caller's `conf` wins.
