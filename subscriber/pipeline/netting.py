@@ -90,7 +90,7 @@ def net_changes(
     if not pieces:
         return []
     parts = max(1, min(PARTS, spark.sparkContext.defaultParallelism))
-    work = _NetPieces(log.directory, tuple(pieces), keys, wanted, parts)
+    work = NetPieces(log.directory, tuple(pieces), keys, wanted, parts)
     nets = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(work, _NETS).persist()
     try:
         failed = f.when(f.col("relation").isNull(), f.col("net")).alias("failed")
@@ -114,7 +114,7 @@ def net_changes(
         nets.unpersist()
 
 
-class _NetPieces:
+class NetPieces:
     """On an executor: the nets of some pieces."""
 
     def __init__(
@@ -143,7 +143,7 @@ class _NetPieces:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    found = self._net(self._pieces[number])
+                    found = self.nets(self._pieces[number])
                 except SubscriberError as error:  # what trying again cannot help
                     yield row(None, 0, number, False, error)
                     continue
@@ -153,19 +153,19 @@ class _NetPieces:
                     for part, some in divided:
                         yield row(table.label, part, number, whole, (table, some))
 
-    def _net(self, piece: Piece) -> list[tuple[Table, Net]]:
+    def nets(self, piece: Piece) -> list[tuple[Table, Net]]:
+        """Each table that changes in it, and its net. Raises ApplyError."""
         tables: dict[str, tuple[Table, Net]] = {}
-        by_relation: dict[int, Net] = {}
+        nets: dict[int, tuple[Relation, Net]] = {}  # by id() of the relation, which stays taken while it is kept here
         for change in read(self._directory, piece, wanted=self._wants):
             if isinstance(change.message, LogicalMessage):
                 continue
             for relation in change.relations:
-                net = by_relation.get(id(relation))
-                if net is None:
+                if id(relation) not in nets:
                     if not self._wants(relation):  # of a truncate
                         continue
-                    net = by_relation[id(relation)] = self._of(relation, tables)
-                _add(net, change, relation)
+                    nets[id(relation)] = (relation, self._of(relation, tables))
+                _add(nets[id(relation)][1], change, relation)
         return list(tables.values())
 
     def _wants(self, relation: Relation) -> bool:

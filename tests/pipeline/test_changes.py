@@ -19,6 +19,7 @@ from subscriber.protocol.messages import (
     Commit,
     Delete,
     LogicalMessage,
+    Message,
     OldPart,
     Relation,
     RelationColumn,
@@ -95,7 +96,7 @@ RELATION = Relation(
 
 def test_every_kind_of_change_and_typed(spark: SparkSession, log: Log) -> None:
     row = TupleData.join
-    changes = [
+    changes: list[Message] = [
         Update(
             None,
             9,
@@ -108,7 +109,7 @@ def test_every_kind_of_change_and_typed(spark: SparkSession, log: Log) -> None:
         LogicalMessage(None, True, Lsn(0x2000), "prefix", b"content"),
     ]
     begin, commit = Begin(Lsn(0x2000), 0, 5), Commit(Lsn(0x2000), Lsn(0x2100), 0)
-    log.store([encode(message) for message in (begin, RELATION, *changes, commit)])
+    log.store([encode(begin), encode(RELATION), *(encode(change) for change in changes), encode(commit)])
     rows = [row.asDict() for row in read(spark, log).orderBy("number").collect()]
     assert [row["op"] for row in rows] == ["update", "delete", "truncate", "message"]
     assert rows[0]["before"] == {"id": "1"}

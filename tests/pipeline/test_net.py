@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -12,8 +13,14 @@ from hypothesis import strategies as st
 
 from subscriber.errors import ApplyError
 from subscriber.pipeline.net import UNCHANGED, Key, Net, Row, Values
+from subscriber.pipeline.netting import Keys, NetPieces
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuples import TupleData
+from subscriber.spool.blocks import BlockBuilder
+from subscriber.spool.changelog import ChangeLog
+from subscriber.spool.logfiles import Identity
+from subscriber.spool.logwriter import ChangeLogWriter
+from tests.spool.stream import START, Writer
 
 COLUMNS = ("id", "note", "big")
 Change = Insert | Update | Delete | None  # None: truncate
@@ -167,3 +174,23 @@ def test_a_row_that_moves_through_another_ones_place_keeps_its_own_values() -> N
     }
     assert {key: (found.origin, found.values) for key, found in net.rows.items()} == expected
     assert net.moved
+
+
+def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_path: Path) -> None:
+    """Also when the description of another table comes to lie where a forgotten one was."""
+    source, builder = Writer(), BlockBuilder(START)
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    for number in range(300):
+        for message in source.transaction([(number % 7, 9000), (number % 5, 3)]):
+            builder.add(message)
+        writer.append(builder.take())
+    writer.sync()
+    writer.close()
+    log = ChangeLog(tmp_path)
+    pieces = log.pieces(START, log.end(), size=1 << 40)
+    found = NetPieces(tmp_path, tuple(pieces), Keys({f"public.t{n}": () for n in range(7)}), None, 1).nets(pieces[0])
+    assert {table.label: net.more.total() for table, net in found} == {
+        f"public.t{n}": len(range(n, 300, 7)) + (len(range(n, 300, 5)) if n < 5 else 0) for n in range(7)
+    }
