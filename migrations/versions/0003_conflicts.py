@@ -42,7 +42,7 @@ STATEMENTS = [
     "CREATE INDEX ON subscriber.conflict_history (subid, detected)",
     "CREATE INDEX ON subscriber.conflict_history (subid, remote_finish_lsn)",
     # Rows of tables: for the subscription's owner, as its connection string is.
-    "GRANT SELECT, DELETE ON subscriber.conflict_history TO PUBLIC",
+    "GRANT SELECT, INSERT, UPDATE, DELETE ON subscriber.conflict_history TO PUBLIC",
     "ALTER TABLE subscriber.conflict_history ENABLE ROW LEVEL SECURITY",
     """
     CREATE POLICY follow ON subscriber.conflict_history

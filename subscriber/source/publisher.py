@@ -198,6 +198,14 @@ class Publisher:
             "table copy could not start transaction on publisher",
         )
 
+    async def now(self) -> str:
+        """When the open transaction began, by the publisher's clock, as text that any server reads."""
+        rows = await self._rows(
+            "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || '+00'",
+            "could not receive the time from the publisher",
+        )
+        return rows[0][0] or ""
+
     async def commit(self) -> None:
         await self._rows("COMMIT", "table copy could not finish transaction on publisher")
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 from typing import Protocol
 
 from subscriber.apply import conflict
-from subscriber.apply.conflict import Conflict
+from subscriber.apply.conflict import Conflict, ConflictType
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.policy import Outcome, Policies, Policy, Rule, decide
 from subscriber.apply.relation_map import Partition, RelationMapping
@@ -147,7 +147,7 @@ class Resolving:
         row = await self._searched(NEW if change.old is None else OLD, change.new.split(), old, note)
         if row is None:
             return await self._missing(change, note)
-        if self._is_anothers(row):
+        if self._is_anothers(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
             found = conflict.differs(
                 mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
             )
@@ -181,7 +181,7 @@ class Resolving:
         row = await self._searched(OLD, NO_ROW, old, note)
         if row is None:
             return await self._missing(change, note)
-        if not self._is_anothers(row):
+        if not self._is_anothers(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
             return change
         found = conflict.differs(
             mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
@@ -258,9 +258,20 @@ class Resolving:
     async def _as_text(self, change: Update | Delete, note: Note) -> Update | Delete:
         return await self.looking.as_text(_mapping(note), change, note)
 
-    def _is_anothers(self, row: Found) -> bool:
-        """Whether the row was written last by somebody else, as far as the target can tell."""
-        return row.writer.committed is not None and not conflict.is_ours(row.writer.origin, self._origin)
+    def _is_anothers(self, row: Found, what: ConflictType, mapping: RelationMapping) -> bool:
+        """Whether the row was written last by somebody else, as far as the target can tell.
+
+        What a table was copied with is dropped when it is done, and its rows have an origin that does not exist. Where
+        times are compared these count as anybody's. Any other policy takes them for ours, or it would keep what was
+        copied from the publisher against what the publisher does next.
+        """
+        writer = row.writer
+        if writer.committed is None or conflict.is_ours(writer.origin, self._origin):
+            return False
+        if writer.foreign and (writer.origin is None or writer.origin.startswith(f"{self._origin}_")):
+            rule = self._policies.rule((mapping.local.schema, mapping.local.name), what)
+            return rule.policy in (Policy.DEFAULT, Policy.LAST_UPDATE_WINS)
+        return True
 
     # --- deciding ---------------------------------------------------------------------------------
 

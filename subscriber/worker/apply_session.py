@@ -126,7 +126,7 @@ async def resume(target: PostgresTarget, subid: int, relid: int, position: Lsn, 
         await _bind_origin(pipeline, target.origin, position)
     await pipeline.rows("SELECT pg_catalog.set_config('synchronous_commit', $1, false)", synchronous_commit)
     tracked = await unique_conflicts.tracks_commit_times(pipeline)
-    conflicts.require_commit_times(target, tracked=tracked)
+    conflicts.require_commit_times(target, tracked=tracked, with_origin=with_origin)
     progress = ProgressRow(subid, relid, position, with_origin=with_origin)
     target.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
 

@@ -11,7 +11,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.conflict_options import needs_commit_times
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, SubscriberError
+from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
 from subscriber.subscription import Subscription
 from subscriber.target import unique_conflicts
@@ -44,11 +44,18 @@ def obey(
         )
 
 
-def require_commit_times(target: PostgresTarget, *, tracked: bool) -> None:
-    """Raises StatementError (55000) if a policy needs track_commit_timestamp and it has been switched off."""
+def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: bool) -> None:
+    """Raises StatementError (55000) if a policy needs to know who wrote a row and when, and the target does not."""
     needing = target.policies.needs_commit_times
     if needing is not None and not tracked:
         raise needs_commit_times(needing)
+    if needing is not None and not with_origin:
+        raise StatementError(
+            f'conflict policy "{needing}" needs replication origins on the target',
+            detail="Without them replicated changes look like local ones, written when they were applied.",
+            hint="Run the subscription as a role that may use the functions for replication origins.",
+            sqlstate="55000",
+        )
 
 
 async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:

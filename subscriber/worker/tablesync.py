@@ -68,6 +68,7 @@ _SAVE_STATE = (
     "UPDATE subscriber.subscription_rel SET srsubstate = '{state}', srsublsn = '{lsn}'"
     " WHERE srsubid = {subid} AND srrelid = {relid}"
 )
+_SET_COMMIT_TIME = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', '{time}')"
 
 
 class TableSync:
@@ -158,6 +159,7 @@ class TableSync:
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
         reach(Point.SLOT_CREATED)
+        read_at = await publisher.now()
         table = await publisher.table(self.schema, self.table, self.subscription.publications)
         mapping = map_relation(as_relation(table), local)
         self._report.status.copy_total_bytes = table.total_bytes
@@ -172,6 +174,8 @@ class TableSync:
         values = {"subid": self.subscription.oid, "relid": self.relid, "lsn": slot.consistent_point}
         await session.query(_SAVE_PROGRESS.format(**values))
         await session.query(_SAVE_STATE.format(**values, state=State.FINISHEDCOPY.value))
+        if target.means.origins:  # the rows are as old as the snapshot, for policies that compare times
+            await session.query(_SET_COMMIT_TIME.format(time=read_at))
         reach(Point.COPIED)
         await session.query("COMMIT")
         reach(Point.COPY_COMMITTED)

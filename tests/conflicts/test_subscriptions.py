@@ -185,3 +185,28 @@ async def _update_one_by_one(source: Database, number: int) -> None:
     connection = await source.connect()
     for id_ in range(1, number + 1):
         await connection.execute(f"UPDATE t SET n = 1 WHERE id = {id_}")
+
+
+async def test_copied_rows_are_the_publishers(pair: Pair) -> None:
+    """They are as old as the snapshot, however long the copy takes; what the publisher does next is later."""
+    for table in ("t", "u"):
+        await pair.source.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",
+            f"INSERT INTO {table} SELECT g, 'copied' FROM generate_series(1, 3) g",
+        )
+        await pair.target.execute(
+            f"CREATE TABLE {table} (id int PRIMARY KEY, v text, copied timestamptz DEFAULT clock_timestamp())"
+        )
+    await pair.subscribe("FOR TABLE t, u", conflict_policy="'public.t: keep_local, public.u: last_update_wins'")
+    await pair.subscriber.wait_for_ready(pair.source)
+    for table in ("t", "u"):
+        assert await pair.target.value(
+            f"SELECT bool_and(w.timestamp < {table}.copied AND w.roident > 0)"
+            f" FROM {table}, pg_xact_commit_timestamp_origin({table}.xmin) w"
+        )
+        await pair.change(f"UPDATE {table} SET v = 'later' WHERE id = 1")
+        assert await pair.target.value(f"SELECT v FROM {table} WHERE id = 1") == "later"
+        await pair.target.execute(f"UPDATE {table} SET v = 'local' WHERE id IN (1, 2)")
+        await pair.change(f"UPDATE {table} SET v = 'last'", f"DELETE FROM {table} WHERE id = 2")
+    assert await pair.rows("SELECT id, v FROM t ORDER BY id") == [(1, "local"), (2, "local"), (3, "last")]
+    assert await pair.rows("SELECT id, v FROM u ORDER BY id") == [(1, "last"), (3, "last")]
