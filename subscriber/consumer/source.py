@@ -49,11 +49,11 @@ class SlotSource:
     def __init__(self, conninfo: Conninfo, slot: str, options: StreamOptions, start: Lsn, name: str) -> None:
         self.slot = slot
         self.options = options
+        self.position = start  # below it nothing is wanted
         self.snapshot: str | None = None  # of a slot that was made, until the stream starts
         self.can_reconnect = True
         self.server_version = 0
         self._conninfo = conninfo
-        self._start = start
         self._name = name
         self._system_id: int | None = None
         self._publisher: Publisher | None = None  # connected, and not streaming yet
@@ -123,7 +123,7 @@ class SlotSource:
             check_publisher(identity, self._system_id, position)
             self._system_id = identity.systemid
             ((timeout,),) = await publisher.session.rows(_TIMEOUT)
-            start = max(position, self._start)
+            start = max(position, self.position)
             stream = await ReplicationStream.start(publisher, self.slot, start, self.options, on_notice=_log_notice)
         except BaseException:
             publisher.session.abort()
@@ -180,7 +180,7 @@ class SlotSource:
             temporary=create == "temporary",
         )
         self.snapshot = created.snapshot_name
-        self._start = max(self._start, created.consistent_point)
+        self.position = max(self.position, created.consistent_point)
 
 
 def _log_notice(fields: dict[str, str]) -> None:

@@ -167,7 +167,7 @@ async def open_stream(
         Spooled(spool_folder or found.spool_folder, spool_limit),
         blocks=blocks,
         hold=hold,
-        start=start,
+        start=found.position,
         until=until,
         parallel=found.parallel,
         memory=memory,
