@@ -33,7 +33,7 @@ from subscriber.worker.flush import Flusher
 from subscriber.worker.holding import Holding
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
-from subscriber.worker.streaming import Streaming
+from subscriber.worker.streaming import Streaming, end_earlier_workers
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
 from subscriber.worker.tidy import tidy
@@ -112,6 +112,7 @@ class ApplyWorker:
         self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
+        await end_earlier_workers(target.pipeline, subscription.oid)
         start = await self._identify(target.pipeline, publisher)
         system_id = self._around.system_id
         self.left_over = not await tidy(publisher, self._catalog, subscription.oid, system_id, self._tables)

@@ -10,8 +10,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
+import anyio
+
 from subscriber import telemetry
 from subscriber.apply.subrel import NOWHERE, State
+from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions, negotiated_streaming
@@ -32,6 +35,24 @@ SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription',
        pg_catalog.current_setting('debug_logical_replication_streaming', true),
        pg_catalog.current_setting('log_min_messages')
 """
+
+# Found by their locks, (subid, n) with n below every table's OID; see catalog/locks.py.
+_END_EARLIER = """
+SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l
+ WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
+   AND l.classid = $1::text::oid AND l.objid::bigint < 16384
+   AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+"""
+_POLL = 0.05  # seconds
+
+
+async def end_earlier_workers(pipeline: Pipeline, subid: int) -> None:
+    """Wait until no parallel worker of an earlier apply worker is connected, whose lock this one has now.
+
+    Such a backend can still prepare a transaction, or hold rows, and nobody listens to it any more.
+    """
+    while await pipeline.rows(_END_EARLIER, str(subid)):
+        await anyio.sleep(_POLL)
 
 
 class Streaming:
