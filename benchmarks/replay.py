@@ -1,11 +1,12 @@
-"""How fast a backlog is replayed, beside PostgreSQL's own subscription.
+"""A backlog replayed by PostgreSQL's own subscription and by ours, on the same servers, in turns.
 
-    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--json]
+    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--binary] [--json FILE] [--plot FILE]
 
-One publisher, two databases on one target server: PostgreSQL's own subscription feeds the one, ours the
-other. Each workload is written while both are disabled; then one is enabled and timed until everything is
-confirmed as durable, then the other; who goes first changes from round to round. "nothing" is the time
-that enabling and confirming takes by itself, and is in all the others.
+Both targets are databases of one server and subscribe to the same publication. For each round the
+changes are committed while both subscriptions are disabled; then one is enabled and timed until everything is
+confirmed as durable, then the other; who goes first changes from round to round. Between them pg_recvlogical
+writes the same changes to a file: the drain, less than which nobody takes who reads one slot. "nothing" is the
+time that enabling and confirming takes by itself, and is in all the others but the drain.
 """
 
 from __future__ import annotations
@@ -15,17 +16,30 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from time import monotonic
 
 import anyio
 
-from benchmarks.stage import INSERT, TABLE, Stage, caught_up, connection, cpu_seconds, execute, stage, wait_for
+from benchmarks.plot import bars
+from benchmarks.stage import (
+    Stage,
+    caught_up,
+    connection,
+    cpu_seconds,
+    execute,
+    memory,
+    reset_peak,
+    stage,
+    wait_for,
+)
+from benchmarks.workloads import TABLES, Workload, workloads
 from subscriber.ops import demo_processes
 from subscriber.ops.compare import compare
 
-OURS, NATIVE = "ours", "native"
+OURS, NATIVE, DRAIN = "ours", "native", "drain"
+MIB = 1024 * 1024
 
 
 @dataclass
@@ -36,99 +50,66 @@ class Result:
     rows: int
     ours: list[float] = field(default_factory=list)
     native: list[float] = field(default_factory=list)
+    drain: list[float] = field(default_factory=list)
     our_cpu: list[float] = field(default_factory=list)  # processor seconds of our process; the servers' are not in it
+    our_peak: int = 0  # bytes of resident memory
 
     @property
-    def ratio(self) -> float:
+    def by_native(self) -> float:
         """Ours by native, of the medians: below 1 we are faster."""
         return statistics.median(self.ours) / statistics.median(self.native)
 
-
-Write = Callable[[Stage], Awaitable[None]]
-
-
-async def _nothing(where: Stage) -> None:
-    await execute(where.source, "SELECT pg_logical_emit_message(true, 'benchmark', '')")
+    @property
+    def by_drain(self) -> float:
+        return statistics.median(self.ours) / statistics.median(self.drain)
 
 
-def _statement(sql: str) -> Write:
-    async def write(where: Stage) -> None:
-        await execute(where.source, sql)
-
-    return write
-
-
-def _small(transactions: int) -> Write:
-    """An update and an insert each."""
-
-    async def write(where: Stage) -> None:
-        async with connection(where.source) as one:
-            await one.execute("SET synchronous_commit = off")
-            await one.execute(
-                "CREATE TEMP SEQUENCE IF NOT EXISTS numbers; "
-                "CREATE OR REPLACE PROCEDURE pg_temp.small(n int) LANGUAGE plpgsql AS $$ BEGIN "
-                "FOR i IN 1..n LOOP UPDATE items SET number = number + 1 WHERE id = 1 + i % 1000; "
-                "INSERT INTO history VALUES (i, 'row'); COMMIT; END LOOP; END $$"
-            )
-            await one.execute(f"CALL pg_temp.small({transactions})")
-            await one.execute("SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'flush', '')")
-
-    return write
-
-
-def workloads(rows: int) -> list[tuple[str, int, Write]]:
-    """Name, number of rows, what writes them."""
-    return [
-        ("nothing", 0, _nothing),
-        ("insert, one transaction", rows, _statement(INSERT.format(first="1000001", last=1_000_000 + rows))),
-        ("update by key, one transaction", rows, _statement("UPDATE items SET number = number + 1 WHERE id > 1000000")),
-        ("delete by key, one transaction", rows, _statement("DELETE FROM items WHERE id > 1000000")),
-        ("small transactions", rows // 4, _small(rows // 8)),
-    ]
-
-
-async def measure(rows: int, rounds: int, only: str | None) -> list[Result]:
-    """All workloads, `rounds` times."""
+async def measure(rows: int, rounds: int, only: str | None, *, binary: bool) -> list[Result]:
+    """All workloads, `rounds` times; those with `only` in their name are returned."""
     async with stage() as where:
-        await _prepare(where)
+        await _prepare(where, binary=binary)
         results: dict[str, Result] = {}
         for number in range(rounds):
-            for name, size, write in workloads(rows):
-                if only is None or only in name or size == rows:  # the large ones need each other's rows
-                    result = results.setdefault(name, Result(name, size))
-                    order = (OURS, NATIVE) if number % 2 == 0 else (NATIVE, OURS)
-                    await _round(where, result, write, order)
-        await _check(where)
+            for workload in workloads(rows):
+                result = results.setdefault(workload.name, Result(workload.name, workload.rows))
+                order = (OURS, DRAIN, NATIVE) if number % 2 == 0 else (NATIVE, DRAIN, OURS)
+                await _round(where, result, workload, order, binary=binary)
+                await _check(where)
         return [result for result in results.values() if only is None or only in result.name]
 
 
-async def _prepare(where: Stage) -> None:
-    tables = [TABLE, "CREATE TABLE history (i int, text text)"]
-    await execute(where.source, *tables, INSERT.format(first=1, last=1000), "CREATE PUBLICATION p FOR ALL TABLES")
+async def _prepare(where: Stage, *, binary: bool) -> None:
+    await execute(where.source, *TABLES, "INSERT INTO items SELECT i FROM generate_series(1, 1000) i")
+    await execute(where.source, "CREATE PUBLICATION p FOR ALL TABLES")
+    await execute(where.source, f"SELECT pg_create_logical_replication_slot('{DRAIN}', 'pgoutput')")
     dsn = where.source.dsn()
-    create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{dsn}' PUBLICATION p WITH (streaming = off, binary = false)"
+    create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{dsn}' PUBLICATION p WITH (streaming = off, binary = {binary})"
     await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
-    await execute(where.target, *tables, dbname=OURS)
-    await execute(where.target, *tables, create.format(NATIVE), dbname=NATIVE)
+    await execute(where.target, *TABLES, dbname=OURS)
+    await execute(where.target, *TABLES, create.format(NATIVE), dbname=NATIVE)
     await demo_processes.execute(where.target.dsn(OURS), create.format(OURS))
     where.launcher = demo_processes.launcher(where.target.dsn(OURS), where.directory)
     where.launcher.start()
     for name, catalog in ((OURS, "subscriber"), (NATIVE, "pg_catalog")):
         states = f"{catalog}.{'subscription_rel' if name == OURS else 'pg_subscription_rel'}"
-        ready = f"SELECT count(*) = 2 AND bool_and(srsubstate = 'r') FROM {states}"
+        ready = f"SELECT count(*) > 1 AND bool_and(srsubstate = 'r') FROM {states}"
         await wait_for(where.target, ready, where.launcher, dbname=name)
         await _disable(where, name)
 
 
-async def _round(where: Stage, result: Result, write: Write, order: tuple[str, str]) -> None:
-    await write(where)
+async def _round(where: Stage, result: Result, workload: Workload, order: tuple[str, ...], *, binary: bool) -> None:
+    await workload.write(where)
     async with connection(where.source) as publisher:
         await publisher.execute("CHECKPOINT")
         position = await publisher.fetchval("SELECT pg_current_wal_lsn()::text")
     for name in order:
         await execute(where.target, "CHECKPOINT")
+        if name == DRAIN:
+            result.drain.append(await _drain(where, position, binary=binary))
+            continue
         pid = where.launcher.pid
         assert pid is not None
+        reset_peak(pid)
         cpu, started = cpu_seconds(pid), monotonic()
         await _alter(where, name, "ENABLE")
         await wait_for(where.source, caught_up(name, position), where.launcher)
@@ -136,9 +117,21 @@ async def _round(where: Stage, result: Result, write: Write, order: tuple[str, s
         if name == OURS:
             result.ours.append(seconds)
             result.our_cpu.append(cpu_seconds(pid) - cpu)
+            result.our_peak = max(result.our_peak, memory(pid).peak)
         else:
             result.native.append(seconds)
         await _disable(where, name)
+
+
+async def _drain(where: Stage, position: str, *, binary: bool) -> float:
+    options = ("proto_version=1", "publication_names=p", f"binary={'on' if binary else 'off'}")
+    started = monotonic()
+    await where.source.program(
+        "pg_recvlogical",
+        *("--slot", DRAIN, "--start", "--no-loop", "--endpos", position, "--file", os.devnull, "-d", "postgres"),
+        *(word for option in options for word in ("-o", option)),
+    )
+    return monotonic() - started
 
 
 async def _alter(where: Stage, name: str, what: str) -> None:
@@ -157,31 +150,46 @@ async def _disable(where: Stage, name: str) -> None:
 
 
 async def _check(where: Stage) -> None:
-    async for result in compare(where.target.dsn(NATIVE), where.target.dsn(OURS)):
-        if result.differs:
-            raise RuntimeError(f"the two targets differ: {result}")
+    for name in (OURS, NATIVE):
+        async for result in compare(where.source.dsn(), where.target.dsn(name)):
+            if result.differs:
+                raise RuntimeError(f"{name} differs from the source: {result}")
+
+
+def _report(results: list[Result], rounds: int) -> None:
+    print(
+        f"{'workload':32} {'rows':>8} {'ours s':>8} {'native s':>9} {'drain s':>8} {'ours/native':>12}"
+        f" {'ours/drain':>11} {'our CPU s':>10} {'peak MiB':>9}"
+    )
+    for r in results:
+        ours, native, drain, cpu = (statistics.median(v) for v in (r.ours, r.native, r.drain, r.our_cpu))
+        print(
+            f"{r.name:32} {r.rows:>8,} {ours:>8.2f} {native:>9.2f} {drain:>8.2f} {r.by_native:>12.2f}"
+            f" {r.by_drain:>11.2f} {cpu:>10.2f} {r.our_peak / MIB:>9.0f}"
+        )
+    print(f"medians of {rounds} rounds, on {os.cpu_count()} processors shared with both servers")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", metavar="NAME", help="only workloads whose name has this in it")
-    parser.add_argument("--json", action="store_true", help="print JSON only")
+    parser.add_argument("--only", metavar="NAME", help="report only workloads whose name has this in it")
+    parser.add_argument("--binary", action="store_true", help="subscriptions with binary = true")
+    parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")
     arguments = parser.parse_args()
-    results = anyio.run(measure, arguments.rows, arguments.rounds, arguments.only)
+    results = anyio.run(lambda: measure(arguments.rows, arguments.rounds, arguments.only, binary=arguments.binary))
+    _report(results, arguments.rounds)
     if arguments.json:
-        workload = [
-            {"name": r.name, "rows": r.rows, "ours": r.ours, "native": r.native, "cpu": r.our_cpu, "ratio": r.ratio}
-            for r in results
-        ]
-        print(json.dumps({"cpus": os.cpu_count(), "workloads": workload}, indent=2))
-        return 0
-    print(f"{'workload':32} {'rows':>8} {'ours s':>8} {'native s':>9} {'ours/native':>12} {'our CPU s':>10}")
-    for r in results:
-        ours, native, cpu = (statistics.median(values) for values in (r.ours, r.native, r.our_cpu))
-        print(f"{r.name:32} {r.rows:>8,} {ours:>8.2f} {native:>9.2f} {r.ratio:>12.2f} {cpu:>10.2f}")
-    print(f"medians of {arguments.rounds} rounds, on {os.cpu_count()} processors shared with both servers")
+        found = [{**asdict(r), "by_native": r.by_native, "by_drain": r.by_drain} for r in results]
+        document = {"cpus": os.cpu_count(), "binary": arguments.binary, "workloads": found}
+        arguments.json.write_text(json.dumps(document, indent=2) + "\n")
+    if arguments.plot:
+        shown = [r for r in results if r.rows]
+        times = [(r.name, statistics.median(r.native), statistics.median(r.ours)) for r in shown]
+        title = "Time to replay a backlog, by that of PostgreSQL's own subscription"
+        arguments.plot.write_text(bars(title, [(name, ours / native) for name, native, ours in times], mark=1.0))
     return 0
 
 

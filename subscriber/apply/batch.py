@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.apply.steps import TableBatch, add, add_decoded
+from subscriber.apply.steps import Adder, TableBatch, add_decoded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update
@@ -24,11 +24,13 @@ from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 ROWS = 10_000  # changes after which a batch is applied
 BYTES = 2 * 1024 * 1024  # of messages, the same
 STEPS = 24  # of one table: more of them and the batch is no batch
+SMALL = 1000  # changes of a transaction whose end is worth waiting for when a batch is full
 LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
 
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
 
 BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
+VALUES = BODY + 8  # where the first row's columns begin in that of a change
 
 
 @dataclass(slots=True, eq=False)
@@ -77,10 +79,15 @@ class Batch:
         return whole, rest
 
     @property
-    def is_full(self) -> bool:
-        return (
-            self.rows >= ROWS or self.bytes >= BYTES or any(len(table.steps) > STEPS for table in self.tables.values())
-        )
+    def is_due(self) -> bool:
+        """Whether it is to be applied now. The end of a small transaction is waited for."""
+        if self.rows < ROWS and self.bytes < BYTES:
+            for table in self.tables.values():
+                if len(table.steps) > STEPS:
+                    break
+            else:
+                return False
+        return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= SMALL
 
     def portion(self, transaction: RemoteTransaction) -> Portion:
         """Where the changes of `transaction` go, the one that is being received."""
@@ -102,35 +109,34 @@ class Batch:
         batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
         """
         changes: list[Payload] = []
-        tables: dict[bytes, TableBatch] = {}
-        taken = size = 0
-        room, bytes_left = min(limit, ROWS - self.rows), BYTES - self.bytes
-        popleft, append = waiting.popleft, changes.append
-        while waiting and taken < room and size < bytes_left:
-            payload = waiting[0]
+        adders: dict[bytes, Adder] = {}  # by all that stands before the values; they are what takes the time
+        size = 0
+        most, largest = min(limit, ROWS + SMALL - self.rows), 2 * BYTES - self.bytes
+        for payload in waiting:
             length = len(payload)
-            if payload[0] != XLOG_DATA or length < 33 or length > LARGE:
+            if len(changes) >= most or size >= largest or payload[0] != XLOG_DATA or length > LARGE:
                 break
-            relid = payload[26:30]
-            table = tables.get(relid)
-            if table is None:
-                if payload[BODY] not in b"IUD" or (table := find(relid)) is None:
+            add = adders.get(payload[BODY:VALUES])
+            if add is None:
+                table = find(payload[BODY + 1 : BODY + 5]) if payload[BODY] in b"IUD" else None
+                add = table.adder(payload[BODY:VALUES]) if table is not None else None
+                if add is None:
                     break
-                tables[relid] = table
+                adders[payload[BODY:VALUES]] = add
             try:
-                if not add(table, payload, BODY):
+                if not add(payload, VALUES):
                     break
             except (IndexError, struct.error):
                 break
-            popleft()
-            append(payload)
-            taken += 1
+            changes.append(payload)
             size += length
-        if taken:
+        for _ in changes:
+            waiting.popleft()
+        if changes:
             self.portion(transaction).changes += changes
-            self.rows += taken
+            self.rows += len(changes)
             self.bytes += size
-        return taken, size
+        return len(changes), size
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Where changes of that table go."""

@@ -25,6 +25,7 @@ COPY BINARY, the elements of an array and TupleData have in common; rows to inse
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -39,6 +40,7 @@ NULL_TEXT = b"\\N"  # compared by identity: a value may be the same two bytes
 
 Cells = list[bytes | None]  # None: the column was not sent
 Key = bytes | tuple[bytes, ...] | int
+Adder = Callable[[bytes, int], bool]  # of the bytes of a change and where its first row's columns begin
 
 _length_at = struct.Struct(">I").unpack_from
 _head_at = struct.Struct(">BH").unpack_from
@@ -78,11 +80,24 @@ class TableBatch:
         self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
         self._has_identity_always = any(column.identity_always for column in mapping.attributes)
         self._all = (True,) * self.ncols
+        self._rest = b"n" * (self.ncols - 1)  # what comes after the key in most deletes
+        self._form = BINARY if binary else TEXT
         self._search = mapping.search
         self._single = mapping.search[0] if mapping.search is not None and len(mapping.search) == 1 else None
         self._latest: dict[object, Step] = {}  # by kind and columns
         self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
         self._serial = 0
+
+    def adder(self, head: bytes) -> Adder | None:
+        """What adds a change that begins with `head`: letter, relid, marker and number of columns of the first row."""
+        kind, marker, ncols = head[0], *_head_at(head, 5)
+        if ncols != self.ncols:
+            return None
+        if kind == _INSERT and marker == _NEW:
+            return self.insert
+        if kind == _UPDATE:
+            return self.update if marker == _NEW else self.update_from if marker in (_KEY, _ROW) else None
+        return self.delete if kind == _DELETE and marker in (_KEY, _ROW) else None
 
     # --- one change each; False: it cannot be part of a batch --------------------------------------
 
@@ -103,7 +118,7 @@ class TableBatch:
             key = self._serial
         else:
             key = tuple([row[i] or b"" for i in self._search])
-        step = self._latest.get(Kind.INSERT)
+        step = self._latest.get("insert")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
             step = self._begin(Kind.INSERT)
@@ -112,23 +127,29 @@ class TableBatch:
         self._touched[key] = step.index
         return True
 
-    def update(self, data: bytes, pos: int, marker: int) -> bool:
-        """The rows that begin at `pos`, of which the first is `marker` (N, K or O)."""
+    def update_from(self, data: bytes, pos: int) -> bool:
+        """The row as it was, at `pos`, and the new one after it."""
+        if self._search is None:
+            return False
+        old, end = _cells(data, pos, self.ncols, self._form)
+        marker, ncols = _head_at(data, end)
+        if not old or marker != _NEW or ncols != self.ncols:
+            return False
+        new, after = _cells(data, end + 3, self.ncols, self._form)
+        if after != len(data) or not new or self.strict:
+            return False
+        if any(old[i] != new[i] for i in self._search):
+            return self._update_key(old, new)
+        return self._update(new)
+
+    def update(self, data: bytes, pos: int) -> bool:
+        """The new row, which is found by its own key."""
+        new, end = _cells(data, pos, self.ncols, self._form)
+        return bool(new) and end == len(data) and self._update(new)
+
+    def _update(self, new: Cells) -> bool:
         if self.strict or self._search is None:
             return False
-        kind = BINARY if self.binary else TEXT
-        old = None
-        if marker != _NEW:
-            old, end = _cells(data, pos, self.ncols, kind)
-            marker, ncols = _head_at(data, end)
-            if not old or marker != _NEW or ncols != self.ncols:
-                return False
-            pos = end + 3
-        new, end = _cells(data, pos, self.ncols, kind)
-        if end != len(data) or not new:
-            return False
-        if old is not None and any(old[i] != new[i] for i in self._search):
-            return self._update_key(old, new)
         key = self._key(new)
         if key is None:
             return False
@@ -145,17 +166,24 @@ class TableBatch:
     def delete(self, data: bytes, pos: int) -> bool:
         if self._search is None:
             return False
-        old, end = _cells(data, pos, self.ncols, BINARY if self.binary else TEXT)
-        if end != len(data) or not old:
-            return False
-        key = self._key(old)
-        if key is None:
-            return False
-        step = self._latest.get(Kind.DELETE)
+        key: Key | None
+        if self._single == 0 and data[pos] == self._form:
+            end = pos + 5 + _length_at(data, pos + 1)[0]
+            key = data[pos + (1 if self.binary else 5) : end]
+            cells: Cells = [data[pos + 1 : end]]
+            if data[end:] != self._rest and _cells(data, end, self.ncols - 1, self._form)[1] != len(data):
+                return False
+        else:
+            old, end = _cells(data, pos, self.ncols, self._form)
+            key = self._key(old) if old and end == len(data) else None
+            if key is None:
+                return False
+            cells = [old[i] for i in self._search]
+        step = self._latest.get("delete")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
             step = self._begin(Kind.DELETE)
-        step.rows[key] = [old[i] for i in self._search]
+        step.rows[key] = cells
         self._touched[key] = step.index
         return True
 
@@ -220,24 +248,8 @@ class TableBatch:
         elif kind is Kind.KEY_UPDATE:
             self._latest[kind, sent] = step
         else:
-            self._latest[kind] = step
+            self._latest[kind.value] = step
         return step
-
-
-def add(table: TableBatch, data: bytes, pos: int) -> bool:
-    """The message of one change, its first byte at `pos`; False when it cannot be part of a batch.
-
-    IndexError and struct.error for one that is too short.
-    """
-    kind = data[pos]
-    marker, ncols = _head_at(data, pos + 5)
-    if ncols != table.ncols:
-        return False
-    if kind == _INSERT:
-        return marker == _NEW and table.insert(data, pos + 8)
-    if kind == _UPDATE:
-        return marker in (_NEW, _KEY, _ROW) and table.update(data, pos + 8, marker)
-    return kind == _DELETE and marker in (_KEY, _ROW) and table.delete(data, pos + 8)
 
 
 def add_decoded(table: TableBatch, change: Insert | Update | Delete) -> bool:
@@ -246,9 +258,9 @@ def add_decoded(table: TableBatch, change: Insert | Update | Delete) -> bool:
         if change.new.ncols != table.ncols or (change.old is not None and change.old.ncols != table.ncols):
             return False
         if change.old is None:
-            return table.update(change.new.raw, 0, _NEW)
+            return table.update(change.new.raw, 0)
         both = change.old.raw + struct.pack(">BH", _NEW, change.new.ncols) + change.new.raw
-        return table.update(both, 0, _ROW)
+        return table.update_from(both, 0)
     assert first is not None
     if first.ncols != table.ncols:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -18,11 +19,18 @@ async def run(target: str, spool_dir: str | None = None, spool_limit: int | None
 
     `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults.
     """
+    _collect_rarely()
     spool = SpoolPlace(limit=spool_limit) if spool_dir is None else SpoolPlace(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
         await Launcher(target, spool=spool).run()
     return 0
+
+
+def _collect_rarely() -> None:
+    """Applying makes objects by the million and hardly a cycle; looking for cycles took a fifth of the time."""
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 100)
 
 
 async def _stop_on_signal(tasks: TaskGroup) -> None:

@@ -105,7 +105,7 @@ class BatchingTarget(PostgresTarget):
 
         None where change() has to see the next one. Afterwards make_room() has to be awaited.
         """
-        if not self._may_gather(transaction) or self._batch.is_full:
+        if not self._may_gather(transaction):
             return 0, 0
 
         def find(relid: bytes) -> TableBatch | None:
@@ -213,8 +213,8 @@ class BatchingTarget(PostgresTarget):
     # --- sending --------------------------------------------------------------------------------
 
     async def make_room(self) -> None:
-        """Send the batch if it is full, and see to what was refused."""
-        if self._batch.is_full:
+        """Send the batch if it is due, and see to what was refused."""
+        if self._batch.is_due:
             await self._send(whatever=True)
         elif self.pipeline.refused is not None:
             await self._outcomes()
@@ -316,7 +316,8 @@ class BatchingTarget(PostgresTarget):
         """Wait for an answer that matters here."""
         self._answered = anyio.Event()
         self.pipeline.flush()
-        await self._answered.wait()
+        if self.pipeline.error is None:
+            await self._answered.wait()
         if self.pipeline.error is not None:
             raise self.pipeline.error
 
