@@ -133,7 +133,7 @@ class ApplyLoop:
                 for task in self._beside:
                     tasks.start_soon(task)
                 if self.streamed is not None:
-                    await self.streamed.open(tasks)
+                    await self.streamed.open(tasks, self.progress)
                 tasks.start_soon(self._read)
                 tasks.start_soon(self._feedback.run)
                 tasks.start_soon(self._target.pipeline.watch)
@@ -242,6 +242,8 @@ class ApplyLoop:
     def _commit_done(self, number: int) -> None:
         reach(Point.COMMITTED)
         self.progress.commit_done(number)
+        if self.streamed is not None:
+            self.streamed.committed()
         if self._flush is None:
             self.progress.made_durable(number)
         else:

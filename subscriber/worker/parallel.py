@@ -6,6 +6,10 @@ each subtransaction under a savepoint. So nothing ever waits for a parallel work
 and a worker may give up at any time, for whatever reason: then the leader applies the file when the transaction
 commits, as it does where no worker was free. What a worker cannot do right it need not do.
 
+A worker is never ahead of the leader's commits. The leader sends commits without waiting for their answers; what
+came after one in the stream may need what it made visible, so a worker is let see that part of the file only once
+the target has answered.
+
 At the end the leader waits for the worker: transactions commit in the publisher's order. The worker moves the
 progress row in its own transaction, from where the leader has left it; see target/progress.py.
 
@@ -24,6 +28,7 @@ Source: applyparallelworker.c; the deadlocks that its locks are for are describe
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
@@ -75,6 +80,8 @@ class Assignment:
         self._wants = wants
         self._counters = Counters()
         self._position = 0  # in the file: everything before it is applied
+        self._until = 0  # and what lies before this may be
+        self._later: deque[tuple[int, int]] = deque()  # (the leader's commit that has to be done for it, offset)
         self._savepoints: list[tuple[int, int]] = []  # (where its first change stands, xid), open ones
         self._inside: set[int] = set()  # the xids of these
         self._cut: int | None = None  # the file was cut there, and the worker has not gone back yet
@@ -85,13 +92,21 @@ class Assignment:
 
     # --- the leader's side ----------------------------------------------------------------------
 
-    def more(self) -> None:
-        """There is more in the file."""
-        self._changed.set()
+    def more(self, commit: int) -> None:
+        """There is more in the file, for when the target has done the leader's commit of that number."""
+        self._later.append((commit, self.spooled.written))
+
+    def committed(self, commit: int) -> None:
+        """The target has done the leader's commits up to that number."""
+        while self._later and self._later[0][0] <= commit:
+            self._until = self._later.popleft()[1]
+            self._changed.set()
 
     def cut(self, offset: int) -> None:
         """The file was cut there: a subtransaction was rolled back."""
         self._cut = offset if self._cut is None else min(offset, self._cut)
+        self._until = min(self._until, offset)
+        self._later = deque((commit, min(until, offset)) for commit, until in self._later)
         self._changed.set()
 
     def abort(self) -> None:
@@ -100,7 +115,12 @@ class Assignment:
         self._changed.set()
 
     async def finish(self, ending: Ending) -> bool:
-        """Wait until everything is applied and `ending` done, by the worker; false if it has given up."""
+        """Wait until everything is applied and `ending` done, by the worker; false if it has given up.
+
+        All commits of the leader are done.
+        """
+        self._later.clear()
+        self._until = self.spooled.written
         self._ending = ending
         self._changed.set()
         await self.over()
@@ -135,7 +155,7 @@ class Assignment:
                 return Outcome.GIVEN_UP
             if self._cut is not None:
                 self._go_back(target, self._cut)
-            if self._position < self.spooled.written and await self._apply_chunks(target, applier, decoder):
+            if self._position < self._until and await self._apply_chunks(target, applier, decoder):
                 continue
             if self._ending is not None:
                 await self._ending(target)
@@ -145,13 +165,13 @@ class Assignment:
             await self._changed.wait()
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
-        """What is in the file; false if there was nothing that may be read now: it is being cut."""
+        """What may be applied; false if nothing can be read just now: the file is being cut."""
         before = self._position
         async for records in self.spooled.read(self._position):
             for number, record in enumerate(records):
-                if self._cut is not None or self._aborted:
-                    return True
                 offset, xid, message = record
+                if self._cut is not None or self._aborted or offset >= self._until:
+                    return True
                 if xid != self.spooled.xid:
                     self._enter(target, offset, xid)
                 await applier.handle(decoder.decode(message))

@@ -24,6 +24,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import OpenBlock
+from subscriber.apply.progress import Progress
 from subscriber.catalog.store import StreamedStatus
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import StreamAbort
@@ -51,6 +52,7 @@ class Streamed:
         self._subid = subid
         self._may_go_ahead = may_go_ahead
         self._wants = wants
+        self._progress: Progress
         self._open: SpooledTransaction | None = None
         self._assigned: dict[int, tuple[Assignment, ParallelWorker]] = {}
         self._since: dict[int, float] = {}
@@ -64,8 +66,9 @@ class Streamed:
             found.append(StreamedStatus(xid, spooled.changes, spooled.size, self._since.get(xid, 0.0), number))
         return tuple(found)
 
-    async def open(self, tasks: TaskGroup) -> None:
-        """Before anything else; parallel workers run in `tasks`."""
+    async def open(self, tasks: TaskGroup, progress: Progress) -> None:
+        """Before anything else; parallel workers run in `tasks`, and wait for commits by their number in `progress`."""
+        self._progress = progress
         await self.spool.open()
         if self.pool is not None:
             self.pool.start(tasks)
@@ -107,7 +110,14 @@ class Streamed:
 
     def _tell(self, xid: int) -> None:
         if xid in self._assigned:
-            self._assigned[xid][0].more()
+            assignment = self._assigned[xid][0]
+            assignment.more(self._progress.sent)
+            assignment.committed(self._progress.committed)
+
+    def committed(self) -> None:
+        """The target has answered a commit: workers may apply what came after it."""
+        for assignment, _ in self._assigned.values():
+            assignment.committed(self._progress.committed)
 
     # --- the end --------------------------------------------------------------------------------
 

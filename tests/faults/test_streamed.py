@@ -1,0 +1,108 @@
+"""Streamed and prepared transactions under kill -9: nothing lost, nothing twice, nothing left lying about.
+
+    SUBSCRIBER_SOAK_SEED=7 SUBSCRIBER_SOAK_SECONDS=600 pytest -m soak tests/faults/test_streamed.py
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.worker.surroundings import SPOOL_VARIABLE
+from tests.faults import writers
+from tests.faults.scene import Scene
+from tests.faults.test_kills import crash
+
+SEED = int(os.environ.get("SUBSCRIBER_SOAK_SEED", random.randrange(10_000)))
+SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", 120))
+
+MODES = ["on", "parallel"]
+IMMEDIATE = "ALTER DATABASE {} SET debug_logical_replication_streaming = immediate"
+ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
+
+
+@pytest.fixture(autouse=True)
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the worker's files go."""
+    folder = tmp_path / "spool"
+    monkeypatch.setenv(SPOOL_VARIABLE, str(folder))
+    return folder
+
+
+async def subscribed(scene: Scene, streaming: str) -> None:
+    """Everything copied, and two_phase enabled."""
+    await writers.prepare(scene)
+    await scene.create_subscription(options=f"WITH (streaming = {streaming}, two_phase = true)")
+    scene.worker.start()
+    await scene.target.wait_for(ENABLED, "e")
+
+
+async def finish(scene: Scene, spool: Path, *, timeout: float = 60.0) -> dict[str, int]:
+    """Scene.finish(), and nothing of prepared or streamed transactions is left."""
+    if scene.worker.pid is None:
+        scene.worker.start()
+    await scene.wait_until_equal(timeout=timeout)
+    assert await scene.target.rows(writers.GIDS) == []
+    assert await scene.target.rows("SELECT * FROM subscriber.prepared") == []
+    counts = await scene.finish(timeout=timeout)
+    await scene.worker.stop()
+    assert [path for path in spool.rglob("*") if path.is_file()] == []
+    return counts
+
+
+async def kill_for(scene: Scene, seconds: float, chance: random.Random, servers: float) -> list[str]:
+    """Whom, one after another, about one a second; `servers` is how often it is one of them, from 0 to 1."""
+    killed = []
+    with anyio.move_on_after(seconds):
+        while True:
+            if scene.worker.pid is None:
+                scene.worker.start()
+            await anyio.sleep(chance.uniform(0.3, 1.9))
+            with anyio.CancelScope(shield=True):
+                if chance.random() < servers:
+                    victim = chance.choice([scene.source, scene.target])
+                    killed.append("publisher" if victim is scene.source else "target")
+                    await crash(victim.server, chance)
+                else:
+                    assert scene.worker.pid is not None, f"it ended by itself:\n{scene.worker.last_lines()}"
+                    killed.append("worker")
+                    await scene.worker.kill9()
+    return killed
+
+
+@pytest.mark.parametrize("streaming", MODES)
+async def test_streamed_and_prepared_ones_survive_kills(faults: Scene, spool: Path, streaming: str) -> None:
+    await subscribed(faults, streaming)
+    async with writers.writing(faults, 1, sessions=4, largest=800, pause=0.1):
+        await kill_for(faults, 5, random.Random(1), servers=0.2)
+    counts = await finish(faults, spool)
+    assert counts["keyed"] > 0
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("immediate", [False, True], ids=["64kB", "immediate"])
+@pytest.mark.parametrize("streaming", MODES)
+async def test_a_random_workload_of_every_kind_under_kills(
+    faults: Scene, spool: Path, streaming: str, immediate: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with capsys.disabled():
+        print(f"\nseed {SEED}, {SECONDS:.0f} s, streaming = {streaming}, {'immediate' if immediate else '64kB'}")
+    await subscribed(faults, streaming)
+    if immediate:
+        await faults.source.execute(IMMEDIATE.format(faults.source.name))
+        await faults.worker.kill9()
+    chance = random.Random(SEED)
+    async with writers.writing(faults, SEED, sessions=8, largest=5000, pause=0.2) as sessions:
+        killed = await kill_for(faults, SECONDS, chance, servers=0.15)
+    counts = await finish(faults, spool, timeout=600)
+    with capsys.disabled():
+        print(
+            f"identical after {sum(writer.ended for writer in sessions)} transactions; killed: worker"
+            f" {killed.count('worker')} times, publisher {killed.count('publisher')}, target {killed.count('target')};"
+            f" rows: {counts}"
+        )

@@ -1,0 +1,175 @@
+"""Transactions of every kind at once, by several sessions that outlive the publisher's crashes.
+
+    nested savepoints, given up and kept · rolled back whole · a few rows, or thousands · PREPARE TRANSACTION, and
+    later COMMIT PREPARED or ROLLBACK PREPARED by whoever comes by
+
+Table `keyed` has a key, `equal` has rows that are all alike under REPLICA IDENTITY FULL. Two sessions never wait
+for each other's rows: a server that streams what is not over yet must not need the order in which they are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from random import Random
+
+import anyio
+import asyncpg
+
+from tests.faults.scene import Scene
+from tests.plugins.fix_cluster import Database
+
+TABLES = (
+    "CREATE TABLE keyed (id bigint PRIMARY KEY, writer int, number int, text text)",
+    "CREATE TABLE equal (a int, b text)",
+    "ALTER TABLE equal REPLICA IDENTITY FULL",
+)
+ON_SOURCE = (
+    "CREATE SEQUENCE ids CACHE 100",
+    "INSERT INTO equal SELECT 1, 'same' FROM generate_series(1, 200)",
+    "ALTER PUBLICATION p ADD TABLE keyed, equal",
+)
+GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
+MOST_PREPARED = 4  # of the servers' ten
+
+_GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError, OSError)
+# Somebody else has resolved it, or holds it just now; or a crash came between the two phases.
+_NOT_NOW = (asyncpg.UndefinedObjectError, asyncpg.ObjectInUseError, asyncpg.ObjectNotInPrerequisiteStateError)
+
+
+class Writer:
+    """One session with one transaction after another."""
+
+    def __init__(self, number: int, seed: int, source: Database, largest: int) -> None:
+        self.ended = 0  # transactions
+        self._number = number
+        self._random = Random(f"{seed}/{number}")
+        self._source = source
+        self._largest = largest  # rows of a statement
+        self._savepoints: list[str] = []
+
+    async def run(self, stop: anyio.Event, pause: float) -> None:
+        """Until `stop`; a publisher that is down is waited for."""
+        while not stop.is_set():
+            try:
+                connection = await asyncpg.connect(self._source.dsn())
+                try:
+                    while not stop.is_set():
+                        await self._transaction(connection)
+                        await self._resolve(connection)
+                        self.ended += 1
+                        await anyio.sleep(self._random.uniform(0, 2 * pause))
+                finally:
+                    connection.terminate()
+            except _GONE:
+                await anyio.sleep(0.05)
+
+    async def _transaction(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        self._savepoints = []
+        await connection.execute("BEGIN")
+        for _ in range(self._random.choice([1, 2, 5, 12])):
+            await connection.execute(self._statement())
+            if self._random.random() < 0.1:
+                await anyio.sleep(self._random.uniform(0, 0.1))
+        await self._end(connection)
+
+    async def _end(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        dice = self._random.random()
+        if dice < 0.15:
+            await connection.execute("ROLLBACK")
+        elif dice < 0.45 and len(await connection.fetch(GIDS)) < MOST_PREPARED:
+            await connection.execute(f"PREPARE TRANSACTION 'w{self._number} {self._random.getrandbits(60)}'")
+        else:
+            await connection.execute("COMMIT")
+
+    async def _resolve(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
+        """Some of what is prepared, by anybody."""
+        for (gid,) in await connection.fetch(GIDS):
+            if self._random.random() < 0.2:
+                await resolve(connection, gid, self._random)
+
+    def _statement(self) -> str:
+        dice = self._random.random()
+        if dice < 0.2:
+            self._savepoints.append(f"s{len(self._savepoints)}")
+            return f"SAVEPOINT {self._savepoints[-1]}"
+        if dice < 0.4 and self._savepoints:
+            place = self._random.randrange(len(self._savepoints))
+            name = self._savepoints[place]
+            if dice < 0.3:
+                del self._savepoints[place:]
+                return f"RELEASE {name}"
+            del self._savepoints[place + 1 :]
+            return f"ROLLBACK TO {name}"
+        return self._keyed() if dice < 0.75 else self._equal()
+
+    def _keyed(self) -> str:
+        """Rows of this writer, which nobody else changes."""
+        random = self._random
+        own = f"writer = {self._number} AND id % 5 = {random.randrange(5)}"
+        held = "FOR UPDATE SKIP LOCKED"  # what this writer itself has prepared
+        match random.randint(1, 6):
+            case 1 | 2 | 3:
+                rows = random.choice([1, 10, self._largest])
+                return (
+                    f"INSERT INTO keyed SELECT nextval('ids'), {self._number}, i, repeat('x', i % 100)"
+                    f" FROM generate_series(1, {rows}) i"
+                )
+            case 4:
+                return (
+                    "UPDATE keyed SET number = number + 1"
+                    f" WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT {self._largest} {held})"
+                )
+            case 5:
+                return f"UPDATE keyed SET id = nextval('ids') WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT 20 {held})"
+            case _:
+                limit = random.choice([10, self._largest])
+                return f"DELETE FROM keyed WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT {limit} {held})"
+
+    def _equal(self) -> str:
+        """Rows that are like others, which other writers change at the same time."""
+        random = self._random
+        some = f"ctid IN (SELECT ctid FROM equal LIMIT {random.randint(1, 40)} FOR UPDATE SKIP LOCKED)"
+        match random.randint(1, 3):
+            case 1:
+                rows = random.randint(1, 40)
+                return f"INSERT INTO equal SELECT {random.randint(1, 2)}, 'same' FROM generate_series(1, {rows})"
+            case 2:
+                return f"UPDATE equal SET a = {random.randint(1, 2)} WHERE {some}"
+            case _:
+                return f"DELETE FROM equal WHERE {some}"
+
+
+async def resolve(connection: asyncpg.Connection[asyncpg.Record], gid: str, random: Random) -> None:
+    """Commit what is prepared, or roll it back; nothing happens if somebody else does."""
+    try:
+        await connection.execute(f"{random.choice(['COMMIT', 'ROLLBACK'])} PREPARED '{gid}'")
+    except _NOT_NOW:
+        pass
+
+
+async def prepare(scene: Scene) -> None:
+    """The tables on both sides, and a publisher that streams whatever has more than a few hundred rows."""
+    await scene.source.execute(*TABLES, *ON_SOURCE)
+    await scene.target.execute(*TABLES)
+    await scene.source.execute(f"ALTER DATABASE {scene.source.name} SET logical_decoding_work_mem = '64kB'")
+
+
+@asynccontextmanager
+async def writing(scene: Scene, seed: int, *, sessions: int, largest: int, pause: float) -> AsyncIterator[list[Writer]]:
+    """`sessions` writers for the length of the block; afterwards nothing is prepared on the publisher any more.
+
+    `largest`: rows of their largest statements; `pause`: seconds between two transactions, on average.
+    """
+    stop = anyio.Event()
+    writers = [Writer(number, seed, scene.source, largest) for number in range(1, sessions + 1)]
+    async with anyio.create_task_group() as tasks:
+        for writer in writers:
+            tasks.start_soon(writer.run, stop, pause)
+        yield writers
+        stop.set()
+    random = Random(seed)
+    connection = await scene.source.connect()
+    for (gid,) in await connection.fetch(GIDS):
+        await resolve(connection, gid, random)
+    await connection.close()
