@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
 import asyncpg
@@ -101,12 +101,12 @@ REMOVE_PROGRESS = "DELETE FROM subscriber.progress WHERE subid = $1 AND relid = 
 REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
        last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
-       changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, limits, started,
-       updated_at)
+       changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, limits, one_by_one,
+       started, updated_at)
 SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
        $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
        $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::int, $22::text, $23::text::jsonb,
-       nullif($24::text[], '{}'), now(), now()
+       nullif($24::text[], '{}'), $25::text::jsonb, now(), now()
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
        state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
@@ -116,7 +116,7 @@ ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid
        changes = excluded.changes, bytes = excluded.bytes, copy_rows = excluded.copy_rows,
        copy_bytes = excluded.copy_bytes, copy_total_bytes = excluded.copy_total_bytes,
        leader_pid = excluded.leader_pid, waiting_for = excluded.waiting_for, streamed = excluded.streamed,
-       limits = excluded.limits,
+       limits = excluded.limits, one_by_one = excluded.one_by_one,
        started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
        updated_at = excluded.updated_at
 """
@@ -126,7 +126,7 @@ SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS 
        w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
        w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
        w.leader_pid, w.waiting_for, w.streamed::text AS streamed, coalesce(w.limits, '{}') AS limits,
-       w.started, w.updated_at
+       w.one_by_one::text AS one_by_one, w.started, w.updated_at
   FROM subscriber.worker w ORDER BY w.subid, w.relid
 """
 
@@ -209,6 +209,7 @@ class WorkerStatus:
     waiting_for: str | None = None  # what its backend has been waiting for, for a second or more
     streamed: tuple[StreamedStatus, ...] = ()
     limits: tuple[str, ...] = ()  # what it has to do without on this target
+    one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
     started: datetime | None = None
     updated_at: datetime | None = None
 
@@ -400,6 +401,7 @@ async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) ->
         status.waiting_for,
         json.dumps([asdict(transaction) for transaction in status.streamed]),
         list(status.limits),
+        json.dumps(dict(status.one_by_one)),
     )
 
 
@@ -416,6 +418,7 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values["received_lsn"] = _lsn(values["received_lsn"])
         values["latest_end_lsn"] = _lsn(values["latest_end_lsn"])
         values["limits"] = tuple(values["limits"])
+        values["one_by_one"] = json.loads(values["one_by_one"])
         values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))
         statuses.append(WorkerStatus(**values))
     return statuses

@@ -154,6 +154,7 @@ worker = Table(
     Column("waiting_for", Text),  # what the worker's backend has been waiting for
     Column("streamed", JSONB, nullable=False, server_default=text("'[]'")),  # transactions that have not ended yet
     Column("limits", ARRAY(Text)),  # what it has to do without; NULL: nothing
+    Column("one_by_one", JSONB, nullable=False, server_default=text("'{}'")),  # reason to number of changes
     prefixes=["UNLOGGED"],
 )
 

@@ -116,6 +116,7 @@ class SubscriptionStatus:
     sync_errors: int
     skip_lsn: Lsn | None = None
     limits: tuple[str, ...] = ()  # what has to be done without on this target
+    one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
 
     @property
     def is_wrong(self) -> bool:
@@ -185,6 +186,7 @@ def assess(
         sync_errors=sync_errors,
         skip_lsn=subscription.skip_lsn or None,
         limits=worker_alive.limits if worker_alive else (),
+        one_by_one=worker_alive.one_by_one if worker_alive else {},
     )
 
 
@@ -310,6 +312,9 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
                 f"{units.in_bytes(rates.bytes)}/s",
             )
         )
+    if status.one_by_one:
+        reasons = sorted(status.one_by_one.items(), key=lambda item: -item[1])
+        lines.append(("one by one", ", ".join(f"{number:,} ({reason})" for reason, number in reasons)))
     lines += [("limit", limit) for limit in status.limits]
     if status.skip_lsn:
         lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
@@ -385,6 +390,7 @@ def as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "bytes": status.bytes,
         "skip_lsn": _lsn(status.skip_lsn),
         "limits": list(status.limits),
+        "one_by_one": dict(status.one_by_one),
         "apply_error_count": status.apply_errors,
         "sync_error_count": status.sync_errors,
         "tables": dict(status.tables),

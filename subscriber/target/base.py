@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
 from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.target.note import Wants
 
 
 class Target(Protocol):
@@ -38,6 +40,21 @@ class Target(Protocol):
 
         Only for a transaction that changed something.
         """
+
+    def take(
+        self, transaction: RemoteTransaction, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants
+    ) -> tuple[int, int]:
+        """Take changes of `transaction` off the front of `waiting`, as the walsender sent them: number and bytes.
+
+        At most `limit`, and none where change() has to see the next one. `wants` says of which tables. Afterwards
+        make_room() has to be awaited.
+        """
+
+    async def make_room(self) -> None:
+        """Do what was gathered if it is much."""
+
+    async def rest(self) -> None:
+        """The stream pauses: do what was gathered of complete transactions."""
 
     async def settle(self) -> None:
         """Wait until everything given so far has been done."""

@@ -29,7 +29,7 @@ before, which is committed; by a refused batch at worst beyond the row, which is
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -75,7 +75,6 @@ class BatchingTarget(PostgresTarget):
         super().__init__(session, origin, on_conflict)
         self.batching = True
         self.in_batches = 0  # changes applied set-based
-        self.one_by_one: Counter[str] = Counter()  # the others, by the reason why
         self._batch = Batch()
         self._under_way: deque[Attempt] = deque()
         self._answered = anyio.Event()

@@ -9,7 +9,7 @@ transaction, in target/relations.py.
 from __future__ import annotations
 
 import re
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 
 from subscriber.apply.context import RemoteTransaction, error_context
@@ -72,6 +72,7 @@ class PostgresTarget:
         self._noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
+        self.one_by_one: Counter[str] = Counter()  # changes that BatchingTarget has not applied set-based, and why
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied
         self._progress: ProgressRow

@@ -18,7 +18,7 @@ process may end. Nothing here is needed after a restart: the target's progress r
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import anyio
@@ -121,6 +121,11 @@ class ApplyLoop:
             return positions._replace(apply=self._applied)
         self._applied = positions.apply
         return positions
+
+    @property
+    def one_by_one(self) -> Mapping[str, int]:
+        """Changes that were not applied set-based, by the reason why."""
+        return self._target.one_by_one
 
     def wake(self) -> None:
         """Make the loop look at its boundary again, if it is waiting."""

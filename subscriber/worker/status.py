@@ -45,6 +45,7 @@ class Report:
             return
         counters = loop.counters
         status.transactions, status.changes, status.bytes = counters.transactions, counters.changes, counters.bytes
+        status.one_by_one = dict(loop.one_by_one)
         status.received_lsn = loop.progress.positions.write
         status.latest_end_lsn = loop.progress.positions.flush
         if loop.streamed is not None:

@@ -87,6 +87,12 @@ class Target:
     async def settle(self) -> None:
         self.settled = True
 
+    def take(self, *_: object) -> tuple[int, int]:
+        return 0, 0
+
+    async def rest(self) -> None:
+        pass
+
     async def map(self, relation: Relation) -> RelationMapping:
         if relation is not RELATION and relation.relid == BROKEN.relid:
             raise MappingError('logical replication target relation "s.t3" does not exist')
