@@ -80,9 +80,25 @@ class Net:
             values = _values(change.new)
             self._place(self._key(values), Row(None, values))
         elif isinstance(change, Update):
-            self._update(change, self.key)
+            if change.old is not None or not self._replace(change.new, self.key):
+                self._update(change, self.key)
         else:
             self._delete(self._key(_values(change.old)))
+
+    def _replace(self, new: TupleData, key: tuple[int, ...]) -> bool:
+        """The update that most are: everything was sent, and the key is what it was. False: it is another one."""
+        status, values = new.split()
+        if NOT_SENT in status:
+            return False
+        found = (values[key[0]],) if len(key) == 1 else tuple([values[index] for index in key])
+        row = self.rows.get(found)
+        if row is not None:
+            row.values = tuple(values)
+            return True
+        if self.truncated or found in self.gone or None in found:
+            return False
+        self.rows[found] = Row(found, tuple(values))
+        return True
 
     def truncate(self) -> None:
         """All rows are gone."""
