@@ -68,6 +68,7 @@ class Insert(_RowChange):
 
     @property
     def new(self) -> Row:
+        """The row."""
         row = self._new
         if row is None:
             data, pos, relation = self._data, self._pos, self.relation
@@ -106,12 +107,14 @@ class Update(_RowChange):
 
     @property
     def old(self) -> Row | None:
+        """The row before: whole, its key, or None when neither was sent."""
         if self._new is None:
             self._find_rows()
         return self._old
 
     @property
     def new(self) -> Row:
+        """The row after."""
         if self._new is None:
             self._find_rows()
             assert self._new is not None
@@ -158,6 +161,7 @@ class Delete(_RowChange):
 
     @property
     def old(self) -> Row:
+        """The row that was there: its key, or whole."""
         row = self._old
         if row is None:
             marker, ncols = _marker(self._data, self._pos, "DELETE")

@@ -111,6 +111,7 @@ class Link:
             self._arrived = anyio.Event()
             if not self._queue:
                 return []
+        self.between = False
         head, start = self._queue[0], self._taken
         chunk = head[start : start + CHUNK]
         self._taken += CHUNK

@@ -101,6 +101,9 @@ async def stream(
     much as there is), until they commit; "blocks" hands the blocks over as they come; `streaming="off"` leaves
     it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops.
 
+    `failover` has a slot that is made kept on the publisher's standbys, too (17 and later). `application_name` is what
+    the publisher shows of the connection; None: the slot's name.
+
     Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
     drops the connection at once.
 
@@ -284,8 +287,9 @@ class Stream:
     def _hand_out(self, transaction: Transaction) -> Transaction:
         if transaction.kind is not Kind.STREAM_BLOCK and transaction.kind is not Kind.STREAM_ABORT:
             transaction.number = self.acks.handed_out()
-            if transaction.end_lsn is not None:
+            if transaction.end_lsn is not None:  # nothing of it is still among the frames
                 self.acks.note(transaction.end_lsn)
+                self.frames.ended()
         self._current = transaction
         return transaction
 

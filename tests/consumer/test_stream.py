@@ -20,6 +20,7 @@ from subscriber import (
 )
 from subscriber.consumer import link
 from subscriber.consumer.changes import Change
+from subscriber.consumer.spooled import Spooled
 from subscriber.consumer.stream import Stream
 from subscriber.consumer.transaction import Transaction
 from subscriber.lsn import Lsn
@@ -248,6 +249,26 @@ async def test_an_idle_consumer_does_not_hold_the_publisher_back(publisher: Fake
         publisher.ask()
         await anyio.sleep(0.02)
         assert publisher.confirmed == publisher.position == stream.confirmed
+
+
+async def test_a_keepalive_is_not_noted_while_frames_are_on_their_way(
+    publisher: FakePublisher, city: FakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a new connection files are removed, which takes a moment; what was taken by then is not handed out yet."""
+    with publisher.transaction(streamed=True) as large:
+        large.insert(city, id=1)
+    begin_again = Spooled.begin_again
+
+    async def slowly(spooled: Spooled) -> None:
+        publisher.ask()
+        await anyio.sleep(0.02)
+        await begin_again(spooled)
+
+    monkeypatch.setattr(Spooled, "begin_again", slowly)
+    async with publisher.stream(follow=True) as stream:
+        with anyio.fail_after(2):
+            assert (await anext(stream)).xid == large.xid
+        assert publisher.confirmed < publisher.position
 
 
 async def test_finish_ends_the_iteration_after_the_current_transaction(

@@ -1,0 +1,45 @@
+"""What help() has to say: everything a person can reach has a sentence, and options are named in it."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+import subscriber
+from subscriber import testing
+
+PUBLIC = [
+    *(getattr(subscriber, name) for name in ("Consumer", "Stream", "Transaction", "Row", "Relation", "Column", "Kind")),
+    *(getattr(subscriber, name) for name in ("Insert", "Update", "Delete", "Truncate", "Message", "Missing")),
+    testing.FakePublisher,
+    testing.FakeTable,
+    testing.FakeTransaction,
+]
+FROM_MAPPING = {"get", "items", "keys", "values"}  # documented where they are inherited from
+
+
+@pytest.mark.parametrize("kind", PUBLIC, ids=lambda kind: kind.__name__)
+def test_every_method_says_what_it_does(kind: type) -> None:
+    assert kind.__doc__
+    for name, member in inspect.getmembers(kind):
+        if name.startswith("_") or name in FROM_MAPPING or not (callable(member) or isinstance(member, property)):
+            continue
+        if member.__doc__ is None:
+            assert name in UNSAID, f"{kind.__name__}.{name}"
+
+
+# Their names say it: what protocols ask of a fake.
+UNSAID = {"close", "start", "types", "truncate"}
+
+
+@pytest.mark.parametrize("function", [subscriber.stream, subscriber.consume], ids=lambda function: function.__name__)
+def test_every_option_is_explained(function: object) -> None:
+    explained = (inspect.getdoc(subscriber.stream) or "") + (inspect.getdoc(function) or "")
+    for name in inspect.signature(function).parameters:  # type: ignore[arg-type]
+        assert f"`{name}" in explained or name == "consumer", name
+
+
+def test_help_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    help(subscriber.stream)
+    assert "spool_limit" in capsys.readouterr().out
