@@ -69,6 +69,12 @@ class Tables:
         self._states[relid].move(state, lsn)
         self.notify()
 
+    def correct(self, row: store.RelationState) -> None:
+        """Take over what the catalog says of one table; its sync worker does, once it has the table's lock."""
+        table = self._states.get(row.relid)
+        if table is not None:
+            table.state, table.lsn = State(row.state), row.lsn or Lsn(0)
+
     def restore(self, relid: int) -> None:
         """A sync worker has ended early: what it and the apply worker agreed on is void."""
         table = self._states.get(relid)

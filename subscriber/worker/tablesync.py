@@ -11,7 +11,8 @@ killed, or a server, or a connection:
   drops the slot, and origin and progress row are set by the copy's transaction.
 - between the creation of the slot and the commit of the copy: the same.
 - at the commit of the copy: rows, progress row (the snapshot's position) and state finishedcopy are one
-  transaction. Either all of it is there, or the next worker copies again.
+  transaction. Either all of it is there, or the next worker copies again. It asks the catalog which, after it
+  has its lock: while the backend of the worker before it works, the answer may still change.
 - in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
   from there, as no position is confirmed before it is durable.
 - after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
@@ -29,7 +30,7 @@ from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, origins, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.session import Session
-from subscriber.errors import SubscriberError
+from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.source.commands import negotiated_streaming
 from subscriber.source.publisher import Publisher
@@ -135,7 +136,9 @@ class TableSync:
     # --- the copy -------------------------------------------------------------------------------
 
     async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
-        state = self._state()
+        state = await self._stored_state()
+        if state in (State.SYNCDONE, State.READY):
+            raise StaleCatalog("the table has been synchronized meanwhile")
         if state in (State.INIT, State.DATASYNC):
             if state is State.DATASYNC:
                 await publisher.drop_slot(self.slot, missing_ok=True)
@@ -147,6 +150,16 @@ class TableSync:
             async with tagged(target):  # for origin = none, as what is applied is
                 position = await self._copy(target, publisher)
             self._tables.move(self.relid, State.FINISHEDCOPY, position)
+
+    async def _stored_state(self) -> State:
+        """As the catalog has it, now that the lock is ours: a worker before us may have committed its copy without
+        being told, and its backend may have done so after the tables were loaded.
+        """
+        async with self._catalog.use() as connection:
+            row = await store.load_relation_state(connection, self.subscription.oid, self.relid)
+            if row is not None:
+                self._tables.correct(row)
+        return self._state()
 
     async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:
         """Copy the table as of the creation of its slot; the position of that."""

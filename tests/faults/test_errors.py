@@ -41,6 +41,19 @@ async def test_sync_worker_loses_its_connection(
     assert await faults.check() == {"log": 105}
 
 
+async def test_a_copy_that_was_committed_unheard_is_not_made_again(
+    faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next sync worker begins before anybody has looked at the catalog again."""
+    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", 0.0)
+    fail_once(monkeypatch, Point.COPY_COMMITTED)
+    await faults.append(100)
+    await faults.create_subscription()
+    await subscriber.log.wait_for("lost for a test")
+    await subscriber.wait_for_ready(faults.source)
+    assert await faults.check() == {"log": 100}
+
+
 async def test_table_that_cannot_be_copied_costs_the_others_nothing(
     faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
