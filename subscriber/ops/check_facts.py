@@ -61,7 +61,8 @@ _MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role'
 _FORBIDDEN = """
 SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
  WHERE p.proname IN ('pg_replication_origin_progress', 'pg_replication_origin_advance',
-                     'pg_replication_origin_session_setup', 'pg_replication_origin_xact_setup')
+                     'pg_replication_origin_session_setup', 'pg_replication_origin_session_reset',
+                     'pg_replication_origin_xact_setup')
    AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
  ORDER BY 1
 """

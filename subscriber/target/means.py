@@ -33,7 +33,8 @@ SELECT pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'EXECUTE'))
   FROM pg_catalog.pg_proc p
  WHERE p.pronamespace = 'pg_catalog'::pg_catalog.regnamespace
    AND p.proname IN ('pg_replication_origin_progress', 'pg_replication_origin_advance',
-                     'pg_replication_origin_session_setup', 'pg_replication_origin_xact_setup')
+                     'pg_replication_origin_session_setup', 'pg_replication_origin_session_reset',
+                     'pg_replication_origin_xact_setup')
 """
 
 # The tables of schema subscriber have policies, which hold for everybody but a superuser and their owner.

@@ -74,6 +74,7 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str)
         session = await open_session(conninfo, application_name="subscriber conflict")
         try:
             asking = PostgresTarget(session, target.origin, lambda *_: None)
+            asking.means = target.means
             await asking.configure("off")
             if refusal is not None:
                 await _record(asking.pipeline, target, refusal)

@@ -83,6 +83,25 @@ async def test_everything_else_works(plain: Pair) -> None:
     assert await plain.target.value("SELECT remote_lsn > '0/0' FROM subscriber.progress WHERE relid = 0")
 
 
+async def conflicts_are_recorded(plain: Pair) -> None:
+    await plain.target.execute("INSERT INTO parent VALUES (50)")
+    await plain.source.execute("INSERT INTO parent VALUES (50)")
+    await plain.target.wait_for("SELECT occurrences >= 2 FROM subscriber.conflict_history")
+    await plain.subscriber.execute("ALTER SUBSCRIPTION s SET (conflict_policy = keep_local)")
+    await plain.source.wait_for_catchup("s")
+    assert await plain.rows("SELECT policy, resolution FROM subscriber.conflict_history ORDER BY id") == [
+        ("default", "error"),
+        ("keep_local", "skipped"),
+    ]
+    await plain.subscriber.execute("ALTER SUBSCRIPTION s SET (conflict_policy = '')")
+
+
+async def test_conflicts(plain: Pair) -> None:
+    await plain.subscriber.create(conninfo(plain.source), "p")
+    await plain.caught_up()
+    await conflicts_are_recorded(plain)
+
+
 async def test_what_is_missing_is_said(plain: Pair) -> None:
     await plain.subscriber.create(conninfo(plain.source), "p")
     await plain.caught_up()
@@ -129,7 +148,7 @@ async def test_with_the_privileges_nothing_is_missing(source_db: Database, targe
     await target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE")
     await ensure_schema(await target_db.connect())
     await target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {ROLE}")
-    for name in ("progress", "advance", "session_setup", "xact_setup"):
+    for name in ("progress", "advance", "session_setup", "session_reset", "xact_setup"):
         function = await target_db.value(f"SELECT 'pg_replication_origin_{name}'::regproc::regprocedure::text")
         await target_db.execute(f"GRANT EXECUTE ON FUNCTION {function} TO {ROLE}")
     plain.subscriber.start()
@@ -140,6 +159,7 @@ async def test_with_the_privileges_nothing_is_missing(source_db: Database, targe
     assert await target_db.value(
         "SELECT remote_lsn > '0/0' FROM pg_replication_origin_status WHERE external_id ~ '_[0-9]+$'"
     )
+    await conflicts_are_recorded(plain)
     await plain.source.execute("CREATE TABLE guarded (id int PRIMARY KEY)", f"GRANT SELECT ON guarded TO {ROLE}")
     await plain.target.execute("CREATE TABLE guarded (id int PRIMARY KEY)")
     await plain.target.execute("ALTER TABLE guarded ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
