@@ -14,9 +14,11 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from enum import Enum
-from typing import Any, Literal
+from typing import Any
 
+from subscriber.apply.missing import NOT_SENT as NOT_SENT
+from subscriber.apply.missing import UNCHANGED as UNCHANGED
+from subscriber.apply.missing import Missing as Missing
 from subscriber.consumer.types import Types
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.protocol import messages
@@ -27,23 +29,6 @@ from subscriber.protocol.tuples import UNCHANGED as _UNCHANGED_STATUS
 Values = dict[str, Any]
 
 _length_at = struct.Struct(">I").unpack_from
-
-
-class Missing(Enum):
-    """Why a row has no value for a column. Neither is NULL, which is None; both are false."""
-
-    UNCHANGED = "unchanged"
-    NOT_SENT = "not sent"
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __repr__(self) -> str:
-        return self.name
-
-
-UNCHANGED: Literal[Missing.UNCHANGED] = Missing.UNCHANGED
-NOT_SENT: Literal[Missing.NOT_SENT] = Missing.NOT_SENT
 
 
 Texts = dict[str, str | Missing | None]
