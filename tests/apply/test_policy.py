@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +14,7 @@ from subscriber.apply.policy import Outcome, Policy, Rule, decide, parse_policie
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
 
+ROOT = Path(__file__).parent.parent.parent
 T, U = ("public", "t"), ("Odd, one", "U")
 EXISTS, MISSING = ConflictType.INSERT_EXISTS, ConflictType.UPDATE_MISSING
 MULTIPLE = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
@@ -161,3 +165,13 @@ def test_in_a_tie_both_sides_keep_the_same_row(one: dict[str, str | None], data:
         return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is Outcome.APPLY else local
 
     assert kept(one, other) == kept(other, one)
+
+
+def test_the_documentation_has_policies_that_can_be_read() -> None:
+    text = (ROOT / "docs" / "conflicts.md").read_text() + (ROOT / "README.md").read_text()
+    written = re.findall(r"conflict_policy =\s+'([^']+)'", text)
+    assert len(written) >= 3
+    for policy in written:
+        assert parse_policies(policy)
+    for name in [*ConflictType, *Policy]:
+        assert f"`{name}`" in text or f"`{name} " in text or f"**{name}**" in text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,15 @@ async def test_a_conflict_is_recorded_with_its_transaction_or_not_at_all(db: Dat
     session = await deciders.open("public.t: skip")
     await session.apply(change(t, "insert_exists", binary=False), t.insert("5", "50", "x"))
     assert await db.rows(DECISIONS) == [("insert_exists", "skip", "skipped")]
+
+
+async def test_every_column_is_documented(db: Database) -> None:
+    text = (Path(__file__).parent.parent.parent / "docs" / "conflicts.md").read_text()
+    columns = await db.rows(
+        "SELECT attname::text FROM pg_attribute"
+        " WHERE attrelid = 'subscriber.conflict_history'::regclass AND attnum > 1 AND NOT attisdropped"
+    )
+    assert [name for (name,) in columns if f"`{name}`" not in text] == []
 
 
 async def test_only_who_owns_the_subscription_reads_it(db: Database, deciders: Deciders) -> None:
