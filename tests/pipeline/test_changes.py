@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -202,5 +203,6 @@ def test_plain_pyspark_finds_it_by_itself(log: Log, tmp_path: Path) -> None:
     log.rows(5)
     script = tmp_path / "plain.py"
     script.write_text(PLAIN.format(directory=log.directory))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False, timeout=300)
+    activated = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    done = subprocess.run(["python3", str(script)], capture_output=True, text=True, env=activated, check=False)
     assert done.stdout.strip() == "5", done.stderr[-2000:]
