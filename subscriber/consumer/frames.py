@@ -8,6 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable
 
+import anyio
+
+from subscriber import telemetry
 from subscriber.consumer.acks import Acks
 from subscriber.consumer.changes import (
     MARKER,
@@ -20,10 +23,10 @@ from subscriber.consumer.changes import (
     Truncate,
     Update,
 )
-from subscriber.consumer.link import KEEPALIVE_SIZE, Link, Source, position_of
+from subscriber.consumer.link import FIRST_WAIT, KEEPALIVE_SIZE, LONGEST_WAIT, Link, Source, passes, position_of
 from subscriber.consumer.rows import Relation
-from subscriber.consumer.types import Types
-from subscriber.errors import ProtocolError
+from subscriber.consumer.types import TypeRow, Types
+from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.protocol import messages
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA, decode_from_publisher
@@ -51,9 +54,22 @@ class Tables:
         if described.relid in self.known:
             self._types.forget(oids)
         if unknown := self._types.unknown(oids):
-            self._types.add(await self._source.types(unknown, self._types.known))
+            self._types.add(await self._look_up(unknown))
             self._types.give_up(unknown)
         self.known[described.relid] = Relation(described, self._types)
+
+    async def _look_up(self, oids: set[int]) -> list[TypeRow]:
+        """Ask the catalog, for as long as the publisher cannot be reached."""
+        wait = FIRST_WAIT
+        while True:
+            try:
+                return await self._source.types(oids, self._types.known)
+            except SubscriberError as error:
+                if not self._source.can_reconnect or not passes(error):
+                    raise
+                telemetry.log_error(error, telemetry.WARNING, event="stream.types")
+            await anyio.sleep(wait)
+            wait = min(LONGEST_WAIT, wait * 2)
 
     async def describe_all(self, described: Iterable[bytes]) -> None:
         """Take in Relation messages as they are read from outside of a block."""

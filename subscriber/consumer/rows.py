@@ -154,7 +154,10 @@ class Row(Mapping[str, Any]):
         if not isinstance(value, bytes):
             return value
         number = self.relation.by_name[name]
-        if self._columns()[number][0] == BINARY:
+        if self._is_older(number):
+            assert self._older is not None
+            return self._older.text(name)
+        if self.is_binary(name):
             column = self.relation.columns[number]
             if column.binary is column.text:  # a string, whose binary form is its text
                 return str(column.text(value))
@@ -181,7 +184,11 @@ class Row(Mapping[str, Any]):
 
     def is_binary(self, name: str) -> bool:
         """Whether raw() is the type's binary form."""
-        return self._columns()[self.relation.by_name[name]][0] == BINARY
+        number = self.relation.by_name[name]
+        if self._is_older(number):
+            assert self._older is not None
+            return self._older.is_binary(name)
+        return self._columns()[number][0] == BINARY
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.relation.by_name)
@@ -191,6 +198,10 @@ class Row(Mapping[str, Any]):
 
     def __repr__(self) -> str:
         return f"<Row of {self.relation}>"  # without its values: it may end up in a log
+
+    def _is_older(self, number: int) -> bool:
+        """Whether the value is that of the row before."""
+        return self._older is not None and self._columns()[number][0] == _UNCHANGED_STATUS
 
     def _without_value(self, number: int, status: int, *, raw: bool = False) -> Any:
         column = self.relation.columns[number]

@@ -47,7 +47,7 @@ from subscriber.consumer.live import Live, Single
 from subscriber.consumer.source import Create, SlotSource
 from subscriber.consumer.spooled import Spooled
 from subscriber.consumer.transaction import Kind, Transaction
-from subscriber.errors import ProtocolError
+from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.protocol.decode import Decoder
@@ -266,7 +266,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> Transaction:
-        if not self._running:
+        if not self._running and not self.closed:
             self._running = True
             self._tasks.start_soon(self._link.run)
         if self._current is not None:
@@ -297,6 +297,8 @@ class Stream:
 
     async def refill(self) -> bool:
         """Take more frames; whether they are of a new connection, on which what was begun comes again."""
+        if self.closed:
+            raise SubscriberError("the stream is closed", hint="Open it again to go on.", sqlstate="55000")
         renewed = await self.frames.refill()
         if renewed:
             self.decoder = Decoder(parallel=self._parallel)

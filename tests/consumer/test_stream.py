@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import anyio
 import pytest
 
@@ -18,14 +20,18 @@ from subscriber import (
     Truncate,
     Update,
 )
-from subscriber.consumer import link
+from subscriber.consumer import frames, link
 from subscriber.consumer.changes import Change
 from subscriber.consumer.spooled import Spooled
 from subscriber.consumer.stream import Stream
 from subscriber.consumer.transaction import Transaction
+from subscriber.consumer.types import TypeRow
+from subscriber.errors import ConnectionLost
 from subscriber.lsn import Lsn
+from subscriber.protocol import messages
 from subscriber.protocol.encode import encode
-from subscriber.protocol.messages import Commit
+from subscriber.protocol.messages import Commit, OldPart
+from subscriber.protocol.tuples import TupleData
 from subscriber.testing import FakePublisher, FakeTable
 
 
@@ -119,6 +125,49 @@ async def test_under_full_an_untouched_value_is_there(publisher: FakePublisher) 
     assert update.key == {"id": 1, "long": "x" * 10_000}
 
 
+@pytest.mark.parametrize("binary", [False, True])
+async def test_an_untouched_value_is_text_if_it_was_sent_so(publisher: FakePublisher, binary: bool) -> None:
+    whole = publisher.table("s.whole", identity="full", id="int")
+    sent = TupleData.join(b"b", [b"\0\0\0\7"]) if binary else TupleData.join(b"t", [b"7"])
+    with publisher.transaction() as transaction:
+        unchanged = TupleData.join(b"u", [None])
+        transaction.changes.append(messages.Update(None, whole.relation.relid, OldPart.ROW, sent, unchanged))
+    async with publisher.stream() as stream:
+        ((_, (update,)),) = await everything(stream)
+    row = new(update)
+    assert row["id"] == row.dict()["id"] == 7
+    assert row.is_binary("id") is binary
+    if binary:
+        with pytest.raises(SubscriberError, match="sent in binary"):
+            row.text("id")
+    else:
+        assert row.text("id") == "7"
+
+
+async def test_types_are_asked_for_until_the_publisher_answers(
+    publisher: FakePublisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "FIRST_WAIT", 0.001)
+    table = publisher.table("s.t", id="int key", mood="mood")
+    with publisher.transaction() as transaction:
+        transaction.insert(table, id=1, mood="ok")
+    answer, asked = publisher.types, 0
+
+    async def types(oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            publisher.disconnect()
+            raise ConnectionLost("nobody answers")
+        return await answer(oids, known)
+
+    monkeypatch.setattr(publisher, "types", types)
+    async with publisher.stream() as stream:
+        ((_, (insert,)),) = await everything(stream)
+    assert new(insert).dict() == {"id": 1, "mood": "ok"}
+    assert insert.relation.columns[1].type_name == "mood"  # type: ignore[union-attr]
+
+
 async def test_only_an_ack_confirms(publisher: FakePublisher, city: FakeTable) -> None:
     write(publisher, city, 1, 3)
     async with publisher.stream() as stream:
@@ -163,6 +212,19 @@ async def test_an_ack_after_the_end_is_refused(publisher: FakePublisher, city: F
         transaction = await anext(stream)
     with pytest.raises(SubscriberError, match="closed"):
         await transaction.ack()
+
+
+async def test_a_stream_that_was_left_says_so(publisher: FakePublisher, city: FakeTable) -> None:
+    write(publisher, city, 1, 2, rows=1000)
+    async with publisher.stream() as stream:
+        transaction = await anext(stream)
+    for left in (stream, transaction):
+        with pytest.raises(SubscriberError, match="the stream is closed"):
+            [thing async for thing in left]
+    async with publisher.stream() as stream:
+        pass
+    with pytest.raises(SubscriberError, match="the stream is closed"):
+        await anext(stream)
 
 
 async def test_changes_that_are_left_are_passed_over(publisher: FakePublisher, city: FakeTable) -> None:
