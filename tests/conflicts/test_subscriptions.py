@@ -210,3 +210,40 @@ async def test_copied_rows_are_the_publishers(pair: Pair) -> None:
         await pair.change(f"UPDATE {table} SET v = 'last'", f"DELETE FROM {table} WHERE id = 2")
     assert await pair.rows("SELECT id, v FROM t ORDER BY id") == [(1, "local"), (2, "local"), (3, "last")]
     assert await pair.rows("SELECT id, v FROM u ORDER BY id") == [(1, "last"), (3, "last")]
+
+
+@pytest.mark.parametrize("how", ["COMMIT", "ROLLBACK"])
+async def test_a_prepared_transaction_takes_its_record_with_it(pair: Pair, how: str) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t", two_phase=True, conflict_policy="apply_remote")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.target.wait_for("SELECT subtwophasestate = 'e' FROM subscriber.pg_subscription")
+    await pair.subscriber.wait_for_state("streaming")
+    await pair.target.execute("INSERT INTO t VALUES (1, 'target')")
+    connection = await pair.source.connect()
+    for statement in ("BEGIN", "INSERT INTO t VALUES (1, 'source')", "PREPARE TRANSACTION 'p'"):
+        await connection.execute(statement)
+    await pair.source.wait_for_catchup("s")
+    assert await pair.rows(DECISIONS) == []
+    await pair.change(f"{how} PREPARED 'p'")
+    committed = how == "COMMIT"
+    assert await pair.rows(DECISIONS) == [("insert_exists", "apply_remote", "updated", 1)] * committed
+    assert await pair.rows("SELECT v FROM t") == [("source" if committed else "target",)]
+
+
+async def test_a_streamed_transaction_is_decided_when_it_is_committed(pair: Pair) -> None:
+    """Its time is that of its commit, which is not known while it comes."""
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET debug_logical_replication_streaming = immediate")
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE t", streaming="parallel", conflict_policy="last_update_wins")
+    await pair.subscriber.wait_for_ready(pair.source)
+    connection = await pair.source.connect()
+    await connection.execute("BEGIN")
+    await connection.execute("INSERT INTO t SELECT g, 'source' FROM generate_series(1, 100) g")
+    await pair.source.wait_for("SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = 's'")
+    await pair.target.execute("INSERT INTO t VALUES (1, 'before its commit')")
+    await connection.execute("SAVEPOINT one; UPDATE t SET v = 'never'; ROLLBACK TO one")
+    await connection.execute("COMMIT")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.rows("SELECT DISTINCT v FROM t") == [("source",)]
+    assert await pair.rows(DECISIONS) == [("insert_exists", "last_update_wins", "updated", 1)]
