@@ -13,6 +13,7 @@ from pathlib import Path
 from time import monotonic
 
 import anyio
+import asyncpg
 import pytest
 
 from subscriber.errors import PublisherError, SlotLost
@@ -229,9 +230,9 @@ async def wait_for_log(directory: Path) -> None:
 
 
 KEEP_WRITING = """
-CREATE PROCEDURE keep_writing(n int) LANGUAGE plpgsql AS $$
+CREATE PROCEDURE keep_writing(first int, last int) LANGUAGE plpgsql AS $$
 BEGIN
-    FOR i IN 1..n LOOP
+    FOR i IN first..last LOOP
         INSERT INTO t SELECT i * 1000 + j, repeat(md5(i::text), 1 + i % 50) FROM generate_series(1, 1 + i % 20) j;
         IF i % 10 = 0 THEN ROLLBACK; ELSE COMMIT; END IF;
     END LOOP;
@@ -239,24 +240,36 @@ END $$
 """
 
 
+async def keep_writing(source: Database, stop: anyio.Event) -> None:
+    """Small transactions until `stop`; a publisher that is down is waited for."""
+    first = 1
+    while not stop.is_set():
+        try:
+            await source.execute(f"CALL keep_writing({first}, {first + 199})")
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            await anyio.sleep(0.1)
+        first += 200
+
+
 @pytest.mark.parametrize("kills", [4, pytest.param(60, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 async def test_killed_at_random_the_log_has_everything_once(
     source_db: Database, tmp_path: Path, command: Command, kills: int
 ) -> None:
+    """The archiver each time; the publisher, too, once in a while."""
     await source_db.execute(PUBLISHED, KEEP_WRITING)
     command.start()
     await wait_for_log(tmp_path / "log")
-    chance = random.Random(kills)
-
-    async def write() -> None:
-        await source_db.execute(f"CALL keep_writing({kills * 500})")
-
+    chance, stop = random.Random(kills), anyio.Event()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(write)
-        for _ in range(kills):
+        tasks.start_soon(keep_writing, source_db, stop)
+        for number in range(kills):
             await anyio.sleep(chance.uniform(0.3, 0.9))
+            if number % 10 == 2:
+                await source_db.server.kill9()
+                await source_db.server.start()
             await command.kill9()
             command.start()
+        stop.set()
     expected = await source_db.rows("SELECT id, note FROM t ORDER BY id")
     await command.kill9()
     await archive_until_now(source_db, tmp_path / "log")
