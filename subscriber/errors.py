@@ -16,6 +16,7 @@
     │   └── SpoolFull        no room for a streamed transaction: more disk, a higher limit, or streaming = off
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
+        │   └── HookError    a hook of the program cannot be right for its table, or failed: correct it
         ├── ConflictError    a row of the target is in the way of a change
         ├── LateConflict     a row came into the way after it was looked for: look again, nothing is wrong
         └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
@@ -153,6 +154,10 @@ class ApplyError(SubscriberError):
 
 class MappingError(ApplyError):
     """The target has no table, column or identity that a change needs."""
+
+
+class HookError(MappingError):
+    """A hook of the embedding program cannot be right for its table, or failed."""
 
 
 class ConflictError(ApplyError):
