@@ -33,6 +33,9 @@ BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payl
 VALUES = BODY + 8  # where the first row's columns begin in that of a change
 
 
+_UNKNOWN = (None, None)
+
+
 @dataclass(slots=True, eq=False)
 class Portion:
     """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to."""
@@ -51,6 +54,7 @@ class Batch:
         self.portions: list[Portion] = []
         self.rows = 0
         self.bytes = 0
+        self._adders: dict[bytes, tuple[TableBatch, Adder]] = {}  # by all that stands before a change's values
 
     @property
     def steps(self) -> int:
@@ -109,20 +113,21 @@ class Batch:
         batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
         """
         changes: list[Payload] = []
-        adders: dict[bytes, Adder] = {}  # by all that stands before the values; they are what takes the time
+        adders = self._adders
         size = 0
         most, largest = min(limit, ROWS + SMALL - self.rows), 2 * BYTES - self.bytes
         for payload in waiting:
             length = len(payload)
             if len(changes) >= most or size >= largest or payload[0] != XLOG_DATA or length > LARGE:
                 break
-            add = adders.get(payload[BODY:VALUES])
-            if add is None:
+            table, add = adders.get(payload[BODY:VALUES], _UNKNOWN)
+            if add is None or table is None or table.found_by is not changes:
                 table = find(payload[BODY + 1 : BODY + 5]) if payload[BODY] in b"IUD" else None
                 add = table.adder(payload[BODY:VALUES]) if table is not None else None
-                if add is None:
+                if add is None or table is None:
                     break
-                adders[payload[BODY:VALUES]] = add
+                table.found_by = changes
+                adders[payload[BODY:VALUES]] = table, add
             try:
                 if not add(payload, VALUES):
                     break

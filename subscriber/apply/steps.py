@@ -74,6 +74,7 @@ class TableBatch:
         self.mapping = mapping
         self.binary = binary
         self.steps: list[Step] = []
+        self.found_by: object = None  # the call of Batch.take() that has asked for it
         self.strict = mapping.local.other_unique
         self.ncols = len(mapping.attributes)
         self._may_skip_versions = _may_skip_versions(mapping)

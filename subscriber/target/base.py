@@ -38,6 +38,7 @@ class Target(Protocol):
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         """Commit the rows and the progress together; `on_committed` is called once that has succeeded.
 
+        Where several transactions are committed together the last one's is called for all.
         Only for a transaction that changed something.
         """
 

@@ -267,9 +267,8 @@ class BatchingTarget(PostgresTarget):
         def committed() -> None:
             if not in_savepoint:
                 done()
-            for portion in portions:
-                if portion.on_committed is not None:
-                    portion.on_committed()
+            if last.on_committed is not None:
+                last.on_committed()
 
         pipeline.attempting = True
         try:

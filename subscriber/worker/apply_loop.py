@@ -44,6 +44,8 @@ QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading 
 
 TURN = 256  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
+CHANGES = (b"I", b"U", b"D")  # the first bytes of messages that are changes of rows
+
 _KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
 
 
@@ -200,7 +202,8 @@ class ApplyLoop:
 
     def _take_changes(self, limit: int) -> int:
         """Have the target take changes of rows as they came, up to `limit`; how many it took."""
-        if len(first := self._queue[0]) <= XLOG_DATA_HEADER.size:
+        first = self._queue[0]
+        if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in CHANGES:
             return 0
         taken, size = self._transactions.take(self._queue, limit)
         if taken:
