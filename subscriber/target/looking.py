@@ -53,15 +53,11 @@ class Looking:
         self.timed = timed
         self._pipeline = pipeline
 
-    async def find(self, plan: Plan, new: Row, old: Row, note: Note | None = None) -> list[Found]:
-        """The rows of one of the plans in probes.py; `note` goes with an error."""
-        found = []
-        for time, committed, origin_id, origin, label, place, xid, *values in await self._ask(plan, new, old, note):
-            writer = Writer(
-                xid or "", time, origin_id not in (None, "0"), origin, int(committed) if committed else None
-            )
-            found.append(Found(writer, label or "", place or "", tuple(values)))
-        return found
+    async def find(self, plans: Sequence[Plan], new: Row, old: Row, note: Note | None = None) -> list[list[Found]]:
+        """The rows of each of some plans in probes.py, all asked at once; `note` goes with an error."""
+        answers = [self._send(plan.sql, *bind(plan, new, old), note) for plan in plans]
+        await self._pipeline.settle()
+        return [[_found(row) for row in rows] for rows in answers]
 
     async def unique_indexes(
         self, mapping: RelationMapping, new: Row, table: tuple[str, str] | None = None, note: Note | None = None
@@ -114,9 +110,21 @@ class Looking:
         return await self._rows(plan.sql, formats, parameters, note)
 
     async def _rows(self, sql: str, formats: bytes, parameters: bytes, note: Note | None) -> Rows:
+        rows = self._send(sql, formats, parameters, note)
+        await self._pipeline.settle()
+        return rows
+
+    def _send(self, sql: str, formats: bytes, parameters: bytes, note: Note | None) -> Rows:
+        """A list that the rows will be in once the pipeline is settled."""
         result: Rows = []
         self._pipeline.execute(
             sql, formats, parameters, note=note, on_result=lambda _note, _tag, rows: result.extend(rows)
         )
-        await self._pipeline.settle()
         return result
+
+
+def _found(row: tuple[str | None, ...]) -> Found:
+    time, committed, origin_id, origin, label, place, xid, *values = row
+    foreign = origin_id not in (None, "0")
+    writer = Writer(xid or "", time, foreign, origin, int(committed) if committed else None)
+    return Found(writer, label or "", place or "", tuple(values))

@@ -222,7 +222,8 @@ class Resolving:
         require_columns(mapping, (new, old)[row][0])
         if mapping.search is None:
             self._run(statements.find(mapping, row, (new, old)[row][0]), new, old, note)
-        found = await self.looking.find(probes.searched(mapping, row, timed=self.looking.timed), new, old, note)
+        plan = probes.searched(mapping, row, timed=self.looking.timed)
+        (found,) = await self.looking.find([plan], new, old, note)
         return found[0] if found else None
 
     async def _holders(self, new: TupleData, note: Note) -> list[tuple[Found, str, list[str]]]:
@@ -230,11 +231,10 @@ class Resolving:
         mapping = _mapping(note)
         row = new.split()
         require_columns(mapping, row[0])
-        holders = []
-        for index, key, places in await self.looking.unique_indexes(mapping, row, note=note):
-            plan = probes.holders(mapping, places, timed=self.looking.timed)
-            holders += [(found, index, key) for found in await self.looking.find(plan, row, NO_ROW, note)]
-        return holders
+        indexes = await self.looking.unique_indexes(mapping, row, note=note)
+        plans = [probes.holders(mapping, places, timed=self.looking.timed) for _, _, places in indexes]
+        answers = await self.looking.find(plans, row, NO_ROW, note) if plans else []
+        return [(holder, *index[:2]) for index, rows in zip(indexes, answers, strict=True) for holder in rows]
 
     async def _unique(
         self, change: Insert | Update, holders: list[tuple[Found, str, list[str]]], note: Note

@@ -12,7 +12,7 @@ execReplication.c.
 from __future__ import annotations
 
 from subscriber.apply import conflict
-from subscriber.apply.conflict import Conflict, LocalRow
+from subscriber.apply.conflict import Conflict
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
@@ -40,16 +40,17 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
     columns = columns_of(mapping, label)
     new = change.new.split()
     old = change.old.split() if isinstance(change, Update) and change.old is not None else new
-    found: list[LocalRow] = []
-    for index, key, places in await looking.unique_indexes(mapping, new, (schema, table)):
-        plan = probes.in_the_way(
-            mapping,
-            (schema, table),
-            places,
-            searched=old[0] if isinstance(change, Update) else None,
-            timed=looking.timed,
-        )
-        found += [row.local_row(mapping, columns, index, key) for row in await looking.find(plan, new, old)]
+    indexes = await looking.unique_indexes(mapping, new, (schema, table))
+    searched = old[0] if isinstance(change, Update) else None
+    plans = [
+        probes.in_the_way(mapping, (schema, table), places, searched=searched, timed=looking.timed)
+        for _, _, places in indexes
+    ]
+    found = [
+        row.local_row(mapping, columns, index, key)
+        for (index, key, _), rows in zip(indexes, await looking.find(plans, new, old), strict=True)
+        for row in rows
+    ]
     if not found:
         return None
     return conflict.unique(mapping, await looking.as_text(mapping, change), label, columns, found)

@@ -103,7 +103,7 @@ def others(found: Sequence[Node], node: Node) -> list[Node]:
 async def caught_up(found: Sequence[Node]) -> None:
     for node in found:
         for other in others(found, node):
-            await other.database.wait_for_catchup(f"from_{other.number}_to_{node.number}", timeout=60)
+            await other.database.wait_for_catchup(f"from_{other.number}_to_{node.number}", timeout=300)
 
 
 async def work(found: Sequence[Node], script: str, directory: Path, seconds: float, rate: int) -> list[int]:
@@ -119,7 +119,7 @@ async def work(found: Sequence[Node], script: str, directory: Path, seconds: flo
 async def converge(servers: Sequence[Server], directory: Path, seconds: float) -> None:
     """Each node changes rows of its own; nothing comes back, and all end with everything."""
     async with nodes(servers) as found:
-        done = await work(found, DISJOINT, directory, seconds, 400)
+        done = await work(found, DISJOINT, directory, seconds, 200)
         assert min(done) > 0
         sums = [await node.database.rows(SUM) for node in found]
         assert sums == sums[:1] * len(found)
