@@ -163,7 +163,7 @@ async def connect(
         for target in candidates:
             try:
                 connection = await _attempt(target, asyncpg_arguments(parameters, target, startup), limit)
-                await _check_session(connection, attribute, target)
+                await _prepare(connection, attribute, parameters, target)
             except ConnectionLost as error:
                 failures.append(error)
             except ConnectError as error:
@@ -171,7 +171,6 @@ async def connect(
                     raise
                 failures.append(error)
             else:
-                _set_socket_options(connection, parameters)
                 return connection
     if len(failures) == 1:
         raise failures[0]
@@ -213,18 +212,29 @@ async def _attempt(target: Target, arguments: dict[str, object], limit: float | 
 # --- what kind of session it is -------------------------------------------------------------------
 
 
-async def _check_session(connection: asyncpg.Connection, attribute: str, target: Target) -> None:
-    """Raise ConnectionLost, and close, if the session is not what target_session_attrs asks for."""
-    if attribute == "any":
-        return
+async def _prepare(
+    connection: asyncpg.Connection, attribute: str, parameters: Mapping[str, str], target: Target
+) -> None:
+    """Make a new connection what was asked for; closed when ConnectionLost or ConninfoError, or anything, is raised."""
     try:
-        standby = await _setting(connection, "in_hot_standby", "pg_catalog.pg_is_in_recovery()")
-        read_only = standby or await _setting(
-            connection, "default_transaction_read_only", "current_setting('transaction_read_only')::bool"
-        )
+        await _check_session(connection, attribute, target)
+        _set_socket_options(connection, parameters)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         connection.terminate()
         raise translate(error, target) from error
+    except BaseException:
+        connection.terminate()
+        raise
+
+
+async def _check_session(connection: asyncpg.Connection, attribute: str, target: Target) -> None:
+    """Raise ConnectionLost if the session is not what target_session_attrs asks for."""
+    if attribute == "any":
+        return
+    standby = await _setting(connection, "in_hot_standby", "pg_catalog.pg_is_in_recovery()")
+    read_only = standby or await _setting(
+        connection, "default_transaction_read_only", "current_setting('transaction_read_only')::bool"
+    )
     complaint = {
         "read-write": "session is read-only" if read_only else "",
         "read-only": "" if read_only else "session is not read-only",
@@ -232,7 +242,6 @@ async def _check_session(connection: asyncpg.Connection, attribute: str, target:
         "standby": "" if standby else "server is not in hot standby mode",
     }[attribute]
     if complaint:
-        connection.terminate()
         raise ConnectionLost(target.failed() + complaint)
 
 

@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import anyio
 import pytest
 
 from subscriber.connection.connect import connect, open_session
@@ -88,6 +89,26 @@ async def test_a_silent_server_times_out() -> None:
         with pytest.raises(ConnectionLost) as caught:
             await connect(f"host=127.0.0.1 port={port}", timeout=0.2)
     assert caught.value.message == f'connection to server at "127.0.0.1", port {port} failed: timeout expired'
+
+
+async def test_a_connection_that_is_not_handed_out_is_closed(
+    source_db: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a cancellation while it is looked at, or by what the operating system says of an option."""
+    ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'not handed out'"
+    dsn = source_db.dsn(application_name="not handed out")
+    monkeypatch.setattr("subscriber.connection.connect._check_session", lambda *_: anyio.sleep_forever())
+    with anyio.move_on_after(5) as scope:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(connect, dsn)
+            await source_db.wait_for(ours, 1)
+            tasks.cancel_scope.cancel()
+    assert not scope.cancelled_caught
+    await source_db.wait_for(ours, 0)
+    monkeypatch.undo()
+    with pytest.raises(ConnectionLost):
+        await connect(dsn + "&keepalives_idle=2000000000")
+    await source_db.wait_for(ours, 0)
 
 
 async def test_a_refusal_carries_the_servers_words(publisher: Server) -> None:

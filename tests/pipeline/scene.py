@@ -70,7 +70,7 @@ class Scene:
         return ChangeLog(self.directory / "log")
 
     async def write(self, transactions: int) -> None:
-        async with self.source._connection() as connection:
+        async with self.source.connection() as connection:
             for _ in range(transactions):
                 with suppress(asyncpg.UniqueViolationError):  # rolled back, as applications' transactions are
                     async with connection.transaction():

@@ -61,7 +61,8 @@ class Database:
         return connection
 
     @asynccontextmanager
-    async def _connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        """A connection for a block."""
         connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(self.dsn())
         try:
             yield connection
@@ -70,25 +71,25 @@ class Database:
 
     async def execute(self, *statements: str) -> None:
         """Run statements, each argument (one or several statements) in a transaction of its own."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             for statement in statements:
                 await connection.execute(statement)
 
     async def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
         """All rows of a query as tuples."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             return [tuple(row) for row in await connection.fetch(query, *arguments)]
 
     async def value(self, query: str, *arguments: object) -> Any:
         """The first column of the first row; None without a row."""
-        async with self._connection() as connection:
+        async with self.connection() as connection:
             return await connection.fetchval(query, *arguments)
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
         """Ask until value(query) is `expected`; fails with what came last after `timeout` seconds."""
         last = None
         with anyio.move_on_after(timeout):
-            async with self._connection() as connection:
+            async with self.connection() as connection:
                 while (last := await connection.fetchval(query)) != expected:
                     await anyio.sleep(0.02)
                 return

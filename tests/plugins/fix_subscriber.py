@@ -126,13 +126,12 @@ class Subscriptions:
 
     async def worker(self, name: str = "s") -> dict[str, Any]:
         """What the apply worker reports about itself; empty before it does."""
-        connection = await self.database.connect()
-        row = await connection.fetchrow(
-            "SELECT w.* FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
-            " WHERE s.subname = $1 AND w.relid = 0",
-            name,
-        )
-        await connection.close()
+        async with self.database.connection() as connection:
+            row = await connection.fetchrow(
+                "SELECT w.* FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
+                " WHERE s.subname = $1 AND w.relid = 0",
+                name,
+            )
         return dict(row) if row is not None else {}
 
     async def wait_for_state(self, state: str, name: str = "s", *, timeout: float = 20.0) -> dict[str, Any]:

@@ -213,8 +213,9 @@ async def test_a_target_that_takes_no_writes(target_of_its_own: Pair) -> None:
     )
     status = await status_of(pair.target)
     assert (status.state, status.error, status.is_wrong) == ("waiting to retry", "the target takes no writes", True)
-    writing = await pair.target.connect(default_transaction_read_only="off")
-    await writing.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
+    async with pair.target.connection() as connection:
+        await connection.execute("SET default_transaction_read_only = off")
+        await connection.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
     await pair.caught_up()
     await pair.assert_same("SELECT id FROM t")
     assert not (await status_of(pair.target)).is_wrong
