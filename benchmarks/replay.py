@@ -24,6 +24,8 @@ import anyio
 
 from benchmarks.plot import bars
 from benchmarks.stage import (
+    NATIVE,
+    OURS,
     Stage,
     caught_up,
     connection,
@@ -32,13 +34,13 @@ from benchmarks.stage import (
     memory,
     reset_peak,
     stage,
+    subscribe_both,
     wait_for,
 )
 from benchmarks.workloads import TABLES, Workload, workloads
-from subscriber.ops import demo_processes
 from subscriber.ops.compare import compare
 
-OURS, NATIVE, DRAIN = "ours", "native", "drain"
+DRAIN = "drain"
 MIB = 1024 * 1024
 
 
@@ -82,19 +84,9 @@ async def _prepare(where: Stage, *, binary: bool) -> None:
     await execute(where.source, *TABLES, "INSERT INTO items SELECT i FROM generate_series(1, 1000) i")
     await execute(where.source, "CREATE PUBLICATION p FOR ALL TABLES")
     await execute(where.source, f"SELECT pg_create_logical_replication_slot('{DRAIN}', 'pgoutput')")
-    dsn = where.source.dsn()
-    create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{dsn}' PUBLICATION p WITH (streaming = off, binary = {binary})"
-    await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
-    await execute(where.target, *TABLES, dbname=OURS)
-    await execute(where.target, *TABLES, create.format(NATIVE), dbname=NATIVE)
-    await demo_processes.execute(where.target.dsn(OURS), create.format(OURS))
-    where.launcher = demo_processes.launcher(where.target.dsn(OURS), where.directory)
-    where.launcher.start()
-    for name, catalog in ((OURS, "subscriber"), (NATIVE, "pg_catalog")):
-        states = f"{catalog}.{'subscription_rel' if name == OURS else 'pg_subscription_rel'}"
-        ready = f"SELECT count(*) > 1 AND bool_and(srsubstate = 'r') FROM {states}"
-        await wait_for(where.target, ready, where.launcher, dbname=name)
-        await _disable(where, name)
+    await subscribe_both(where, TABLES, f"streaming = off, binary = {binary}")
+    for name in (OURS, NATIVE):
+        await disable(where, name)
 
 
 async def _round(where: Stage, result: Result, workload: Workload, order: tuple[str, ...], *, binary: bool) -> None:
@@ -111,7 +103,7 @@ async def _round(where: Stage, result: Result, workload: Workload, order: tuple[
         assert pid is not None
         reset_peak(pid)
         cpu, started = cpu_seconds(pid), monotonic()
-        await _alter(where, name, "ENABLE")
+        await enable(where, name)
         await wait_for(where.source, caught_up(name, position), where.launcher)
         seconds = monotonic() - started
         if name == OURS:
@@ -120,7 +112,7 @@ async def _round(where: Stage, result: Result, workload: Workload, order: tuple[
             result.our_peak = max(result.our_peak, memory(pid).peak)
         else:
             result.native.append(seconds)
-        await _disable(where, name)
+        await disable(where, name)
 
 
 async def _drain(where: Stage, position: str, *, binary: bool) -> float:
@@ -134,17 +126,20 @@ async def _drain(where: Stage, position: str, *, binary: bool) -> float:
     return monotonic() - started
 
 
-async def _alter(where: Stage, name: str, what: str) -> None:
+async def enable(where: Stage, name: str) -> None:
+    """Start one of the two subscriptions."""
     if name == NATIVE:
-        await execute(where.target, f"ALTER SUBSCRIPTION {name} {what}", dbname=name)
-        return
-    # The catalog's row directly: starting a program for the statement would be in the measurement.
-    enabled = str(what == "ENABLE").lower()
-    await execute(where.target, f"UPDATE subscriber.subscription SET subenabled = {enabled}", dbname=name)
+        await execute(where.target, f"ALTER SUBSCRIPTION {name} ENABLE", dbname=name)
+    else:  # the catalog's row directly: starting a program for the statement would be in the measurement
+        await execute(where.target, "UPDATE subscriber.subscription SET subenabled = true", dbname=name)
 
 
-async def _disable(where: Stage, name: str) -> None:
-    await _alter(where, name, "DISABLE")
+async def disable(where: Stage, name: str) -> None:
+    """Stop it, and wait until it has gone."""
+    if name == NATIVE:
+        await execute(where.target, f"ALTER SUBSCRIPTION {name} DISABLE", dbname=name)
+    else:
+        await execute(where.target, "UPDATE subscriber.subscription SET subenabled = false", dbname=name)
     inactive = f"SELECT NOT active FROM pg_replication_slots WHERE slot_name = '{name}'"
     await wait_for(where.source, inactive, where.launcher)
 

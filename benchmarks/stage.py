@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ SETTINGS = {
     "wal_sender_timeout": "60s",
 }
 POLL = 0.02  # seconds
+
+OURS, NATIVE = "ours", "native"  # subscriptions, their slots, and databases of the target's server
 
 TABLE = """
 CREATE TABLE items (
@@ -63,6 +65,23 @@ async def stage() -> AsyncIterator[Stage]:
             yield Stage(source, target, launcher, servers.directory)
         finally:
             await launcher.stop()
+
+
+async def subscribe_both(where: Stage, tables: Sequence[str], options: str, *, source_dsn: str | None = None) -> None:
+    """Ours and PostgreSQL's own, each in a database with `tables`; returns when all of those are ready.
+
+    Publication `p` of the source is there already. `source_dsn`: how to reach the source, if not directly.
+    """
+    create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{source_dsn or where.source.dsn()}' PUBLICATION p WITH ({options})"
+    await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
+    await execute(where.target, *tables, dbname=OURS)
+    await execute(where.target, *tables, create.format(NATIVE), dbname=NATIVE)
+    await demo_processes.execute(where.target.dsn(OURS), create.format(OURS))
+    where.launcher = demo_processes.launcher(where.target.dsn(OURS), where.directory)
+    where.launcher.start()
+    for name, states in ((OURS, "subscriber.subscription_rel"), (NATIVE, "pg_catalog.pg_subscription_rel")):
+        ready = f"SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM {states}"
+        await wait_for(where.target, ready, where.launcher, dbname=name)
 
 
 @asynccontextmanager
