@@ -29,6 +29,7 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import TargetBehind
 from subscriber.lsn import Lsn
 from subscriber.source.publisher import SlotInfo
+from subscriber.worker.failpoints import Point, reach
 
 INTERVAL = 0.2  # seconds between two writes: a publisher busy with what we do not want moves all the time
 
@@ -69,6 +70,7 @@ class Confirming:
             if self._wanted > self._limit:
                 wanted = self._wanted
                 await self._save(wanted)
+                reach(Point.RECORDED)
                 self._limit = max(self._limit, wanted)
                 moved()
                 await anyio.sleep(INTERVAL)

@@ -27,6 +27,9 @@ class Point(StrEnum):
     SLOT_DROPPED = "slot of the table dropped, origin still there"
     READY_STORED = "ready stored, nobody told"
 
+    # confirming
+    RECORDED = "position without a transaction recorded, publisher not told"
+
     # applying
     CHANGE_SENT = "change sent to the target"
     COMMIT_READY = "all changes sent, COMMIT not"

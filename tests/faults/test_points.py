@@ -64,6 +64,18 @@ async def test_worker_dies_at_each_place_of_applying_in_turn(faults: Scene) -> N
     assert counts == {"log": len(APPLYING) * 5 + 2}
 
 
+async def test_worker_dies_between_recording_a_position_and_confirming_it(faults: Scene) -> None:
+    """Nobody has written anything that is published, and still the slot is to move."""
+    await faults.create_subscription()
+    faults.worker.start()
+    await faults.wait_until_equal()
+    await faults.worker.kill9()
+    await faults.source.execute("SELECT pg_logical_emit_message(false, 'test', 'x')", "SELECT pg_switch_wal()")
+    await faults.run_into(Point.RECORDED)
+    await faults.append(3)
+    assert await faults.finish() == {"log": 3}
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("times", [1, 7])
 @pytest.mark.parametrize("point", APPLYING)
