@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from subscriber.apply.conflict import Conflict
+    from subscriber.apply.hooks import Hook, Hooks
     from subscriber.consumer.callbacks import Consumer, consume
     from subscriber.consumer.changes import Change, Delete, Insert, Message, Truncate, Update
     from subscriber.consumer.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
         ApplyError,
         ConnectionLost,
         ConninfoError,
+        HookError,
         ProtocolError,
         PublisherError,
         PublisherReplaced,
@@ -58,6 +60,9 @@ __all__ = [
     "Consumer",
     "Database",
     "Delete",
+    "Hook",
+    "HookError",
+    "Hooks",
     "Insert",
     "Kind",
     "Lsn",
@@ -104,6 +109,8 @@ _HOMES = {
     "stream": "subscriber.consumer.stream",
     "Conflict": "subscriber.apply.conflict",
     "Database": "subscriber.database",
+    "Hook": "subscriber.apply.hooks",
+    "Hooks": "subscriber.apply.hooks",
     "connect": "subscriber.database",
     "Lsn": "subscriber.lsn",
     "Resolver": "subscriber.target.resolving",

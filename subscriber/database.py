@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 
 import anyio
 
+from subscriber.apply.hooks import Hooks
 from subscriber.catalog import commands, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
@@ -22,22 +23,24 @@ Notice = Callable[[str, str, str | None, str | None], None]
 
 
 @asynccontextmanager
-async def connect(target: str) -> AsyncIterator[Database]:
+async def connect(target: str, *, hooks: Mapping[str, Hooks] | None = None) -> AsyncIterator[Database]:
     """Connect to the target database, and create or upgrade schema "subscriber" in it if need be.
 
-    `target` is a URI or libpq `key=value` string. Raises ConninfoError, ConnectionLost, ServerError.
+    `target` is a URI or libpq `key=value` string. `hooks`, by the subscription's name, change rows on their way; give
+    them each time, to create a subscription as well as to run it. Raises ConninfoError, ConnectionLost, ServerError.
     """
     async with Catalog.open(target, "subscriber") as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
-        yield Database(target, catalog)
+        yield Database(target, catalog, hooks or {})
 
 
 class Database:
     """Made by connect(). Its methods may be called from several tasks."""
 
-    def __init__(self, target: str, catalog: Catalog) -> None:
+    def __init__(self, target: str, catalog: Catalog, hooks: Mapping[str, Hooks]) -> None:
         self._target = target
+        self._hooks = hooks
         self._catalog = catalog
 
     async def execute(self, statements: str, *, notice: Notice | None = None) -> None:
@@ -47,7 +50,7 @@ class Database:
         Raises SubscriberError with PostgreSQL's own message; nothing is left half done.
         """
         async with self._catalog.use() as connection:
-            await commands.execute(connection, statements, notice=notice or (lambda *_: None))
+            await commands.execute(connection, statements, notice=notice or (lambda *_: None), hooks=self._hooks)
 
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions of this database, oldest first."""
@@ -65,7 +68,7 @@ class Database:
         the launcher cannot get over is raised here.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Launcher(self._target, resolvers or {}).run)
+            tasks.start_soon(Launcher(self._target, resolvers or {}, hooks=self._hooks).run)
             try:
                 yield
             finally:

@@ -9,10 +9,13 @@ AlterObjectRename_internal() in alter.c. CREATE, DROP and the list of tables are
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import assert_never
 
 import asyncpg
 
+from subscriber.apply.hooks import Hooks
 from subscriber.catalog import contact, privileges, store, two_phase
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
@@ -81,44 +84,56 @@ COLUMNS = {
 }
 
 
-async def execute(connection: asyncpg.Connection, sql: str, *, notice: Notice) -> None:
+async def execute(
+    connection: asyncpg.Connection,
+    sql: str,
+    *,
+    notice: Notice,
+    hooks: Mapping[str, Hooks] = MappingProxyType({}),
+) -> None:
     """Execute CREATE, ALTER and DROP SUBSCRIPTION statements, separated by semicolons, one after the other.
 
     `connection` is one to the target, and its role becomes the owner of what is created. `notice` is called with
     severity (NOTICE or WARNING), message, detail and hint of what PostgreSQL would say on the way. Nothing is executed
     if the text cannot be parsed; otherwise each statement is a transaction of its own (or part of the connection's,
-    where PostgreSQL allows that in a transaction block), and the first error ends it.
+    where PostgreSQL allows that in a transaction block), and the first error ends it. `hooks`, by subscription, say
+    which tables of the target take which rows.
 
     Raises StatementError, PublisherError, ServerError with what the publisher or the target said, or ConnectionLost.
     """
     for statement in parse(sql):
         try:
-            await _execute(connection, statement, notice)
+            await _execute(connection, statement, notice, hooks)
         except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise ConnectionLost(f"connection to the target was lost: {error}") from error
         except asyncpg.PostgresError as error:
             raise ServerError(server_fields(error)) from error
 
 
-async def _execute(connection: asyncpg.Connection, statement: Statement, notice: Notice) -> None:
+async def _execute(
+    connection: asyncpg.Connection, statement: Statement, notice: Notice, hooks: Mapping[str, Hooks]
+) -> None:
     match statement:
         case CreateSubscription():
-            await create_subscription(connection, statement, notice)
+            await create_subscription(connection, statement, notice, hooks.get(statement.name))
         case DropSubscription():
             await drop_subscription(connection, statement, notice)
         case _:
             inside = connection.is_in_transaction()
             async with connection.transaction():
-                await _alter(_Altering(connection, inside, notice), statement)
+                await _alter(_Altering(connection, inside, notice, hooks), statement)
 
 
 class _Altering:
     """What every form of ALTER SUBSCRIPTION needs."""
 
-    def __init__(self, connection: asyncpg.Connection, inside: bool, notice: Notice) -> None:
+    def __init__(
+        self, connection: asyncpg.Connection, inside: bool, notice: Notice, hooks: Mapping[str, Hooks]
+    ) -> None:
         self.connection = connection
         self.inside = inside  # in a transaction block of the caller's
         self.notice = notice
+        self.hooks = hooks
 
     def outside_only(self, what: str) -> None:
         """For what a rollback would not take back."""
@@ -205,6 +220,7 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
         altering.notice,
         copy_data=options.copy_data,
         validate=() if statement.action == "drop" else statement.publications,
+        hooks=altering.hooks.get(subscription.name),
     )
 
 
@@ -226,6 +242,7 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
         altering.notice,
         copy_data=options.copy_data,
         validate=(),
+        hooks=altering.hooks.get(subscription.name),
     )
 
 

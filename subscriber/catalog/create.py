@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 import asyncpg
 
+from subscriber.apply.hooks import Hooks
 from subscriber.catalog import contact, origins, privileges, refresh, store
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
@@ -26,7 +27,9 @@ RETURNING subid
 """
 
 
-async def create_subscription(connection: asyncpg.Connection, statement: CreateSubscription, notice: Notice) -> None:
+async def create_subscription(
+    connection: asyncpg.Connection, statement: CreateSubscription, notice: Notice, hooks: Hooks | None = None
+) -> None:
     """Everything or nothing: the slot is created last, and dropped again if the catalog's commit fails."""
     options = parse_options(statement.options, FOR_CREATE)
     if options.create_slot and connection.is_in_transaction():
@@ -52,7 +55,7 @@ async def create_subscription(connection: asyncpg.Connection, statement: CreateS
                     publisher = await stack.enter_async_context(
                         contact.contact(statement.name, statement.conninfo, password=password)
                     )
-                    await _ask_publisher(connection, publisher, subid, statement, options, slot, notice)
+                    await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
                 slot.committing = True
         except BaseException:
             await slot.undo(connection, notice)
@@ -144,12 +147,15 @@ async def _ask_publisher(
     options: Options,
     slot: _Slot,
     notice: Notice,
+    hooks: Hooks | None,
 ) -> None:
     """What needs the publisher: its publications' tables, its identity, and the slot."""
     await contact.warn_of_missing_publications(publisher, statement.publications, notice)
     if options.copy_data and options.origin.lower() == "none":
         await contact.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
-    tables = await refresh.add_tables(connection, subid, publisher, statement.publications, copy_data=options.copy_data)
+    tables = await refresh.add_tables(
+        connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
+    )
     identity = await publisher.identify_system()
     await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0), str(identity.systemid))
     if options.create_slot:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import contact, origins, store, workers
+from subscriber.apply.hooks import Hooks
+from subscriber.catalog import contact, hooked, origins, store, workers
 from subscriber.catalog.contact import Notice
 from subscriber.errors import StatementError
 from subscriber.source.publisher import Publisher
@@ -73,16 +74,40 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
 
 
 async def add_tables(
-    connection: asyncpg.Connection, subid: int, publisher: Publisher, publications: tuple[str, ...], *, copy_data: bool
+    connection: asyncpg.Connection,
+    subid: int,
+    publisher: Publisher,
+    publications: tuple[str, ...],
+    *,
+    copy_data: bool,
+    hooks: Hooks | None = None,
 ) -> list[int]:
     """Make the publications' tables part of the subscription; those that are already stay as they are.
 
-    New ones are to be copied (state i), or without `copy_data` ready (r). Returns the OIDs of all the publications'
-    tables on the target.
+    New ones are to be copied (state i), or without `copy_data` ready (r). `hooks` may have their rows go to tables of
+    other names. Returns the OIDs of all the publications' tables on the target.
     """
-    relids = await local_relids(connection, await publisher.tables(publications))
+    published = await publisher.tables(publications)
+    known = {source: relid for relid, source in (await hooked.sources(connection, subid)).items()}
+    new = [table for table in published if table not in known]
+    relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])
+    _require_distinct(new, relids, known)
     await connection.execute(ADD_RELATIONS, subid, relids, "i" if copy_data else "r")
-    return relids
+    for table, relid in zip(new, relids, strict=True):
+        if hooks is not None and hooks.find(*table) is not None:
+            await hooked.set_source(connection, subid, relid, table)
+    return relids + [known[table] for table in published if table in known]
+
+
+def _require_distinct(tables: list[tuple[str, str]], relids: list[int], known: dict[tuple[str, str], int]) -> None:
+    taken = {relid: source for source, relid in known.items()}
+    for table, relid in zip(tables, relids, strict=True):
+        if relid in taken:
+            raise StatementError(
+                f'hooks send tables "{".".join(taken[relid])}" and "{".".join(table)}" to one table of the target',
+                sqlstate="42P07",
+            )
+        taken[relid] = table
 
 
 async def refresh(
@@ -93,6 +118,7 @@ async def refresh(
     *,
     copy_data: bool,
     validate: tuple[str, ...],
+    hooks: Hooks | None = None,
 ) -> None:
     """Make the subscription's tables those of `publications`, in the connection's transaction.
 
@@ -108,7 +134,7 @@ async def refresh(
         if copy_data and subscription.origin.lower() == "none":
             names = [(row["nspname"], row["relname"]) for row in known if row["relname"] is not None]
             await contact.warn_of_other_origins(publisher, subscription.name, publications, notice, names)
-        wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data))
+        wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data, hooks=hooks))
         leftover_slots = [
             origins.table_sync_slot(subid, row["relid"], await contact.system_identifier(connection))
             for row in known

@@ -107,6 +107,7 @@ subscription_rel = Table(
     Column("srrelid", OID, primary_key=True, autoincrement=False),
     Column("srsubstate", Char, nullable=False),  # i, d, f, s or r
     Column("srsublsn", PgLsn),  # NULL until a position is known
+    Column("srsource", ARRAY(Text)),  # schema and name on the publisher, where hooks change the rows; NULL: nowhere
 )
 
 progress = Table(

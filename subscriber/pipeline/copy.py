@@ -45,7 +45,7 @@ import anyio
 import anyio.to_thread
 
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, locks, origins, store
+from subscriber.catalog import bulk_copy, hooked, locks, origins, store
 from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
 from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.schema import ensure_schema
@@ -229,11 +229,17 @@ class _Keeper:
     # --- beginning ----------------------------------------------------------------------------------
 
     async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
-        """The tables that nobody has copied or is copying; their locks are ours from now on."""
+        """The tables that nobody has copied or is copying; their locks are ours from now on.
+
+        Those with hooks are left to the launcher's sync workers: executors know nothing of the program's functions.
+        """
         claimed = []
         async with self._catalog.use() as connection:
+            with_hooks = await hooked.sources(connection, self._subid)
             for table in await store.load_relation_states(connection, self._subid, not_ready=True):
-                if not await locks.try_lock(connection, locks.table_sync_key(self._subid, table.relid)):
+                if table.relid in with_hooks or not await locks.try_lock(
+                    connection, locks.table_sync_key(self._subid, table.relid)
+                ):
                     continue
                 now = await store.load_relation_state(connection, self._subid, table.relid)
                 if now is not None and now.state in (State.INIT, State.DATASYNC):

@@ -151,10 +151,13 @@ class _Compare:
         """A comparison for each table, and those of them that can be made."""
         subscription = self._subscription
         tables, plans = [], []
-        states = await self._states()
+        states, with_hooks = await self._states()
         for schema, name in await self._publisher.tables(subscription.publications):
             found = TableComparison(f"{schema}.{name}")
             tables.append(found)
+            if (schema, name) in with_hooks:
+                found.note = "hooks change its rows on their way"
+                continue
             published = await self._publisher.table(schema, name, subscription.publications)
             self._local.pipeline.attach()  # the session is used for queries as well
             try:
@@ -169,13 +172,17 @@ class _Compare:
             plans.append(await self._plan_table(found, published, mapping, part_bytes))
         return tables, plans
 
-    async def _states(self) -> dict[int, str]:
-        """In the target's snapshot: OID -> state."""
-        rows = await self._snapshot.target_session.rows(
-            f"SELECT srrelid, srsubstate FROM subscriber.subscription_rel WHERE srsubid = {self._subscription.oid}"
+    async def _states(self) -> tuple[dict[int, str], set[tuple[str | None, str | None]]]:
+        """In the target's snapshot: OID -> state; and the published tables that have hooks."""
+        found = await self._snapshot.target_session.rows(
+            "SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel"
+            f" WHERE srsubid = {self._subscription.oid}"
         )
+        with_hooks = {(schema, name) for _, _, schema, name in found if name is not None}
+        rows = [(relid, state) for relid, state, _, _ in found]
         # A table in syncdone has all before the common position, as one in ready.
-        return {int(relid or 0): "r" if state == "s" else state or "" for relid, state in rows}
+        states = {int(relid or 0): "r" if state == "s" else state or "" for relid, state in rows}
+        return states, with_hooks
 
     async def _plan_table(
         self, found: TableComparison, published: PublishedTable, mapping: RelationMapping, part_bytes: int

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
 from subscriber.apply.relation_map import RelationMap, RelationMapping, map_relation
 from subscriber.connection.pipeline import Pipeline
@@ -72,6 +73,7 @@ class PostgresTarget:
         self._noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
+        self.hooks: Hooks | None = None  # for whoever brings the changes (worker/applier.py); None: there are none
         self.one_by_one: Counter[str] = Counter()  # changes that BatchingTarget has not applied set-based, and why
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied

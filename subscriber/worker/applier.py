@@ -2,6 +2,8 @@
 
 The apply loop has one for what comes over the wire. Each streamed transaction has another for what was kept
 of it, whether that is read when the transaction has committed or by a parallel apply worker before.
+
+Here a change meets its mapping, and the hook of its table if the program has one: the target knows nothing of hooks.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from dataclasses import dataclass
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
+from subscriber.apply.table_hook import TableHook, bind
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Message
@@ -39,6 +42,12 @@ class Applier:
         self._target = target
         self._wants = wants
         self._counters = counters
+        self._hooked: dict[int, TableHook] = {}  # by the publisher's OID
+        self._not_as_sent: set[int] = set()  # by the target's
+
+    def wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
+        """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
+        return relid not in self._not_as_sent and self._wants(relid, finish_lsn)
 
     async def handle(self, message: Message) -> Action:
         """Have the target do what `message` asks for, if it is a change; what is left to do about it, if not.
@@ -67,7 +76,13 @@ class Applier:
         if mapping is None:
             mapping = await self._map(action.message.relid)
         if self._wants(mapping.local.oid, action.transaction.finish_lsn):
-            await self._target.change(action.transaction, mapping, action.message)
+            message = action.message
+            if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
+                hooked = await hook.change(message)
+                if hooked is None:
+                    return
+                message = hooked
+            await self._target.change(action.transaction, mapping, message)
             reach(Point.CHANGE_SENT, self._target.pipeline.flush)
 
     async def _empty(self, action: Empty) -> None:
@@ -79,7 +94,13 @@ class Applier:
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations
-        mapping = await self._target.map(relations.relation(relid))
+        remote, hooks = relations.relation(relid), self._target.hooks
+        hook = bind(hooks, remote) if hooks is not None else None
+        mapping = await self._target.map(remote if hook is None else hook.relation)
+        if hook is not None:
+            hook.fit(mapping)
+            self._hooked[relid] = hook
+            self._not_as_sent.add(mapping.local.oid)
         relations.put(mapping)
         return mapping
 

@@ -99,6 +99,7 @@ class ApplyWorker:
             batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
+            target.hooks = self._around.hooks.get(subscription.name)
             self._tell_limits(target.means.limits)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker")
             try:

@@ -73,6 +73,8 @@ class Bulk:
         group = tables.group()
         table = tables.get(relid)
         assert table is not None
+        if relid in tables.sources and relid not in group:  # executors have no hooks
+            return Leave.TO_SYNC
         if relid in group and table.state not in _UNCOPIED:
             states = {found.state for found in map(tables.get, group) if found is not None}
             return Leave.TO_COPY if states & set(_UNCOPIED) else Leave.TO_GROUP
@@ -93,7 +95,8 @@ class Bulk:
     async def _decide(self) -> None:
         """Ask the publisher how large the tables are that nobody has begun to copy."""
         tables = self._owner.tables
-        waiting = frozenset(relid for relid, table in tables.unready.items() if table.state in _UNCOPIED)
+        uncopied = {relid for relid, table in tables.unready.items() if table.state in _UNCOPIED}
+        waiting = frozenset(uncopied - tables.sources.keys())
         names = [tables.names[relid] for relid in waiting]
         try:
             publisher = await connect_publisher(self._owner.subscription, "subscriber copy", "apply worker")

@@ -23,6 +23,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.apply.hooks import Hooks
 from subscriber.catalog import locks, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
@@ -56,11 +57,13 @@ class Launcher:
         target: str,
         resolvers: Mapping[str, Resolver] = MappingProxyType({}),
         spool: SpoolPlace | None = None,
+        hooks: Mapping[str, Hooks] = MappingProxyType({}),
     ) -> None:
-        """`spool`: where the files of streamed transactions go; None: the default place."""
+        """`spool`: where the files of streamed transactions go; None: the default place. `hooks` by subscription."""
         self._target = target
         self._spool = spool or SpoolPlace()
         self._resolvers = resolvers
+        self._hooks = hooks
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
         self._was_ready = False
@@ -104,7 +107,14 @@ class Launcher:
                 return
             async with Catalog.open(self._target, "subscriber flush") as flushing:
                 around = Surroundings(
-                    self._target, system_id, catalog, Flusher(flushing), Board(catalog), self._resolvers, self._spool
+                    self._target,
+                    system_id,
+                    catalog,
+                    Flusher(flushing),
+                    Board(catalog),
+                    self._resolvers,
+                    self._spool,
+                    self._hooks,
                 )
                 await self._run_subscriptions(around, lost, on_ready)
 

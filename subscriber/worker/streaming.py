@@ -145,6 +145,7 @@ class Streaming:
                 subscription,
                 around.resolvers,
             ) as target:
+                target.hooks = around.hooks.get(subscription.name)
                 report.status.pid = target.pipeline.session.pid
                 report.status.leader_pid = self._leader.pipeline.session.pid
                 report.status.state = "applying"

@@ -15,8 +15,9 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.apply.hooks import Hooks
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, hold, store
+from subscriber.catalog import bulk_copy, hold, hooked, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError
 from subscriber.lsn import Lsn
@@ -118,10 +119,23 @@ class Supervisor:
             rows = await store.load_relation_states(connection, self.subscription.oid)
             self._holding.load(await hold.load(connection, self.subscription.oid))
             self.tables.bulk = await bulk_copy.load(connection, self.subscription.oid)
+            self.tables.sources = await hooked.record(connection, self.subscription.oid, rows, self._hooks)
             self.tables.load(rows, self._busy())
         for relid, scope in self._syncing.items():
             if relid != GROUP and self.tables.get(relid) is None:
                 scope.cancel()
+
+    @property
+    def _hooks(self) -> Hooks | None:
+        return self._around.hooks.get(self.subscription.name)
+
+    async def _check_hooks(self) -> None:
+        """Raises HookError if the subscription's hooks are not those of this program."""
+        subid = self.subscription.oid
+        async with self._around.catalog.use() as connection:
+            tables = await store.load_relation_states(connection, subid)
+            self.tables.sources = await hooked.record(connection, subid, tables, self._hooks)
+        hooked.check(self.subscription, tables, self.tables.sources, self._hooks)
 
     def _busy(self) -> set[int]:
         """The tables that a sync worker is at work on."""
@@ -145,6 +159,7 @@ class Supervisor:
         around = self._around
         async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
             self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
+        await self._check_hooks()
         subscription = self.subscription
         report.status.state = "connecting"
         around.board.publish()
@@ -292,6 +307,7 @@ class Supervisor:
                     report,
                     around.resolvers,
                     around.spool,
+                    self._hooks,
                 )
                 sync.log("started")
                 await sync.run()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from subscriber.apply.hooks import Hooks
 from subscriber.catalog.session import Catalog
 from subscriber.spool.transactions import Spool
 from subscriber.target.resolving import Resolver
@@ -55,3 +56,4 @@ class Surroundings:
     board: Board
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions that a conflict_policy may call
     spool: SpoolPlace = field(default_factory=SpoolPlace)
+    hooks: Mapping[str, Hooks] = field(default_factory=dict)  # by subscription; one with none has no hooks

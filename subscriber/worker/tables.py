@@ -14,6 +14,7 @@ import anyio
 from subscriber.apply.subrel import STORED, RelationState, State
 from subscriber.catalog import store
 from subscriber.catalog.bulk_copy import BulkCopy
+from subscriber.catalog.hooked import Sources
 from subscriber.lsn import Lsn
 
 SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
@@ -24,6 +25,7 @@ class Tables:
         self._since: dict[int, float] = {}  # when a table that is not ready was first seen
         self._states: dict[int, RelationState] = {}
         self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name
+        self.sources: Sources = {}  # of tables with hooks: whose rows they take
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None  # tables that are copied together, and handed over together
         self._changed = anyio.Event()

@@ -22,16 +22,20 @@ killed, or a server, or a connection:
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
 
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
+from subscriber.apply.hooks import Hooks
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.subrel import State
+from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.session import Session
 from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.source.commands import negotiated_streaming
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import as_relation, copies_binary, copy_statement
@@ -87,6 +91,7 @@ class TableSync:
         report: Report,
         resolvers: Mapping[str, Resolver],
         spool: SpoolPlace,
+        hooks: Hooks | None,
     ) -> None:
         """`relid` and `system_id` are the target's: the table, or GROUP, and its cluster's identifier."""
         self.subscription = subscription
@@ -104,6 +109,7 @@ class TableSync:
         self._tables = tables
         self._report = report
         self._resolvers = resolvers
+        self._hooks = hooks
         self._spool = spool.spool(system_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
@@ -122,6 +128,7 @@ class TableSync:
                 subscription,
                 self._resolvers,
             ) as target:
+                target.hooks = self._hooks
                 self._report.status.pid = target.pipeline.session.pid
                 try:
                     if self.relid != bulk_copy.GROUP:
@@ -173,14 +180,23 @@ class TableSync:
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
         reach(Point.SLOT_CREATED)
         read_at = await publisher.now()
-        table = await publisher.table(self.schema, self.table, self.subscription.publications)
-        mapping = map_relation(as_relation(table), local)
+        source = self._tables.sources.get(self.relid, (self.schema, self.table))
+        table = await publisher.table(*source, self.subscription.publications)
+        hook = bind(self._hooks, as_relation(table)) if self._hooks is not None else None
+        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local)
+        if hook is not None:
+            hook.fit(mapping)
+            if not hook.reads_values:
+                table = replace(table, columns=tuple(table.columns[i] for i in hook.kept))
         self._report.status.copy_total_bytes = table.total_bytes
-        binary = copies_binary(self.subscription.binary, publisher.server_version)
-        copy_from = copy_target(mapping, binary)
-        copy_to = copy_statement(table, binary=self.subscription.binary, server_version=publisher.server_version)
+        binary = self.subscription.binary and not (hook is not None and hook.reads_values)
+        copy_from = copy_target(mapping, copies_binary(binary, publisher.server_version))
+        copy_to = copy_statement(table, binary=binary, server_version=publisher.server_version)
+        chunks = self._chunks(publisher.session, copy_to)
+        if hook is not None and hook.reads_values:
+            chunks = self._hooked(hook, len(table.columns), publisher.session, copy_to)
         await session.query(f"SET LOCAL ROLE {quote(role) if role != NOBODY else NOBODY}")
-        tag = await session.copy_in(copy_from, self._chunks(publisher.session, copy_to))
+        tag = await session.copy_in(copy_from, chunks)
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
         await session.query("RESET ROLE")
@@ -202,6 +218,16 @@ class TableSync:
             status.copy_rows += len(payloads)
             status.copy_bytes += len(chunk)
             yield chunk
+
+    async def _hooked(self, hook: TableHook, ncols: int, source: Session, statement: str) -> AsyncIterator[bytes]:
+        """The same, as the table's hook has it; what arrived together goes on together."""
+        status = self._report.status
+        async for payloads in source.copy_out(statement):
+            status.copy_rows += len(payloads)
+            status.copy_bytes += sum(map(len, payloads))
+            rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
+            if chunk := b"".join([join_line(row) for row in rows if row is not None]):
+                yield chunk
 
     # --- catching up ----------------------------------------------------------------------------
 

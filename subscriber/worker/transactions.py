@@ -69,6 +69,7 @@ class Transactions:
         self._before = before
         self._dispatcher = Dispatcher()
         self._applier = Applier(target, self._dispatcher, wants, counters)
+        self._wants_as_sent = wants if target.hooks is None else self._applier.wants_as_sent
         self._decoder = Decoder(parallel=parallel)
 
     @property
@@ -84,7 +85,7 @@ class Transactions:
         transaction = self._dispatcher.transaction
         if transaction is None or transaction.passed_over:
             return 0, 0
-        taken, size = self._target.take(transaction, waiting, limit, self._dispatcher.relations, self._wants)
+        taken, size = self._target.take(transaction, waiting, limit, self._dispatcher.relations, self._wants_as_sent)
         self._counters.changes += taken
         return taken, size
 
