@@ -95,24 +95,28 @@ HISTORY = (
 )
 
 
-@pytest.mark.parametrize(
-    ("full", "binary"), [(False, False), (False, True), (True, False)], ids=["key", "binary", "full"]
-)
+# Whether the publisher's transaction is later than the rows of the target.
+POLICIES = [
+    *[(policy, True) for policy in ("error", "skip", "keep_local", "apply_remote", "last_update_wins")],
+    ("last_update_wins", False),
+]
+
+
+def case(policy: str, later: bool, form: str) -> object:
+    """By key and in text every policy; otherwise those that do most, and the rest at length."""
+    short = form == "key" or (policy in ("error", "apply_remote") and form != "full binary")
+    return pytest.param(policy, later, form, marks=() if short else pytest.mark.soak)
+
+
+FORMS = ("key", "binary", "full", "full binary")
+
+
 @pytest.mark.parametrize("kind", CHANGES)
-@pytest.mark.parametrize(
-    ("policy", "later"),
-    [
-        ("error", True),
-        ("skip", True),
-        ("keep_local", True),
-        ("apply_remote", True),
-        ("last_update_wins", True),
-        ("last_update_wins", False),
-    ],
-)
+@pytest.mark.parametrize(("policy", "later", "form"), [case(*policy, form) for form in FORMS for policy in POLICIES])
 async def test_each_conflict_under_each_policy(
-    db: Database, deciders: Deciders, kind: str, policy: str, later: bool, full: bool, binary: bool
+    db: Database, deciders: Deciders, kind: str, policy: str, later: bool, form: str
 ) -> None:
+    full, binary = "full" in form, "binary" in form
     t = await make(db, CHANGES[kind][0], full=full)
     session = await deciders.open(f"{kind}: {policy}")
     resolution, rows = expected(kind, policy, later)
