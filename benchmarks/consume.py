@@ -12,6 +12,7 @@ the end, as a process of its own, and who goes first changes from round to round
     stream, rows         and row.dict() of each
     stream, one by one   the same with `async for change in transaction` instead of batches
     stream, binary rows  row.dict() with binary=True
+    stream, spooled      the same with streaming, and a publisher that keeps 1 MB of a transaction in memory
 
 Rows have six columns: bigint, integer, numeric, timestamptz, boolean, text. psycopg2 comes with the extra `benchmark`.
 """
@@ -47,13 +48,18 @@ Contender = Callable[[str, str, int, str], int]  # DSN, slot, rows to read, posi
 # --- who reads ------------------------------------------------------------------------------------
 
 
-def ours(how: str, *, binary: bool = False) -> Contender:
+def ours(how: str, *, binary: bool = False, spooled: bool = False) -> Contender:
     def run(dsn: str, slot: str, rows: int, end: str) -> int:
         async def read() -> int:
             count = 0
             until = Lsn.parse(end)
             async with subscriber.stream(
-                dsn, slot=slot, publications=["p"], until=until, binary=binary, streaming="off"
+                f"{dsn}?options=-c%20logical_decoding_work_mem%3D1MB" if spooled else dsn,
+                slot=slot,
+                publications=["p"],
+                until=until,
+                binary=binary,
+                streaming="on" if spooled else "off",
             ) as stream:
                 async for transaction in stream:
                     count += await READ[how](transaction)
@@ -187,13 +193,15 @@ CONTENDERS: dict[str, Contender] = {
     "stream, rows": ours("rows"),
     "stream, one by one": ours("one by one"),
     "stream, binary rows": ours("rows", binary=True),
+    "stream, spooled": ours("rows", spooled=True),
 }
 FLOOR = "pg_recvlogical"
 NAMES = [FLOOR, *CONTENDERS]
 
 
 def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
-    """In a process of its own: read, and print what that took."""
+    """In a process of its own: read, and print what that took, without what importing takes."""
+    importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.consumer.stream")
     started, cpu = monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     count = CONTENDERS[name](dsn, slot, rows, end)
     seconds, used = monotonic() - started, resource.getrusage(resource.RUSAGE_SELF)

@@ -30,6 +30,7 @@ boolean: Decode = b"t".__eq__
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|Infinity|NaN)", re.IGNORECASE)
 _INTERVAL_PART = re.compile(r"([-+]?\d+) (year|mon|day)s?")
 _INTERVAL_TIME = re.compile(r"([-+]?)(\d+):(\d\d):(\d\d(?:\.\d+)?)$")
+_from_iso = datetime.fromisoformat
 _FLOAT4 = struct.Struct(">f")
 _OCTAL = re.compile(rb"\\(\\|[0-7]{3})")
 
@@ -62,15 +63,23 @@ def a_time(value: bytes) -> time:
 
 
 def timestamp(value: bytes) -> datetime:
-    if value.endswith(b"infinity"):
-        return datetime.min if value.startswith(b"-") else datetime.max
-    return datetime.fromisoformat(value.decode())
+    try:
+        return _from_iso(value.decode())
+    except ValueError:
+        return _infinite(value)
 
 
 def timestamptz(value: bytes) -> datetime:
-    if value.endswith(b"infinity"):
-        return (datetime.min if value.startswith(b"-") else datetime.max).replace(tzinfo=UTC)
-    return datetime.fromisoformat(value.decode())
+    try:
+        return _from_iso(value.decode())
+    except ValueError:
+        return _infinite(value).replace(tzinfo=UTC)
+
+
+def _infinite(value: bytes) -> datetime:
+    if not value.endswith(b"infinity"):
+        raise ValueError("a time that Python has not")
+    return datetime.min if value.startswith(b"-") else datetime.max
 
 
 def interval(value: bytes) -> timedelta:
