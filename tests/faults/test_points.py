@@ -15,7 +15,9 @@ from subscriber.worker.failpoints import Point
 from tests.faults.scene import Scene
 
 SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
-APPLYING = list(Point)[list(Point).index(Point.CHANGE_SENT) :]
+# Come past by prepared transactions and large ones only.
+ELSEWHERE = (Point.PREPARED, Point.RESOLVED, Point.PARALLEL_DONE)
+APPLYING = [point for point in list(Point)[list(Point).index(Point.CHANGE_SENT) :] if point not in ELSEWHERE]
 
 
 async def while_appending(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
@@ -62,6 +64,23 @@ async def test_worker_dies_at_each_place_of_applying_in_turn(faults: Scene) -> N
     await faults.append()
     counts = await faults.finish()
     assert counts == {"log": len(APPLYING) * 5 + 2}
+
+
+async def test_worker_dies_at_each_place_of_prepared_and_large_transactions_in_turn(faults: Scene) -> None:
+    small = faults.source.dsn(options="-c logical_decoding_work_mem=64kB")
+    await faults.create_subscription(small, "WITH (two_phase = true, streaming = parallel)")
+    faults.worker.start()
+    await faults.target.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
+    await faults.wait_until_equal()
+    await faults.worker.kill9()
+    gid = f"of {faults.source.name}"
+    await faults.source.execute(f"BEGIN; INSERT INTO log (number) VALUES (1); PREPARE TRANSACTION '{gid}'")
+    await faults.run_into(Point.PREPARED)
+    await faults.source.execute(f"COMMIT PREPARED '{gid}'")
+    await faults.run_into(Point.RESOLVED)
+    await faults.source.execute("INSERT INTO log (number) SELECT generate_series(1, 5000)")
+    await faults.run_into(Point.PARALLEL_DONE)
+    assert await faults.finish() == {"log": 5001}
 
 
 async def test_worker_dies_between_recording_a_position_and_confirming_it(faults: Scene) -> None:
