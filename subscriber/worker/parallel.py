@@ -75,16 +75,17 @@ class Assignment:
         self.outcome = Outcome.OPEN
         self.conflicts: list[tuple[Conflict, Note]] = []  # told when it has committed
         self.applied = 0  # changes
+        self.until = 0  # what lies before this in the file may be applied
         self.relations = RelationMap()  # what it was told of tables
         self._subid = subid
         self._wants = wants
         self._counters = Counters()
         self._position = 0  # in the file: everything before it is applied
-        self._until = 0  # and what lies before this may be
         self._later: deque[tuple[int, int]] = deque()  # (the leader's commit that has to be done for it, offset)
         self._savepoints: list[tuple[int, int]] = []  # (where its first change stands, xid), open ones
         self._inside: set[int] = set()  # the xids of these
         self._cut: int | None = None  # the file was cut there, and the worker has not gone back yet
+        self._back = anyio.Event()  # it has
         self._ending: Ending | None = None
         self._aborted = False
         self._changed = anyio.Event()
@@ -99,15 +100,22 @@ class Assignment:
     def committed(self, commit: int) -> None:
         """The target has done the leader's commits up to that number."""
         while self._later and self._later[0][0] <= commit:
-            self._until = self._later.popleft()[1]
+            self.until = self._later.popleft()[1]
             self._changed.set()
 
-    def cut(self, offset: int) -> None:
-        """The file was cut there: a subtransaction was rolled back."""
-        self._cut = offset if self._cut is None else min(offset, self._cut)
-        self._until = min(self._until, offset)
+    async def cut(self, offset: int) -> None:
+        """The file was cut there: a subtransaction was rolled back. Wait until it is on the target, or all of it.
+
+        What comes next in the stream may need the rows that it had locked.
+        """
+        if self.outcome is not Outcome.OPEN:
+            return
+        self._cut = offset
+        self.until = min(self.until, offset)
         self._later = deque((commit, min(until, offset)) for commit, until in self._later)
+        self._back = anyio.Event()
         self._changed.set()
+        await self._back.wait()
 
     def abort(self) -> None:
         """The transaction was rolled back."""
@@ -120,16 +128,16 @@ class Assignment:
         All commits of the leader are done.
         """
         self._later.clear()
-        self._until = self.spooled.written
+        self.until = self.spooled.written
         self._ending = ending
         self._changed.set()
         await self.over()
         return self.outcome is Outcome.DONE
 
     @property
-    def ending(self) -> bool:
+    def awaited(self) -> bool:
         """Whether the leader waits for it."""
-        return self.outcome is Outcome.OPEN and (self._aborted or self._ending is not None)
+        return self.outcome is Outcome.OPEN and (self._aborted or self._cut is not None or self._ending is not None)
 
     async def over(self) -> None:
         """Wait until the worker has let go of it."""
@@ -139,6 +147,7 @@ class Assignment:
 
     def end(self, outcome: Outcome) -> None:
         self.outcome = outcome
+        self._back.set()
         self._over.set()
 
     async def run(self, target: PostgresTarget) -> Outcome:
@@ -154,8 +163,8 @@ class Assignment:
                 await target.settle()
                 return Outcome.GIVEN_UP
             if self._cut is not None:
-                self._go_back(target, self._cut)
-            if self._position < self._until and await self._apply_chunks(target, applier, decoder):
+                await self._go_back(target, self._cut)
+            if self._position < self.until and await self._apply_chunks(target, applier, decoder):
                 continue
             if self._ending is not None:
                 await self._ending(target)
@@ -170,7 +179,7 @@ class Assignment:
         async for records in self.spooled.read(self._position):
             for number, record in enumerate(records):
                 offset, xid, message = record
-                if self._cut is not None or self._aborted or offset >= self._until:
+                if self._cut is not None or self._aborted or offset >= self.until:
                     return True
                 if xid != self.spooled.xid:
                     self._enter(target, offset, xid)
@@ -192,7 +201,7 @@ class Assignment:
             self._savepoints.append((offset, xid))
             target.savepoint(self.transaction, self._name(xid))
 
-    def _go_back(self, target: PostgresTarget, offset: int) -> None:
+    async def _go_back(self, target: PostgresTarget, offset: int) -> None:
         """Undo what was applied of the file from `offset` on."""
         undone = None
         while self._savepoints and self._savepoints[-1][0] >= offset:
@@ -200,8 +209,10 @@ class Assignment:
             self._inside.discard(undone[1])
         if undone is not None:
             target.roll_back_to(self.transaction, self._name(undone[1]))
+            await target.settle()
         self._position = min(self._position, offset)
         self._cut = None
+        self._back.set()
 
     def _name(self, xid: int) -> str:
         return f"pg_sp_{self._subid}_{xid}"
@@ -226,6 +237,11 @@ class ParallelWorker:
     def pid(self) -> int | None:
         """Of its backend on the target; None while it has none."""
         return self.pipeline.session.pid if self.pipeline is not None else None
+
+    @property
+    def xid(self) -> int:
+        """The remote transaction that it applies; 0 for none."""
+        return self.assignment.spooled.xid if self.assignment is not None else 0
 
     def assign(self, assignment: Assignment) -> None:
         """Have it begin; it has nothing to do now."""

@@ -130,7 +130,7 @@ class Streamed:
         if message.subxid != message.xid:
             offset = await spooled.rollback(message.subxid)
             if assigned is not None and offset is not None:
-                assigned[0].cut(offset)
+                await assigned[0].cut(offset)
             return
         if assigned is not None:
             assigned[0].abort()

@@ -5,7 +5,10 @@ server who is in the way:
 
 - a parallel worker of ours, whose transaction ends later in the stream than what waits: a deadlock that no
   server can see. That worker gives up, and its transaction is applied from its file when it ends.
-- a transaction prepared by this subscription: the same, but what is prepared stays. An error says so.
+- a transaction prepared by this subscription: the same, but what is prepared stays. A parallel worker that waits
+  for it gives up. That happens without a fault of anybody after a restart: what is prepared is there from the
+  start then, and what is streamed again may have had, and rolled back, what was prepared later. For the leader,
+  which applies nothing but what was committed, there is no such way out. An error says so.
 - anybody else: told in `status`, and waited for.
 
 Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
@@ -74,8 +77,8 @@ class Waits:
 
     def _who_waits(self) -> Mapping[int, object]:
         """The backends whose answer is needed now, and what stands for that answer."""
-        ending = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.ending]
-        pipelines = [self._target.pipeline, *(worker.pipeline for worker in ending if worker.pipeline is not None)]
+        awaited = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.awaited]
+        pipelines = [self._target.pipeline, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
     async def _look(self, waiting: Sequence[int], *, shown: bool) -> None:
@@ -83,40 +86,65 @@ class Waits:
         async with self._catalog.use() as connection:
             rows = await connection.fetch(BLOCKERS, [*waiting, *(pid for pid in ours if pid not in waiting)])
             blockers = {row[0]: row[1] for row in rows}
-            victim = _holder(waiting, blockers, ours)
-            if victim is not None:
-                self._give_up(victim, waiting[0])
-                await connection.fetchval(TERMINATE, victim.pid)
-                return
-            prepared = [
-                row[0]
+            prepared = {
+                pid: [row[0] for row in await connection.fetch(PREPARED_BLOCKERS, pid)]
                 for pid in waiting
                 if 0 in blockers.get(pid, ())
-                for row in await connection.fetch(PREPARED_BLOCKERS, pid)
-            ]
+            }
+            victim = self._victim(waiting, blockers, prepared, ours)
+            if victim is not None:
+                await connection.fetchval(TERMINATE, victim.pid)
+                return
             others = {pid for waiter in waiting for pid in blockers.get(waiter, ()) if pid}
             names = await connection.fetch(NAMES, list(others)) if shown and others else []
-        for gid in prepared:
-            if gid.startswith(self._prefix) and shown:
+        if not shown:
+            return
+        gids = [gid for found in prepared.values() for gid in found]
+        for gid in gids:
+            if gid.startswith(self._prefix):
                 raise _hopeless(gid)
-        if shown:
-            found = [f'process {row[0]} ("{row[1]}")' for row in names]
-            found += [f'prepared transaction "{gid}"' for gid in prepared]
-            self._report.status.waiting_for = ", ".join(found) or None
+        found = [f'process {row[0]} ("{row[1]}")' for row in names]
+        found += [f'prepared transaction "{gid}"' for gid in gids]
+        self._report.status.waiting_for = ", ".join(found) or None
 
-    def _give_up(self, victim: ParallelWorker, waiter: int) -> None:
-        assert victim.assignment is not None
-        xid = victim.assignment.spooled.xid
-        telemetry.log(
-            telemetry.ERROR,
-            "deadlock detected",
-            detail=f"Process {waiter} waits for process {victim.pid}, a parallel apply worker, which waits for the end"
-            f" of remote transaction {xid}, which comes later in the stream.",
-            hint=f"Nothing need be done: remote transaction {xid} will be applied from its file when it ends.",
-            event="parallel.deadlock",
-            xid=xid,
+    def _victim(
+        self,
+        waiting: Sequence[int],
+        blockers: Mapping[int, Sequence[int]],
+        prepared: Mapping[int, Sequence[str]],
+        ours: Mapping[int, ParallelWorker],
+    ) -> ParallelWorker | None:
+        """The parallel worker that has given up now; None if that would not help."""
+        holder = _holder(waiting, blockers, ours)
+        if holder is not None:
+            _give_up(
+                holder,
+                f"Process {waiting[0]} waits for process {holder.pid}, a parallel apply worker, which waits for the end"
+                f" of remote transaction {holder.xid}, which comes later in the stream.",
+            )
+            return holder
+        stuck = _stuck(prepared, ours, self._prefix)
+        if stuck is None:
+            return None
+        worker, gid = stuck
+        _give_up(
+            worker,
+            f"Process {worker.pid}, a parallel apply worker of remote transaction {worker.xid}, waits for prepared"
+            f' transaction "{gid}", whose end comes later in the stream.',
         )
-        victim.give_up()
+        return worker
+
+
+def _give_up(victim: ParallelWorker, why: str) -> None:
+    telemetry.log(
+        telemetry.ERROR,
+        "deadlock detected",
+        detail=why,
+        hint=f"Nothing need be done: remote transaction {victim.xid} will be applied from its file when it ends.",
+        event="parallel.deadlock",
+        xid=victim.xid,
+    )
+    victim.give_up()
 
 
 def _holder(
@@ -129,10 +157,21 @@ def _holder(
             worker = workers.get(pid)
             if worker is None or pid in reached:
                 continue
-            if worker.assignment is not None and not worker.assignment.ending:
+            if worker.assignment is not None and not worker.assignment.awaited:
                 return worker
             reached.add(pid)
             todo.append(pid)
+    return None
+
+
+def _stuck(
+    prepared: Mapping[int, Sequence[str]], workers: Mapping[int, ParallelWorker], prefix: str
+) -> tuple[ParallelWorker, str] | None:
+    """A parallel worker that waits for what is prepared under a name with `prefix`, and that name."""
+    for pid, gids in prepared.items():
+        for gid in gids:
+            if pid in workers and gid.startswith(prefix):
+                return workers[pid], gid
     return None
 
 

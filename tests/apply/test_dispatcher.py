@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+from types import UnionType
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply.dispatcher import Action, Change, Close, Dispatcher, Empty, Open
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.dispatcher import (
+    Abort,
+    Action,
+    Change,
+    Close,
+    CloseBlock,
+    Dispatcher,
+    Empty,
+    Open,
+    OpenBlock,
+    Replay,
+    Resolve,
+)
 from subscriber.errors import MappingError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
+from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -38,9 +54,11 @@ from tests.captures import Capture, captures
 FINISH, END = Lsn(100), Lsn(120)
 BEGIN = Begin(FINISH, 1_000_000, 731)
 COMMIT = Commit(FINISH, END, 1_000_000)
+BEGIN_PREPARE = BeginPrepare(FINISH, END, 1_000_000, 731, "gid")
+PREPARE = Prepare(FINISH, END, 1_000_000, 731, "gid")
+FIRST_BLOCK, BLOCK, STOP = StreamStart(731, True), StreamStart(731, False), StreamStop()
 RELATION = remote("a*", "b")
 INSERT = Insert(None, RELATION.relid, row("1", "x"))
-PREPARED = (Lsn(1), Lsn(2), 3, 4, "gid")
 
 EVERYTHING: dict[str, Message] = {
     "BEGIN": BEGIN,
@@ -53,33 +71,56 @@ EVERYTHING: dict[str, Message] = {
     "DELETE": Delete(None, RELATION.relid, OldPart.KEY, row("1", None)),
     "TRUNCATE": Truncate(None, False, False, (RELATION.relid,)),
     "MESSAGE": LogicalMessage(None, True, Lsn(99), "p", b"c"),
-    "STREAM START": StreamStart(731, True),
-    "STREAM STOP": StreamStop(),
-    "STREAM COMMIT": StreamCommit(731, FINISH, END, 0),
+    "STREAM START": FIRST_BLOCK,
+    "STREAM STOP": STOP,
+    "STREAM COMMIT": StreamCommit(731, FINISH, END, 1_000_000),
     "STREAM ABORT": StreamAbort(731, 731, None, None),
-    "BEGIN PREPARE": BeginPrepare(*PREPARED),
-    "PREPARE": Prepare(*PREPARED),
-    "COMMIT PREPARED": CommitPrepared(*PREPARED),
-    "ROLLBACK PREPARED": RollbackPrepared(Lsn(1), Lsn(2), 3, 4, 5, "gid"),
-    "STREAM PREPARE": StreamPrepare(*PREPARED),
+    "BEGIN PREPARE": BEGIN_PREPARE,
+    "PREPARE": PREPARE,
+    "COMMIT PREPARED": CommitPrepared(FINISH, END, 1_000_000, 731, "gid"),
+    "ROLLBACK PREPARED": RollbackPrepared(FINISH, END, 3, 4, 731, "gid"),
+    "STREAM PREPARE": StreamPrepare(FINISH, END, 1_000_000, 731, "gid"),
 }
+IDLE = {
+    "BEGIN",
+    "BEGIN PREPARE",
+    "COMMIT PREPARED",
+    "ROLLBACK PREPARED",
+    "STREAM START",
+    "STREAM ABORT",
+    "STREAM COMMIT",
+    "STREAM PREPARE",
+}
+# Also what a block keeps as it came, unless it is the ORIGIN that a reader of the block hands over.
+CHANGES = {"RELATION", "TYPE", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "MESSAGE"}
+
+
+def _after(*messages: Message, ends_with: str) -> dict[str, tuple[list[Message], set[str]]]:
+    """The states behind each of the messages that may come in the transaction that `messages` begin."""
+    return {
+        f"after {', '.join(m.message_type for m in messages)}, {name}": (
+            [*messages, EVERYTHING[name]],
+            {*CHANGES, ends_with},
+        )
+        for name in sorted({*CHANGES, "ORIGIN"})
+    }
+
+
 # How to get into each state, and the messages that may come in it.
 STATES: dict[str, tuple[list[Message], set[str]]] = {
-    "idle": ([], {"BEGIN"}),
-    "idle after an empty transaction": ([BEGIN, COMMIT], {"BEGIN"}),
-    "idle after a transaction": ([BEGIN, INSERT, COMMIT], {"BEGIN"}),
-    "just begun": (
-        [BEGIN],
-        {"COMMIT", "ORIGIN", "RELATION", "TYPE", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "MESSAGE"},
-    ),
-    **{
-        f"in a transaction, after {message.message_type}": (
-            [BEGIN, message],
-            {"COMMIT", "RELATION", "TYPE", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "MESSAGE"},
-        )
-        for name, message in EVERYTHING.items()
-        if name in ("ORIGIN", "RELATION", "TYPE", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "MESSAGE")
-    },
+    "idle": ([], IDLE),
+    "idle after an empty transaction": ([BEGIN, COMMIT], IDLE),
+    "idle after a transaction": ([BEGIN, INSERT, COMMIT], IDLE),
+    "idle after a prepared one": ([BEGIN_PREPARE, INSERT, PREPARE], IDLE),
+    "idle after a block": ([FIRST_BLOCK, STOP], IDLE),
+    "idle after a streamed one": ([FIRST_BLOCK, STOP, EVERYTHING["STREAM COMMIT"]], IDLE),
+    "just begun": ([BEGIN], {*CHANGES, "COMMIT", "ORIGIN"}),
+    "just begun, to be prepared": ([BEGIN_PREPARE], {*CHANGES, "PREPARE", "ORIGIN"}),
+    "a first block": ([FIRST_BLOCK], {"STREAM STOP", "ORIGIN"}),
+    "a first block, after ORIGIN": ([FIRST_BLOCK, EVERYTHING["ORIGIN"]], {"STREAM STOP"}),
+    "a further block": ([FIRST_BLOCK, STOP, BLOCK], {"STREAM STOP"}),
+    **_after(BEGIN, ends_with="COMMIT"),
+    **_after(BEGIN_PREPARE, ends_with="PREPARE"),
 }
 
 
@@ -98,10 +139,28 @@ def test_what_may_come_and_what_may_not(state: str, name: str) -> None:
     if name in allowed:
         dispatcher.receive(EVERYTHING[name])
     else:
-        transaction = dispatcher.transaction
-        with pytest.raises(ProtocolError, match=f"{name} message sent out of order"):
+        before_it = dispatcher.transaction, dispatcher.block
+        with pytest.raises(ProtocolError, match=f"^{name} message sent out of order"):
             dispatcher.receive(EVERYTHING[name])
-        assert dispatcher.transaction is transaction
+        assert (dispatcher.transaction, dispatcher.block) == before_it
+
+
+@pytest.mark.parametrize("name", EVERYTHING)
+def test_what_is_kept_may_come_again_where_it_is_replayed(name: str) -> None:
+    """Exactly the changes: a streamed transaction's beginning and end were handled when they came."""
+    dispatcher = Dispatcher.replaying(RemoteTransaction(731, FINISH, 0))
+    if name in CHANGES | {"COMMIT"}:
+        dispatcher.receive(EVERYTHING[name])
+    else:
+        with pytest.raises(ProtocolError, match=f"^{name} message sent out of order"):
+            dispatcher.receive(EVERYTHING[name])
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_an_open_block_keeps_changes_and_nothing_else_does(state: str) -> None:
+    dispatcher = fed(STATES[state][0])
+    kept = {name for name, message in EVERYTHING.items() if dispatcher.keeps(encode(message)[0])}
+    assert kept == (CHANGES if "block" in state and "idle" not in state else set())
 
 
 def test_what_is_done_about_a_transaction() -> None:
@@ -129,11 +188,55 @@ def test_what_is_done_about_a_transaction() -> None:
     assert dispatcher.transaction is None
 
 
-def test_a_commit_must_be_that_of_the_transaction() -> None:
-    dispatcher = fed([BEGIN])
+def test_what_is_done_about_a_prepared_transaction() -> None:
+    dispatcher = Dispatcher()
+    opened = dispatcher.receive(BEGIN_PREPARE)
+    assert isinstance(opened, Open)
+    assert (opened.transaction.finish_lsn, opened.transaction.gid) == (FINISH, "gid")
+    close = dispatcher.receive(PREPARE)
+    assert close == Close(opened.transaction, END)
+    for name in ("COMMIT PREPARED", "ROLLBACK PREPARED"):
+        action = dispatcher.receive(EVERYTHING[name])
+        assert isinstance(action, Resolve)
+        assert action.message is EVERYTHING[name]
+        assert dispatcher.idle
+
+
+def test_what_is_done_about_a_streamed_transaction() -> None:
+    dispatcher = Dispatcher()
+    assert dispatcher.receive(FIRST_BLOCK) == OpenBlock(731, first=True)
+    assert not dispatcher.idle
+    assert dispatcher.receive(EVERYTHING["ORIGIN"]) is None
+    assert dispatcher.receive(STOP) == CloseBlock(731)
+    assert fed([FIRST_BLOCK, STOP]).idle
+    assert dispatcher.receive(BLOCK) == OpenBlock(731, first=False)
+    assert dispatcher.receive(STOP) == CloseBlock(731)
+    for name in ("STREAM ABORT", "STREAM COMMIT", "STREAM PREPARE"):
+        action = dispatcher.receive(EVERYTHING[name])
+        if isinstance(action, Abort):
+            assert action.message is EVERYTHING[name]
+        else:
+            gid = "gid" if name == "STREAM PREPARE" else None
+            assert action == Replay(RemoteTransaction(731, FINISH, 1_000_000, gid), END)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "words"),
+    [
+        (BEGIN, Commit(Lsn(1 << 32), END, 0), "incorrect commit LSN 1/0 in commit message (expected 0/64)"),
+        (
+            BEGIN_PREPARE,
+            Prepare(Lsn(1 << 32), END, 0, 731, "gid"),
+            "incorrect prepare LSN 1/0 in prepare message (expected 0/64)",
+        ),
+    ],
+    ids=["commit", "prepare"],
+)
+def test_the_end_must_be_that_of_the_transaction(begin: Message, end: Message, words: str) -> None:
+    dispatcher = fed([begin])
     with pytest.raises(ProtocolError) as caught:
-        dispatcher.receive(Commit(Lsn(0x1_0000_0000), END, 0))
-    assert caught.value.message == "incorrect commit LSN 1/0 in commit message (expected 0/64)"
+        dispatcher.receive(end)
+    assert caught.value.message == words
     assert dispatcher.transaction is not None
 
 
@@ -149,6 +252,9 @@ def test_an_error_says_where_it_was() -> None:
     with pytest.raises(ProtocolError) as caught:
         fed([BEGIN]).receive(BEGIN)
     assert caught.value.detail == "It came in transaction 731."
+    with pytest.raises(ProtocolError) as caught:
+        fed([FIRST_BLOCK]).receive(BEGIN)
+    assert caught.value.detail == "It came in a block of streamed transaction 731."
 
 
 def test_relations_outlive_transactions() -> None:
@@ -160,20 +266,26 @@ def test_relations_outlive_transactions() -> None:
 
 # --- recordings -----------------------------------------------------------------------------------
 
-WHOLE = [c for c in captures() if not {"streaming", "two_phase"} & c.options.keys()]
+ROWS = Insert | Update | Delete
 
 
 def decoded(capture: Capture) -> list[Message]:
-    decoder = Decoder()
+    decoder = Decoder(parallel=capture.parallel)
     return [decoder.decode(data) for _, data in capture.messages]
 
 
 def check(messages: list[Message]) -> list[Action]:
-    """Receive until the first error; nothing but a ProtocolError is raised, and what is done is well formed."""
+    """Receive until the first error; nothing but a ProtocolError is raised, and what is done is well formed.
+
+    What a block keeps is passed over, as it is by whoever asks keeps().
+    """
     dispatcher = Dispatcher()
     actions: list[Action] = []
-    opened = None
+    opened, block = None, None
     for message in messages:
+        if dispatcher.keeps(encode(message)[0]):
+            actions.append(None)
+            continue
         try:
             action = dispatcher.receive(message)
         except ProtocolError:
@@ -181,31 +293,50 @@ def check(messages: list[Message]) -> list[Action]:
         actions.append(action)
         match action:
             case Open():
-                assert opened is None
+                assert (opened, block) == (None, None)
                 opened = action.transaction
             case Change() | Empty():
                 assert action.transaction is opened
             case Close():
                 assert action.transaction is opened
                 opened = None
-        assert dispatcher.transaction is opened
+            case OpenBlock():
+                assert (opened, block) == (None, None)
+                block = action.xid
+            case CloseBlock():
+                assert action.xid == block
+                block = None
+            case Abort() | Replay() | Resolve():
+                assert (opened, block) == (None, None)
+        assert (dispatcher.transaction, dispatcher.block) == (opened, block)
     return actions
 
 
-def test_there_are_recordings() -> None:
-    assert len(WHOLE) >= 5
+def number(things: list[Action] | list[Message], kind: type | UnionType) -> int:
+    return sum(isinstance(thing, kind) for thing in things)
 
 
-@pytest.mark.parametrize("capture", WHOLE, ids=lambda c: c.name)
+def test_there_are_recordings_of_every_kind() -> None:
+    kinds = {frozenset({"streaming", "two_phase"} & capture.options.keys()) for capture in captures()}
+    assert len(kinds) == 4
+
+
+@pytest.mark.parametrize("capture", captures(), ids=lambda c: c.name)
 def test_a_recording_is_in_order(capture: Capture) -> None:
     messages = decoded(capture)
     actions = check(messages)
     assert len(actions) == len(messages)
-    assert sum(isinstance(a, Change) for a in actions) == sum(isinstance(m, Insert | Update | Delete) for m in messages)
-    assert sum(isinstance(a, Close) for a in actions) == sum(isinstance(m, Commit) for m in messages)
+    outside = [m for m in messages if getattr(m, "xid", None) is None]
+    assert number(actions, Change) == number(outside, ROWS)
+    assert number(actions, Close) == number(messages, Commit | Prepare)
+    assert number(actions, Resolve) == number(messages, CommitPrepared | RollbackPrepared)
+    assert number(actions, OpenBlock) == number(actions, CloseBlock) == number(messages, StreamStart)
+    assert number(actions, Abort) == number(messages, StreamAbort)
+    assert number(actions, Replay) == number(messages, StreamCommit | StreamPrepare)
+    assert any(action.first for action in actions if isinstance(action, OpenBlock)) == (number(actions, OpenBlock) > 0)
 
 
-@given(capture=st.sampled_from(WHOLE), data=st.data())
+@given(capture=st.sampled_from(captures()), data=st.data())
 def test_a_recording_in_disorder_is_a_protocol_error_or_in_order_again(capture: Capture, data: st.DataObject) -> None:
     messages = decoded(capture)
     start = data.draw(st.integers(0, len(messages) - 1))
@@ -220,11 +351,3 @@ def test_a_recording_in_disorder_is_a_protocol_error_or_in_order_again(capture: 
             case _:
                 piece[place], piece[-1] = piece[-1], piece[place]
     check(piece)
-
-
-@pytest.mark.parametrize("capture", [c for c in captures() if c not in WHOLE], ids=lambda c: c.name)
-def test_streamed_and_prepared_transactions_are_refused_for_now(capture: Capture) -> None:
-    decoder = Decoder(parallel=capture.parallel)
-    messages = [decoder.decode(data) for _, data in capture.messages]
-    with pytest.raises(ProtocolError, match="sent out of order"):
-        fed(messages)

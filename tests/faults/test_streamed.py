@@ -1,6 +1,6 @@
 """Streamed and prepared transactions under kill -9: nothing lost, nothing twice, nothing left lying about.
 
-    SUBSCRIBER_SOAK_SEED=7 SUBSCRIBER_SOAK_SECONDS=600 pytest -m soak tests/faults/test_streamed.py
+SUBSCRIBER_SOAK_SEED=7 SUBSCRIBER_SOAK_SECONDS=600 pytest -m soak tests/faults/test_streamed.py
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ async def subscribed(scene: Scene, streaming: str) -> None:
     await writers.prepare(scene)
     await scene.create_subscription(options=f"WITH (streaming = {streaming}, two_phase = true)")
     scene.worker.start()
+    ready = "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.subscription_rel"
+    while not await scene.target.value(ready):
+        await scene.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+        await anyio.sleep(0.1)
     await scene.target.wait_for(ENABLED, "e")
 
 

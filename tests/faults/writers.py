@@ -10,7 +10,7 @@ for each other's rows: a server that streams what is not over yet must not need 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from random import Random
 
 import anyio
@@ -121,7 +121,8 @@ class Writer:
                     f" WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT {self._largest} {held})"
                 )
             case 5:
-                return f"UPDATE keyed SET id = nextval('ids') WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT 20 {held})"
+                some = f"SELECT id FROM keyed WHERE {own} LIMIT 20 {held}"
+                return f"UPDATE keyed SET id = nextval('ids') WHERE id IN ({some})"
             case _:
                 limit = random.choice([10, self._largest])
                 return f"DELETE FROM keyed WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT {limit} {held})"
@@ -142,10 +143,8 @@ class Writer:
 
 async def resolve(connection: asyncpg.Connection[asyncpg.Record], gid: str, random: Random) -> None:
     """Commit what is prepared, or roll it back; nothing happens if somebody else does."""
-    try:
+    with suppress(*_NOT_NOW):
         await connection.execute(f"{random.choice(['COMMIT', 'ROLLBACK'])} PREPARED '{gid}'")
-    except _NOT_NOW:
-        pass
 
 
 async def prepare(scene: Scene) -> None:

@@ -187,6 +187,29 @@ async def test_a_deadlock_that_no_server_sees_is_resolved(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
+async def test_a_worker_sees_what_was_committed_before_its_change(pair: Pair) -> None:
+    """Its update needs a row of a transaction that the leader has sent, and the target is still busy with."""
+    await pair.both("CREATE TABLE slow (id int PRIMARY KEY)")
+    await subscribed(pair, "parallel")
+    await pair.target.execute(
+        "CREATE FUNCTION slowly() RETURNS trigger LANGUAGE plpgsql AS $$BEGIN PERFORM pg_sleep(0.7); RETURN NEW; END$$",
+        "CREATE TRIGGER slowly BEFORE INSERT ON slow FOR EACH ROW EXECUTE FUNCTION slowly()",
+        "ALTER TABLE slow ENABLE ALWAYS TRIGGER slowly",
+    )
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} RESET debug_logical_replication_streaming")
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")
+    await pair.subscriber.restart()
+    await pair.subscriber.wait_for_state("streaming")
+    connection = await pair.source.connect()
+    await connection.execute("BEGIN; INSERT INTO t SELECT i, 'early' FROM generate_series(10000, 11000) i")
+    await pair.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
+    await pair.source.execute("BEGIN; INSERT INTO slow VALUES (1); INSERT INTO t VALUES (5000, 'x'); COMMIT")
+    await connection.execute("UPDATE t SET v = 'streamed' WHERE id = 5000 OR id BETWEEN 10000 AND 11000; COMMIT")
+    await connection.close()
+    await pair.caught_up()
+    await pair.assert_same("SELECT * FROM t WHERE id >= 5000 ORDER BY id")
+
+
 async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) -> None:
     await subscribed(pair, "parallel")
     open_ones = [await pair.source.connect() for _ in range(5)]

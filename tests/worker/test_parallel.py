@@ -1,0 +1,134 @@
+"""What a parallel worker may apply and when, and who gives up for whom: without a server."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
+from typing import cast
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from subscriber.spool.transactions import SpooledTransaction
+from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
+from subscriber.worker.waits import _holder, _stuck
+
+
+class File:
+    """As much of a SpooledTransaction as the leader's side looks at."""
+
+    xid = 731
+    written = 0
+
+
+def assignment() -> tuple[Assignment, File]:
+    file = File()
+    return Assignment(cast(SpooledTransaction, file), 3500000001, lambda _relid, _lsn: True), file
+
+
+async def test_what_follows_a_commit_waits_for_it() -> None:
+    following, file = assignment()
+    file.written = 100
+    following.more(4)
+    following.committed(3)
+    assert following.until == 0
+    file.written = 250
+    following.more(5)
+    following.committed(4)
+    assert following.until == 100
+    following.committed(7)
+    assert following.until == 250
+
+
+async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None:
+    following, file = assignment()
+    file.written = 100
+    following.more(1)
+    file.written = 300
+    following.more(2)
+    following.committed(1)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(following.cut, 50)
+        await anyio.wait_all_tasks_blocked()
+        assert following.awaited
+        following.end(Outcome.GIVEN_UP)
+    assert following.until == 50
+    file.written = 200
+    following.more(3)
+    following.committed(2)
+    assert following.until == 50
+    following.committed(3)
+    assert following.until == 200
+
+
+@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.GIVEN_UP])
+async def test_the_leader_waits_for_the_end(outcome: Outcome) -> None:
+    following, file = assignment()
+    file.written = 100
+    found = []
+
+    async def leader() -> None:
+        found.append(await following.finish(lambda _: anyio.lowlevel.checkpoint()))
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(leader)
+        await anyio.wait_all_tasks_blocked()
+        assert (following.awaited, following.until, found) == (True, 100, [])
+        following.end(outcome)
+    assert found == [outcome is Outcome.DONE]
+    assert not following.awaited
+    with anyio.fail_after(1):
+        await following.cut(0)  # nobody is there to be waited for
+
+
+def test_a_pool_has_no_more_workers_than_it_may() -> None:
+    nobody = Pool(0, lambda _number, _told: pytest.fail("no session is wanted"), lambda _found, _note: None)
+    assert nobody.assign(assignment()[0]) is None
+
+
+# --- deadlocks ------------------------------------------------------------------------------------
+
+LEADER, STRANGER = 1, 99
+
+
+def worker(pid: int, *, awaited: bool) -> ParallelWorker:
+    return cast(ParallelWorker, SimpleNamespace(pid=pid, assignment=SimpleNamespace(awaited=awaited)))
+
+
+@pytest.mark.parametrize(
+    ("blockers", "awaited", "victim"),
+    [
+        ({}, [], None),
+        ({LEADER: [STRANGER]}, [], None),
+        ({LEADER: [11]}, [], 11),
+        ({LEADER: [STRANGER, 11]}, [], 11),
+        ({LEADER: [11], 11: [12]}, [11], 12),
+        ({LEADER: [11], 11: [STRANGER]}, [11], None),
+        ({LEADER: [11], 11: [12], 12: [11]}, [11, 12], None),  # that one the server sees
+        ({12: [11]}, [], None),  # nobody needs 12 yet
+        ({LEADER: [0]}, [], None),  # something prepared
+    ],
+)
+def test_who_holds_up_the_stream(
+    blockers: Mapping[int, Sequence[int]], awaited: Sequence[int], victim: int | None
+) -> None:
+    workers = {pid: worker(pid, awaited=pid in awaited) for pid in (11, 12)}
+    found = _holder([LEADER], blockers, workers)
+    assert (found and found.pid) == victim
+
+
+@pytest.mark.parametrize(
+    ("prepared", "stuck"),
+    [
+        ({}, None),
+        ({LEADER: ["pg_gid_7_1"]}, None),
+        ({11: ["pg_gid_8_1", "somebody's"]}, None),
+        ({11: ["somebody's", "pg_gid_7_1"]}, (11, "pg_gid_7_1")),
+    ],
+)
+def test_which_worker_waits_for_what_this_subscription_has_prepared(
+    prepared: Mapping[int, Sequence[str]], stuck: tuple[int, str] | None
+) -> None:
+    found = _stuck(prepared, {11: worker(11, awaited=True)}, "pg_gid_7_")
+    assert (found and (found[0].pid, found[1])) == stuck
