@@ -32,7 +32,7 @@ import anyio.to_thread
 import asyncpg
 
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.catalog import locks, origins, store
+from subscriber.catalog import hooked, locks, origins, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect, open_session
@@ -62,6 +62,12 @@ _REACHED = """
 SELECT greatest((SELECT confirmed_lsn FROM subscriber.confirmed WHERE subid = $1),
                 (SELECT max(srsublsn) FROM subscriber.subscription_rel WHERE srsubid = $1))::text
 """
+_ONE_BY_ONE = {
+    "partitioned": "partitions",
+    "trigger": "a trigger that fires for replicated changes",
+    "rule": "a rule",
+    "function": "a function in a constraint, a default or an index",
+}
 _LEFT = """
 SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE n.nspname = 'subscriber' AND c.relname LIKE $1
@@ -96,8 +102,8 @@ async def catch_up(
     try:
         await ensure_schema(connection)
         backlog = Backlog(target, connection, log, spark)
-        await backlog.open(name)
         try:
+            await backlog.open(name)
             while (done := await backlog.apply(min(until or log.end(), log.end()), batch)) is not None:
                 on_batch(done)
         finally:
@@ -120,6 +126,7 @@ class Backlog:
         self._log = log
         self._spark = spark
         self._subid = 0
+        self._locked = False
         self._stages: dict[str, Stage] = {}
 
     async def open(self, name: str) -> None:
@@ -131,12 +138,19 @@ class Backlog:
         self._subid = subscription.oid
         if not await self._connection.fetchval(locks.TRY_LOCK, *locks.apply_worker_key(self._subid)):
             raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate="55006")
+        self._locked = True
         states = await store.load_relation_states(self._connection, self._subid)
         if unready := [state for state in states if state.state != "r"]:
             raise StatementError(
                 f"{len(unready)} tables of the subscription have not been copied and handed over yet",
                 hint="Let `subscriber run` finish that first.",
                 sqlstate="55000",
+            )
+        if with_hooks := await hooked.sources(self._connection, self._subid):
+            raise StatementError(
+                f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only the program has',
+                hint="Enable the subscription, and let that program catch up.",
+                sqlstate="0A000",
             )
         await self._read_progress(name)
         self._log.check(self.position)
@@ -177,7 +191,7 @@ class Backlog:
                 if table.one_by_one is not None:
                     raise StatementError(
                         f'changes of table "{schema}.{name}" must be applied one by one',
-                        detail=f"It has {table.one_by_one}.",
+                        detail=f"It has {_ONE_BY_ONE.get(table.one_by_one, table.one_by_one)}.",
                         hint="Enable the subscription, and let its apply worker catch up.",
                         sqlstate="0A000",
                     )
@@ -193,8 +207,8 @@ class Backlog:
             await self._connection.execute(f"DROP TABLE {qualified(SCHEMA, table)}")
 
     async def clear(self) -> None:
-        """Drop the staging tables, if the connection still lives."""
-        if not self._connection.is_closed() and self._subid:
+        """Drop the staging tables, if they are ours and the connection still lives."""
+        if self._locked and not self._connection.is_closed():
             with anyio.CancelScope(shield=True):
                 await self._drop_stages()
 

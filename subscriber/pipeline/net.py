@@ -17,11 +17,12 @@ Tables without a key (`key` is None) are bags of rows: so many more of this row,
 
 from __future__ import annotations
 
+import marshal
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TypeAlias
+from types import EllipsisType
+from typing import Final, TypeAlias
 from zlib import crc32
 
 from subscriber.errors import ApplyError
@@ -29,15 +30,8 @@ from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuples import UNCHANGED as NOT_SENT
 from subscriber.protocol.tuples import TupleData
 
-
-class Unchanged(Enum):
-    """The one value that is neither a value nor NULL."""
-
-    UNCHANGED = 0
-
-
-UNCHANGED = Unchanged.UNCHANGED
-Value: TypeAlias = bytes | Unchanged | None
+UNCHANGED: Final = ...  # the one value that is neither a value nor NULL
+Value: TypeAlias = bytes | EllipsisType | None
 Values: TypeAlias = tuple[Value, ...]
 Key: TypeAlias = tuple[bytes | None, ...]
 
@@ -199,6 +193,20 @@ class Net:
             bag.clear()
             bag.update(kept)
         self.columns, self.key = columns, key
+
+    # --- travelling -----------------------------------------------------------------------------
+
+    def dump(self) -> bytes:
+        """As bytes that load() reads, in the same version of Python; ten times as fast as pickling rows one by one."""
+        rows = [(key, row.origin, row.values) for key, row in self.rows.items()]
+        bags = (list(self.more.items()), list(self.fewer.items()))
+        return marshal.dumps((self.columns, self.key, self.truncated, rows, list(self.gone), *bags))
+
+    @classmethod
+    def load(cls, data: bytes) -> Net:
+        columns, key, truncated, rows, gone, more, fewer = marshal.loads(data)
+        found = {key: Row(origin, values) for key, origin, values in rows}
+        return cls(columns, key, truncated, found, set(gone), Counter(dict(more)), Counter(dict(fewer)))
 
     # --- dividing -------------------------------------------------------------------------------
 

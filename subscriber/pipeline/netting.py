@@ -22,7 +22,7 @@ from subscriber.errors import ApplyError, ConnectionLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.net import Net
 from subscriber.protocol.messages import LogicalMessage, Relation, ReplicaIdentity, Truncate
-from subscriber.spool.changelog import Change, ChangeLog, Piece, read
+from subscriber.spool.changelog import PIECE, Change, ChangeLog, Piece, read
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
+LARGEST = 64 * 1024 * 1024  # bytes of the log that one task nets in memory
 PARTS = 8  # that a table is divided into at most, if there are as many executors
 
 _NETS = "relation string, part int, piece long, whole boolean, net binary"
@@ -86,7 +87,9 @@ def net_changes(
     """
     from pyspark.sql import functions as f
 
-    pieces = log.pieces(start, end)
+    # Large pieces: a row that changes in several of them travels as often.
+    size = log.reach(start).size // (2 * spark.sparkContext.defaultParallelism)
+    pieces = log.pieces(start, end, size=min(max(size, PIECE), LARGEST))
     if not pieces:
         return []
     parts = max(1, min(PARTS, spark.sparkContext.defaultParallelism))
@@ -151,7 +154,7 @@ class NetPieces:
                     whole = net.truncated or net.moved
                     divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
                     for part, some in divided:
-                        yield row(table.label, part, number, whole, (table, some))
+                        yield row(table.label, part, number, whole, (table, some.dump()))
 
     def nets(self, piece: Piece) -> list[tuple[Table, Net]]:
         """Each table that changes in it, and its net. Raises ApplyError."""
@@ -222,11 +225,12 @@ class _Fold(Generic[R]):
 
 def _folded(nets: Iterator[bytes]) -> tuple[Table, Net]:
     """One net of those that follow each other, and the table as the last one knows it."""
-    table, folded = pickle.loads(next(nets))
+    table, dumped = pickle.loads(next(nets))
+    folded = Net.load(dumped)
     for pickled in nets:
-        table, net = pickle.loads(pickled)
+        table, dumped = pickle.loads(pickled)
         try:
-            folded.then(net)
+            folded.then(Net.load(dumped))
         except ApplyError as error:
             error.context.append(f'change of table "{table.label}"')
             raise

@@ -152,6 +152,7 @@ class Lines:
         self._whole = 0x31 not in self._empty_mask
         self._keys = len(stage.target.identity) if net.key is not None else 0
         self._part = uuid4().hex
+        self._prefix = self._part.encode()
         self._masked = {number for number, mark in enumerate(self._empty_mask, 1) if mark == 0x31}
         self.columns = ["part", "kind", "mask", *(f"o{n + 1}" for n in range(self._keys))]
         self.columns += [f"c{place}" for place in self._places]
@@ -179,16 +180,25 @@ class Lines:
                     marks[place - 1] = 0x31
                     self._masked.add(place)
             mask = bytes(marks)
-        fields = [self._part.encode(), kind, mask]
-        fields += [_escaped(value) for value in origin] if origin is not None else [b"\\N"] * self._keys
-        fields += [_escaped(value) if isinstance(value, bytes) else b"\\N" for value in values]
-        return b"\t".join(fields) + b"\n"
+        before = [self._prefix, kind, mask]
+        if self._keys:
+            before += [_escaped(value) for value in origin] if origin is not None else [b"\\N"] * self._keys
+        fields = [value if isinstance(value, bytes) else b"\\N" for value in values]
+        line = b"\t".join(fields)
+        if _needs_escapes(line, len(fields), values.count(None) + values.count(UNCHANGED)):
+            line = b"\t".join([_escaped(value) if isinstance(value, bytes) else b"\\N" for value in values])
+        return b"\t".join([*before, line]) + b"\n"
 
     def copied(self, net: Net) -> Copied:
         changed = sum(row.origin is not None for row in net.rows.values())
         new = len(net.rows) - changed + net.more.total()
         fewer = net.fewer.total()
         return Copied(self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer)
+
+
+def _needs_escapes(line: bytes, fields: int, nulls: int) -> bool:
+    """Whether a line has more of what COPY takes for its own than its separators and NULLs. One look at the whole."""
+    return line.count(b"\t") >= fields or line.count(b"\\") > nulls or b"\n" in line or b"\r" in line
 
 
 def _escaped(value: bytes | None) -> bytes:

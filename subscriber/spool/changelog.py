@@ -58,6 +58,7 @@ from subscriber.spool.segment import (
 )
 
 PIECE = 8 * 1024 * 1024  # bytes
+LOOKS = 10  # at a directory that seems to lack a segment, which may only be getting its other name
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class ChangeLog:
 
     def files(self) -> list[SegmentFile]:
         """All segments, oldest first."""
-        return segment_files(self.directory)
+        return self._state()[0]
 
     def start(self) -> Lsn:
         """Where the oldest segment starts that retention has left."""
@@ -120,25 +121,38 @@ class ChangeLog:
 
     def end(self) -> Lsn:
         """The log has everything before this position, durably."""
-        return self._durable().position
+        return self._state()[1].position
 
-    def _durable(self) -> Durable:
+    def _state(self) -> tuple[list[SegmentFile], Durable]:
+        """The segments, and how far they may be read; listed again if a segment was renamed meanwhile."""
+        for _ in range(LOOKS):
+            durable = self._told()
+            try:
+                files = segment_files(self.directory)
+            except ChangeLogError as error:
+                gap = error
+                continue
+            if durable is None or not files:
+                return files, self._look(files)
+            last = files[-1]
+            if last.start >= durable.segment if last.end is None else last.end >= durable.position:
+                return files, durable
+            gap = ChangeLogError(f"the newest segments of the change log, after {last.start}, are missing")
+        raise gap
+
+    def _told(self) -> Durable | None:
+        """What the file "durable" says; None if it says nothing."""
         try:
-            state = Durable.decode((self.directory / DURABLE).read_bytes()[:STATE_SIZE])
+            return Durable.decode((self.directory / DURABLE).read_bytes()[:STATE_SIZE])
         except (FileNotFoundError, TornBlock):
-            state = None
-        files = self.files()
-        last = files[-1] if files else None
-        if last is None:
-            return Durable(self.identity.start, HEADER_SIZE, self.identity.start, 0)
-        if state is not None and state.segment >= last.start:
-            return state
-        if last.end is not None:
-            return Durable(last.end, HEADER_SIZE, last.end, 0)
-        return self._look(last)
+            return None
 
-    def _look(self, file: SegmentFile) -> Durable:
+    def _look(self, files: list[SegmentFile]) -> Durable:
         """What the file "durable" should say: from the blocks of the open segment themselves."""
+        if not files or files[-1].end is not None:
+            end = files[-1].end or self.identity.start if files else self.identity.start
+            return Durable(end, HEADER_SIZE, end, 0)
+        file = files[-1]
         offset, position, changes = HEADER_SIZE, file.start, 0
         found = Durable(file.start, offset, position, changes)
         try:
@@ -171,9 +185,9 @@ class ChangeLog:
         `end` must not be after end(). Raises ChangeLogError when the log does not reach back to `start`.
         """
         self.check(start)
-        durable = self._durable()
+        files, durable = self._state()
         pieces: list[Piece] = []
-        for file in self.files():
+        for file in files:
             if file.start < end and (file.end is None or file.end > start):
                 places, stop = self._places(file, durable)
                 pieces += _cut(file.start, places, stop, start, end, size)
@@ -182,10 +196,10 @@ class ChangeLog:
     def _places(self, file: SegmentFile, durable: Durable) -> tuple[list[tuple[int, Lsn]], int]:
         """Where reading can begin in a segment, and where it ends."""
         with _opened(self.directory, file.start) as reader:
+            stop = _stop(reader, file, durable)
             try:
-                return reader.index(), reader.index_offset()
+                return [place for place in reader.index() if place[0] < stop], stop
             except TornBlock:
-                stop = durable.offset if durable.segment == file.start else HEADER_SIZE
                 heads = self._heads(reader, HEADER_SIZE, file.start, stop)
                 return [(offset, before) for offset, before, head in heads if head.flags & RESTART], stop
 
@@ -195,13 +209,13 @@ class ChangeLog:
 
         Positions are those of blocks, which hold up to some hundred kilobytes of small transactions.
         """
-        durable = self._durable()
+        files, durable = self._state()
         found = Reach(durable.position, 0, 0)
-        for file in self.files():
+        for file in files:
             if file.end is not None and file.end <= start:
                 continue
             with _opened(self.directory, file.start) as reader:
-                stop = durable.offset if file.start == durable.segment else reader.index_offset()
+                stop = _stop(reader, file, durable)
                 begin = self._nearest(reader, file, start)
                 for _, before, head in self._heads(reader, *begin, stop):
                     if before < start:
@@ -251,6 +265,13 @@ class ChangeLog:
         except TornBlock:
             places = []
         return places[-1] if places else (HEADER_SIZE, file.start)
+
+
+def _stop(reader: SegmentReader, file: SegmentFile, durable: Durable) -> int:
+    """The offset up to which a segment may be read."""
+    if file.end is not None:
+        return reader.index_offset()
+    return durable.offset if file.start == durable.segment else HEADER_SIZE
 
 
 def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end: Lsn, size: int) -> list[Piece]:

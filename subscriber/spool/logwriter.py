@@ -12,7 +12,8 @@ transactions that is at or after `position`, and the publisher sends what follow
 - after the write, before fsync(): the block may be there. It is kept and synced before anybody hears of it.
 - index written, not renamed: the index is cut off, and the segment goes on.
 - renamed, no new segment yet: there is no open segment; one is begun where the last one ends.
-- new segment named, its header torn: the name says where it starts; it is begun again.
+- new segment made, not named yet: it is made again. Its header torn all the same: the name says where it
+  starts; it is begun again.
 - the disk is full, or fsync() fails: what the kernel says of those pages cannot be believed any more, so the
   file is cut back to what is known to be durable, and the error ends this writer. The publisher has it all.
 - the file "durable" is written after each fsync() and never synced: it is for readers in other processes. One
@@ -100,8 +101,14 @@ class ChangeLogWriter:
     def open(self) -> None:
         """Take the directory, which is made if need be, and go on where the log in it ends.
 
-        Raises ChangeLogError when another process writes it, or what is there cannot be a whole log.
+        Raises ChangeLogError when another process writes it, what is there cannot be a whole log, or it cannot be used.
         """
+        try:
+            self._open()
+        except OSError as error:
+            raise self._failed("open", error) from error
+
+    def _open(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)
         self._take_lock()
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o644)
@@ -128,9 +135,12 @@ class ChangeLogWriter:
 
     def create(self, identity: Identity) -> None:
         """Begin a log where there is none."""
-        identity.write(self.directory)  # first: a segment without it belongs to nobody
-        self.identity = identity
-        self._begin_segment(identity.start)
+        try:
+            identity.write(self.directory)  # first: a segment without it belongs to nobody
+            self.identity = identity
+            self._begin_segment(identity.start)
+        except OSError as error:
+            raise self._failed("begin", error) from error
         self.sync()
 
     def close(self) -> None:
@@ -180,11 +190,13 @@ class ChangeLogWriter:
         self._boundary = self._offset
 
     def _begin_segment(self, start: Lsn) -> None:
-        path = open_path(self.directory, start)
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         assert self.identity is not None
+        path = open_path(self.directory, start)
+        begun = path.with_suffix(".new")  # a reader never sees it without its header
+        self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write(encode_header(self.identity.system_id, start), 0)
         os.fsync(self._fd)
+        begun.rename(path)
         sync_directory(self.directory)
         self._start = self._last = start
         self._offset = self._boundary = self._durable_offset = HEADER_SIZE

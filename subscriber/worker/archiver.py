@@ -65,15 +65,18 @@ class Archiver:
         """`writer` is open; `until` ends run() when everything before that position is in the log, None never."""
         self._source = source
         self._slot = slot
-        self._publications = tuple(publications)
+        self._publications = tuple(sorted(set(publications)))
         self._writer = writer
         self._until = until
 
     async def run(self) -> None:
         """Until `until`, an error that trying again cannot help, or cancelled."""
-        backoff = Backoff()
+        backoff, failed = Backoff(), False
         while not self._done():
             try:
+                if failed:  # the files are looked at anew, as after a crash
+                    self._writer.close()
+                    self._writer.open()
                 await self._session(backoff)
             except SubscriberError as error:
                 how = reaction(error)
@@ -81,15 +84,10 @@ class Archiver:
                     raise
                 telemetry.log_error(error, slot=self._slot)
                 await anyio.sleep(backoff.next(how))
-                self._reopen()
+                failed = True
 
     def _done(self) -> bool:
         return self._until is not None and self._writer.identity is not None and self._writer.position >= self._until
-
-    def _reopen(self) -> None:
-        """After an error the files are looked at anew, as after a crash."""
-        self._writer.close()
-        self._writer.open()
 
     async def _session(self, backoff: Backoff) -> None:
         publisher = await Publisher.connect(self._source, application_name=self._slot)

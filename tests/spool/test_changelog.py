@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -328,6 +329,36 @@ def test_a_segment_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> N
     ChangeLog(tmp_path).files()[1].path.unlink()
     with pytest.raises(ChangeLogError, match="gap"):
         ChangeLog(tmp_path).start()
+
+
+def test_a_log_is_read_while_it_is_written_and_renamed(tmp_path: Path) -> None:
+    """Every look sees all that was durable before it, whole, whatever is being sealed meanwhile."""
+    writer = opened(tmp_path, segment_size=1)
+    done = threading.Event()
+    stored = [START]
+
+    def write() -> None:
+        source, builder = Writer(), BlockBuilder(START)
+        for _ in range(150):
+            store(writer, builder, source.transaction([(1, 5)]))
+            stored.append(source.position)
+            builder.restart()
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    log, looks = ChangeLog(tmp_path), 0
+    while not done.is_set():
+        before = len(stored) - 1
+        end = log.end()
+        assert end >= stored[before]
+        assert len(rows(log, end=end)) == stored.index(end)
+        assert log.reach(stored[before // 2]).changes >= before - before // 2
+        looks += 1
+    thread.join()
+    assert looks > 1
+    assert len(rows(log)) == 150
+    writer.close()
 
 
 # --- what may come now --------------------------------------------------------------------------
