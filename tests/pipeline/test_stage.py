@@ -30,11 +30,11 @@ def test_every_value_comes_back_as_it_was(rows: list[tuple[Value, Value]]) -> No
     lines = Lines(stage("id", "local", "a", "b"), net)
     found = [_split(line) for line in lines.lines()]
     assert lines.columns == ["part", "kind", "mask", "o1", "c1", "c3", "c4"]
-    for (key, row), (_, *front, origin, identity, a, b) in zip(net.rows.items(), found, strict=True):
+    for (before, row), (_, *front, origin, identity, a, b) in zip(net.rows.items(), found, strict=True):
         sent = [identity, a, b]
         first, *rest = [b"1" if value is UNCHANGED else b"0" for value in row.values]
         assert front == [b"u", first + b"1" + b"".join(rest)]
-        assert origin == key[0]
+        assert origin == before[0]
         assert sent == [None if value is UNCHANGED else value for value in row.values]
     copied = lines.copied(net)
     assert (copied.changed, copied.new, copied.gone) == (len(rows), 0, 0)
