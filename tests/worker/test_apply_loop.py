@@ -69,6 +69,7 @@ class Target:
 
     def __init__(self) -> None:
         self.pipeline = self
+        self.hooks = None
         self.done: list[object] = []
         self.commits: list[Callable[[], None]] = []  # to be answered
         self.stuck = anyio.Event()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import anyio
@@ -11,6 +12,7 @@ import pytest
 from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.lsn import Lsn
+from subscriber.subscription import TwoPhaseState
 from subscriber.worker.apply_worker import ApplyWorker
 from subscriber.worker.holding import Holding
 from subscriber.worker.tables import Tables
@@ -108,6 +110,7 @@ async def test_everybody_who_waits_is_woken() -> None:
 def apply_worker(tables: Tables, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
     """process_tables() of an apply worker; nothing in it that needs a server is reached."""
     worker = ApplyWorker.__new__(ApplyWorker)
+    worker.subscription = cast(Any, SimpleNamespace(two_phase=TwoPhaseState.DISABLED))
     worker._tables = tables
     worker._holding = Holding(cast(Any, None), 0)
     worker._settle = cast(Any, None)
