@@ -118,6 +118,7 @@ class Transactions:
             case CloseBlock():
                 await self._blocks().close_block()
             case Abort():
+                self._target.pipeline.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
                 await self._blocks().abort(action.message)
             case Replay():
                 await self._wait_before(action.transaction.finish_lsn)
