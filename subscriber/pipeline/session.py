@@ -4,9 +4,9 @@
     with spark_session(master="spark://host:7077") as …    a cluster
     with spark_session(session) as spark:                  the caller's, which stays as it is
 
-Ours says nothing (what goes wrong is raised, not logged), finds a Java by itself (java.py), keeps its files in a temporary
-directory, and is gone with its processes when the block ends. Tasks are tried again when they fail, also on one
-machine. On executors code of ours needs asyncpg, anyio and this package; where executors are not this machine's
+Ours says nothing (what goes wrong is raised, not logged), finds a Java by itself (java.py), keeps its files in a
+temporary directory, and is gone with its processes when the block ends. Tasks are tried again when they fail, also on
+one machine. On executors code of ours needs asyncpg, anyio and this package; where executors are not this machine's
 processes the package is sent to them, and only the libraries have to be there.
 
 The process of the driver being killed ends the JVM, which reads from it, and its Python workers with it.

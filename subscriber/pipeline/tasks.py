@@ -6,9 +6,13 @@ be harmless to begin twice. What trying again cannot help is returned, not raise
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+import anyio
+import anyio.to_thread
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,7 +21,20 @@ if TYPE_CHECKING:
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_numbers = itertools.count()
 _SCHEMA = "number long, result binary"
+
+
+async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
+    """run_tasks() for an event loop; who is cancelled while waiting has what is left of it interrupted."""
+    tag = f"subscriber-{next(_numbers)}"
+    try:
+        return await anyio.to_thread.run_sync(
+            lambda: run_tasks(spark, function, tasks, tag=tag), abandon_on_cancel=True
+        )
+    except anyio.get_cancelled_exc_class():
+        spark.interruptTag(tag)
+        raise
 
 
 def run_tasks(

@@ -29,7 +29,7 @@ from subscriber.pipeline.checksums import Answer, Column, Question, Side, Sums, 
 from subscriber.pipeline.common_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.pipeline.copy_plan import PART_BYTES
 from subscriber.pipeline.session import MASTER, spark_session
-from subscriber.pipeline.tasks import run_tasks
+from subscriber.pipeline.tasks import run_in_thread
 from subscriber.source.parts import Part, cut
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import PublishedTable, as_relation
@@ -223,10 +223,7 @@ class _Compare:
 
     async def _ask(self, questions: Sequence[Question]) -> list[Answer]:
         """All answers, in order. Raises the first error there is."""
-        answers = await anyio.to_thread.run_sync(
-            lambda: run_tasks(self._session, ask, questions, tag=APPLICATION_NAME.replace(" ", "-")),
-            abandon_on_cancel=True,
-        )
+        answers = await run_in_thread(self._session, ask, questions)
         found = []
         for answer in answers:
             if isinstance(answer, SubscriberError):

@@ -222,8 +222,7 @@ def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
         place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
         found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)} LIMIT 1 FOR UPDATE"
         plan = mapping.plans[key] = build.plan(
-            "SELECT pg_catalog.set_config('subscriber.place',"
-            f" coalesce(({found} SKIP LOCKED), ({found}), ''), true)",
+            f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found} SKIP LOCKED), ({found}), ''), true)",
             b"SELECT 1",
         )
     assert isinstance(plan, Plan)

@@ -75,10 +75,12 @@ class Bulk:
         assert table is not None
         if relid in tables.sources and relid not in group:  # executors have no hooks
             return Leave.TO_SYNC
+        states = {found.state for found in map(tables.get, group) if found is not None}
+        # A copy that is only announced may want any table.
+        copying = tables.bulk is not None and (not group or bool(states & set(_UNCOPIED)))
         if relid in group and table.state not in _UNCOPIED:
-            states = {found.state for found in map(tables.get, group) if found is not None}
-            return Leave.TO_COPY if states & set(_UNCOPIED) else Leave.TO_GROUP
-        if table.state in _UNCOPIED and (relid in group or self._is_for_spark(relid)):
+            return Leave.TO_COPY if copying else Leave.TO_GROUP
+        if table.state in _UNCOPIED and (copying or self._is_for_spark(relid)):
             self._start()
             return Leave.TO_COPY
         return Leave.TO_COPY if self._deciding else Leave.TO_SYNC

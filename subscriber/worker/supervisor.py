@@ -320,7 +320,7 @@ class Supervisor:
             for one in self.tables.group() if relid == GROUP else [relid]:
                 self.tables.restore(one)
         await self.reload_tables()
-        table = self.tables.get(relid)
+        table = self.tables.get(next(iter(self.tables.group()), 0) if relid == GROUP else relid)
         if not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
             # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
             around.board.remove(report)

@@ -97,8 +97,9 @@ class TableSync:
         self.subscription = subscription
         self.relid = relid
         self.relids = [relid]
-        if relid == bulk_copy.GROUP:
-            self.relids = tables.group()
+        self._copyid: int | None = None
+        if relid == bulk_copy.GROUP and tables.bulk is not None:
+            self.relids, self._copyid = tables.group(), tables.bulk.copyid
         self.schema, self.table = tables.names[self.relids[0]]
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
@@ -166,6 +167,9 @@ class TableSync:
             row = await store.load_relation_state(connection, self.subscription.oid, self.relid)
             if row is not None:
                 self._tables.correct(row)
+            copy = await bulk_copy.load(connection, self.subscription.oid)
+            if copy is not None and self.relid in copy.parts:
+                raise StaleCatalog("the table is being copied with others")
         return self._state()
 
     async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:
@@ -286,8 +290,6 @@ class TableSync:
         async with connection.transaction():
             for relid in self.relids:
                 await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
-            if self.relid == bulk_copy.GROUP and self._tables.bulk is not None:
-                await bulk_copy.remove(connection, self._tables.bulk.copyid)
 
     async def _caught_up(self, position: Lsn) -> bool:
         assert self._catchup is not None
@@ -304,6 +306,8 @@ class TableSync:
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await store.remove_progress(connection, self.subscription.oid, self.relid)
+            if self._copyid is not None:  # last of all: then there may be another copy, with the same names
+                await bulk_copy.remove(connection, self._copyid)
 
     def _state(self) -> State:
         table = self._tables.get(self.relids[0])

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import origins, store
+from subscriber.catalog import bulk_copy, origins, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.catalog.session import Catalog
 from subscriber.source.publisher import Publisher
@@ -33,6 +33,8 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: in
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, origins.table_sync_origin(subid, relid), missing_ok=True)
             await store.remove_progress(connection, subid, relid)
+        if tables.bulk is not None and _done(tables, GROUP):
+            await bulk_copy.remove(connection, tables.bulk.copyid)
     return all_free
 
 
@@ -58,6 +60,7 @@ async def _leftover_slots(
 
 def _done(tables: Tables, relid: int) -> bool:
     if relid == GROUP:
-        return tables.bulk is None
+        # One that is only announced may have its slot already.
+        return tables.bulk is None or (bool(tables.bulk.parts) and all(_done(tables, one) for one in tables.group()))
     table = tables.get(relid)
     return table is None or table.state in (State.SYNCDONE, State.READY)
