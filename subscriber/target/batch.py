@@ -74,6 +74,7 @@ class BatchingTarget(PostgresTarget):
     def __init__(self, session: Session, origin: str, on_conflict: OnConflict) -> None:
         super().__init__(session, origin, on_conflict)
         self.batching = True
+        self.passing: Callable[[str], None] = lambda _: None  # for tests: called where a worker may die
         self.in_batches = 0  # changes applied set-based
         self._batch = Batch()
         self._under_way: deque[Attempt] = deque()
@@ -243,6 +244,7 @@ class BatchingTarget(PostgresTarget):
         first = batch.portions[0].transaction
         if first is not self._plain and (first is self._sent or batch.is_open or _is_worthwhile(batch)):
             self._attempt(batch)
+            self.passing("BATCH_SENT")
             await self.pipeline.drain()
             return
         if first is not self._plain:
@@ -327,6 +329,7 @@ class BatchingTarget(PostgresTarget):
             return
         error, _ = await self.pipeline.recover()
         attempts, self._under_way = list(self._under_way), deque()
+        self.passing("BATCH_REFUSED")
         self._reason = _why_refused(error)
         self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
         self._refusals += 1
@@ -360,6 +363,7 @@ class BatchingTarget(PostgresTarget):
             for payload in portion.changes:
                 change = decoded(payload)
                 await self._change(transaction, mappings[change.relid], change)
+                self.passing("BATCH_APPLIED_AGAIN")
             if portion.end_lsn is not None:
                 self._plain = None
                 assert portion.on_committed is not None

@@ -31,6 +31,7 @@ from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRow
 from subscriber.target.resolving import Resolver
 from subscriber.worker import conflicts
+from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import FLUSH
 
 ONE_BY_ONE = "SUBSCRIBER_ONE_BY_ONE"  # in the environment, not empty: nothing is applied set-based
@@ -80,6 +81,7 @@ async def open_target(
         target = BatchingTarget(session, origin, on_conflict)
         target.means = means
         # Ordinary triggers, which run without the replica role, are not looked for.
+        target.passing = lambda where: reach(Point[where], target.pipeline.flush)
         target.batching = batching and means.replica_role and not os.environ.get(ONE_BY_ONE)
         await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
         if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:

@@ -15,8 +15,9 @@ from subscriber.worker.failpoints import Point
 from tests.faults.scene import Scene
 
 SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
-# Come past by prepared transactions and large ones only.
-ELSEWHERE = (Point.PREPARED, Point.RESOLVED, Point.PARALLEL_DONE)
+# Come past by prepared transactions, large ones and batches only.
+BATCHES = (Point.BATCH_SENT, Point.BATCH_REFUSED, Point.BATCH_APPLIED_AGAIN)
+ELSEWHERE = (Point.PREPARED, Point.RESOLVED, Point.PARALLEL_DONE, *BATCHES)
 APPLYING = [point for point in list(Point)[list(Point).index(Point.CHANGE_SENT) :] if point not in ELSEWHERE]
 
 

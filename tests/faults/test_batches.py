@@ -1,0 +1,64 @@
+"""The worker dies while changes are applied set by set, and while what the target refused is applied one by one."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.worker.failpoints import Point
+from tests.faults.scene import Scene
+from tests.faults.test_points import while_appending
+
+TABLE = "CREATE TABLE keyed (id int PRIMARY KEY, v int)"
+LARGE = 25_000  # rows, more than fit into one batch
+
+
+async def _start(faults: Scene) -> None:
+    await faults.source.execute(TABLE, "ALTER PUBLICATION p ADD TABLE keyed")
+    await faults.target.execute(TABLE)
+    await faults.create_subscription(options="WITH (streaming = off)")
+    faults.worker.start()
+    await faults.wait_until_equal()
+    await faults.worker.kill9()
+
+
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.soak), pytest.param(3, marks=pytest.mark.soak)])
+async def test_a_batch_that_was_sent_and_portions_of_a_large_transaction(faults: Scene, times: int) -> None:
+    await _start(faults)
+    await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {LARGE}) i")
+    await faults.run_into(Point.BATCH_SENT, times)
+    await faults.source.execute("UPDATE keyed SET v = v + 1", f"UPDATE keyed SET id = id + {LARGE} WHERE id > 24000")
+    await faults.run_into(Point.BATCH_SENT, times)
+    await faults.source.execute("DELETE FROM keyed WHERE id % 2 = 1")
+    await faults.run_into(Point.BATCH_SENT, times)
+    assert (await faults.finish())["keyed"] == LARGE / 2
+
+
+@pytest.mark.parametrize(
+    "point", [Point.BATCH_REFUSED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
+)
+@pytest.mark.parametrize("rows", [500, pytest.param(LARGE, marks=pytest.mark.soak)])
+async def test_a_batch_that_was_refused(faults: Scene, point: Point, rows: int) -> None:
+    """A row to delete is not there, somewhere in the middle."""
+    await _start(faults)
+    await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {rows}) i")
+    faults.worker.start()
+    await faults.wait_until_equal()
+    await faults.target.execute(f"DELETE FROM keyed WHERE id = {rows - 100}")
+    await faults.worker.kill9()
+    await faults.source.execute(f"DELETE FROM keyed WHERE id > {rows // 10}")
+    await faults.run_into(point)
+    assert (await faults.finish())["keyed"] == rows // 10
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("times", [1, 5, 20])
+async def test_batches_with_much_behind_them(faults: Scene, times: int) -> None:
+    await _start(faults)
+
+    async def die() -> None:
+        for _ in range(5):
+            await faults.append(300)
+            await faults.run_into(Point.BATCH_SENT, times)
+
+    await while_appending(faults, die)
+    await faults.finish()
