@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     )
     from subscriber.lsn import Lsn
     from subscriber.subscription import Subscription
+    from subscriber.target.metadata import hooks_from
     from subscriber.target.resolving import Resolver
 
 __all__ = [
@@ -85,6 +86,7 @@ __all__ = [
     "Update",
     "connect",
     "consume",
+    "hooks_from",
     "stream",
 ]
 
@@ -112,6 +114,7 @@ _HOMES = {
     "Hook": "subscriber.apply.hooks",
     "Hooks": "subscriber.apply.hooks",
     "connect": "subscriber.database",
+    "hooks_from": "subscriber.target.metadata",
     "Lsn": "subscriber.lsn",
     "Resolver": "subscriber.target.resolving",
     "Subscription": "subscriber.subscription",

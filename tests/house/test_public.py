@@ -49,6 +49,7 @@ EXPORTS = {
     "Update",
     "connect",
     "consume",
+    "hooks_from",
     "stream",
 }
 
