@@ -26,6 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.ops import demo_processes
 from subscriber.ops.compare import compare
 from subscriber.pipeline.catchup import CaughtUp, catch_up
+from subscriber.pipeline.netting import JAVA_OPTIONS
 from subscriber.pipeline.session import spark_session
 from subscriber.spool.changelog import ChangeLog
 from subscriber.spool.logwriter import ChangeLogWriter
@@ -64,7 +65,7 @@ async def measure(changes: int, keys: int) -> dict[str, float]:
         found["archive"] = await _archive(where, log)
         await execute(where.target, "CHECKPOINT")
         began = monotonic()
-        with spark_session() as spark:
+        with spark_session(java_options=JAVA_OPTIONS) as spark:
             spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
             found["start of Spark"] = monotonic() - began
             began, batches = monotonic(), list[CaughtUp]()

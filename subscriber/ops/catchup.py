@@ -11,6 +11,7 @@ from subscriber.connection.connect import connect
 from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_seconds
 from subscriber.pipeline.catchup import BATCH, CaughtUp, catch_up
+from subscriber.pipeline.netting import JAVA_OPTIONS
 from subscriber.pipeline.session import spark_session
 from subscriber.source.quoting import identifier
 from subscriber.spool.changelog import ChangeLog
@@ -41,7 +42,7 @@ async def run_catchup(
             what = f"{count(done.changes, 'change')} became {count(done.rows, 'row')}"
             print(f"{done.end}  {what} in {in_seconds(seconds)}", flush=True)
 
-    with spark_session(master=master) as spark:
+    with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
         began = time.monotonic()
         position = await catch_up(target, name, log, spark, until=until, batch=batch or BATCH, on_batch=report)
     if enable:

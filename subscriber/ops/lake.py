@@ -15,6 +15,7 @@ from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_seconds
 from subscriber.pipeline.lake import BATCH, Batch, Lake
 from subscriber.pipeline.lake_load import load
+from subscriber.pipeline.netting import JAVA_OPTIONS
 from subscriber.pipeline.session import spark_session
 from subscriber.spool.changelog import ChangeLog
 
@@ -74,7 +75,7 @@ def run_lake(
             raise StatementError("a new lake needs --source, for the rows that are there already")
         position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
         lines.loaded(position, lake.tables())
-    with spark_session(master=master) as spark:
+    with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
         while True:
             end = log.end() if until is None else until
             while (found := lake.next_batch(log, end, batch or BATCH)) is not None:

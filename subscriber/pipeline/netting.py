@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 
+# For a session of our own: the JVM only passes bytes on, and compiling that thoroughly takes longer than it saves.
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LARGEST = 64 * 1024 * 1024  # bytes of the log that one task nets in memory
 PARTS = 8  # that a table is divided into at most, if there are as many executors
 
