@@ -30,6 +30,7 @@ from subscriber.ops.status_report import (
     describe_table,
     state_in_words,
 )
+from subscriber.ops.status_unfinished import Prepared
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -41,6 +42,9 @@ WRONG = 1  # the exit status when a subscription is not as it should be
 _NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
 _PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
 _STATS = "SELECT subid::bigint, apply_error_count, sync_error_count FROM subscriber.subscription_stats"
+_PREPARED = """
+SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
+"""
 _PUBLISHER = """
 WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                          ELSE pg_catalog.pg_current_wal_lsn() END AS position)
@@ -89,6 +93,9 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
 
 async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
     now, read_only = await connection.fetchrow(_NOW) or (datetime.now(UTC), False)
+    prepared: dict[int, list[Prepared]] = {}
+    for subid, *values in await connection.fetch(_PREPARED):
+        prepared.setdefault(subid, []).append(Prepared(*values))
     return Look(
         at=now,
         read_only=read_only,
@@ -98,6 +105,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
         relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
         progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
         errors={subid: (apply, sync) for subid, apply, sync in await connection.fetch(_STATS)},
+        prepared=prepared,
     )
 
 
@@ -154,7 +162,7 @@ def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
     document: dict[str, Any] = {
         "time": look.at.isoformat(timespec="milliseconds"),
         "launcher_pid": look.launcher_pid,
-        "subscriptions": [as_json(status) for status in statuses],
+        "subscriptions": [as_json(status, look.at) for status in statuses],
     }
     return json_module.dumps(document, ensure_ascii=False)
 

@@ -15,7 +15,8 @@ from typing import Any
 
 from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
 from subscriber.lsn import Lsn
-from subscriber.ops import units
+from subscriber.ops import status_unfinished, units
+from subscriber.ops.status_unfinished import Prepared, Unfinished
 from subscriber.subscription import Subscription
 
 # state -> whether it means that something is wrong
@@ -117,6 +118,7 @@ class SubscriptionStatus:
     skip_lsn: Lsn | None = None
     limits: tuple[str, ...] = ()  # what has to be done without on this target
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
+    unfinished: Unfinished = field(default_factory=Unfinished)
 
     @property
     def is_wrong(self) -> bool:
@@ -138,6 +140,7 @@ class Look:
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
     read_only: bool = False  # the target takes no writes
+    prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
 
 
 def assess(
@@ -187,6 +190,7 @@ def assess(
         skip_lsn=subscription.skip_lsn or None,
         limits=worker_alive.limits if worker_alive else (),
         one_by_one=worker_alive.one_by_one if worker_alive else {},
+        unfinished=status_unfinished.find(worker_alive, look.workers, look.prepared.get(subscription.oid, ())),
     )
 
 
@@ -315,6 +319,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     if status.one_by_one:
         reasons = sorted(status.one_by_one.items(), key=lambda item: -item[1])
         lines.append(("one by one", ", ".join(f"{number:,} ({reason})" for reason, number in reasons)))
+    lines += status_unfinished.describe(status.unfinished, now)
     lines += [("limit", limit) for limit in status.limits]
     if status.skip_lsn:
         lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
@@ -352,7 +357,7 @@ def describe_table(table: TableStatus) -> str:
     return f"{words} ({copied})"
 
 
-def as_json(status: SubscriptionStatus) -> dict[str, Any]:
+def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
     """The same as values: positions as text, times in ISO 8601, sizes in bytes, times passed in seconds."""
     publisher = status.publisher
     return {
@@ -388,6 +393,7 @@ def as_json(status: SubscriptionStatus) -> dict[str, Any]:
         "transactions": status.transactions,
         "changes": status.changes,
         "bytes": status.bytes,
+        **status_unfinished.as_json(status.unfinished, now),
         "skip_lsn": _lsn(status.skip_lsn),
         "limits": list(status.limits),
         "one_by_one": dict(status.one_by_one),

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from subscriber.catalog.store import RelationState, WorkerStatus
+from subscriber.catalog.store import RelationState, StreamedStatus, WorkerStatus
 from subscriber.lsn import Lsn
 from subscriber.ops import units
 from subscriber.ops.status import to_json, to_text
 from subscriber.ops.status_report import Look, PublisherAnswer, SubscriptionStatus, assess, state_in_words
+from subscriber.ops.status_unfinished import Prepared
 from subscriber.subscription import Subscription
 
 NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -124,6 +125,34 @@ def test_a_slot_that_is_gone_is_wrong() -> None:
     status = assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, slot_exists=False, confirmed=None))
     assert status.is_wrong
     assert "slot: does not exist on the publisher" in text(status)
+
+
+def test_transactions_that_are_not_over() -> None:
+    since = (NOW - timedelta(seconds=5)).timestamp()
+    worker = replace(
+        STREAMING,
+        waiting_for='process 9 ("psql")',
+        streamed=(StreamedStatus(731, 12_000, 2048, since, 1), StreamedStatus(732, 1, 100, since, None)),
+    )
+    parallel = WorkerStatus(SUBSCRIPTION.oid, 1, "parallel apply", "applying", pid=8)
+    prepared = [Prepared(f"pg_gid_1_{number}", f"g{number}", NOW - timedelta(hours=2)) for number in range(7)]
+    seen = replace(look(worker, parallel), prepared={SUBSCRIPTION.oid: prepared})
+    status = assess(SUBSCRIPTION, seen, PUBLISHER)
+    lines = text(status).splitlines()
+    assert lines[5:9] == [
+        '  waiting for   process 9 ("psql")',
+        "  parallel      1 worker (8)",
+        "  streamed      transaction 731: 12,000 changes, 2.0 KiB, for 5 s, applied by parallel worker 1",
+        "  streamed      transaction 732: 1 change, 100 B, for 5 s, kept",
+    ]
+    assert lines[9] == "  prepared      pg_gid_1_0, on the publisher 'g0', for 2 h"
+    assert lines[14:] == ["  prepared      and 2 more", "  tables        none"]
+    found = json.loads(to_json(seen, [status]))["subscriptions"][0]
+    assert (found["waiting_for"], found["parallel_pids"]) == ('process 9 ("psql")', [8])
+    assert found["streamed"][0] == {"xid": 731, "changes": 12_000, "bytes": 2048, "age": 5.0, "worker": 1}
+    assert found["prepared"][6] == {"gid": "pg_gid_1_6", "publisher_gid": "g6", "age": 7200.0}
+    stopped = assess(replace(SUBSCRIPTION, enabled=False), seen, PUBLISHER).unfinished
+    assert (stopped.streamed, stopped.parallel_pids, len(stopped.prepared)) == ((), (), 7)
 
 
 def test_tables_that_are_not_ready_have_a_line() -> None:

@@ -8,6 +8,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+from subscriber.catalog.session import Catalog
+from subscriber.ops.status import assess_all, read_catalog
+from subscriber.ops.status_unfinished import Unfinished
 from subscriber.worker.launcher import Launcher
 from subscriber.worker.surroundings import SPOOL_VARIABLE, SpoolPlace
 from tests.scenarios.conftest import Pair
@@ -149,6 +152,13 @@ async def test_an_error_names_the_position_and_skip_passes_it_over(pair: Pair, s
     ]
 
 
+async def shown(pair: Pair) -> Unfinished:
+    """What `subscriber status` finds."""
+    async with Catalog.open(pair.target.dsn(), "test") as catalog:
+        (status,) = await assess_all(await read_catalog(catalog, ["s"]))
+    return status.unfinished
+
+
 @pytest.mark.parametrize("streaming", ["on", "parallel"])
 async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -> None:
     await subscribed(pair, streaming)
@@ -163,6 +173,9 @@ async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -
         workers = "SELECT worker_type, leader_pid IS NOT NULL FROM subscriber.pg_stat_subscription ORDER BY 1"
         await pair.target.wait_for(f"SELECT count(*) FROM ({workers}) w", 2)
         assert await pair.rows(workers) == [("apply", False), ("parallel apply", True)]
+    unfinished = await shown(pair)
+    assert [(found.changes > 900, found.worker) for found in unfinished.streamed] == [(True, worker and 1)]
+    assert len(unfinished.parallel_pids) == (1 if streaming == "parallel" else 0)
     await connection.execute("COMMIT")
     await connection.close()
     await pair.caught_up()

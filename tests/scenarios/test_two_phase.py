@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from subscriber.catalog.session import Catalog
+from subscriber.ops.status import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 
@@ -48,6 +50,9 @@ async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
     ((gid,),) = await pair.target.rows(GIDS)
     assert gid.startswith("pg_gid_35")
     assert await pair.rows("SELECT * FROM t") == [(1, "copied")]
+    async with Catalog.open(pair.target.dsn(), "test") as catalog:
+        (found,) = next(iter((await read_catalog(catalog, ["s"])).prepared.values()))
+    assert (found.gid, found.publisher_gid) == (gid, "a'b")
     await pair.change(f"{how} PREPARED 'a''b'")
     assert await pair.target.rows(GIDS) == []
     assert await pair.target.value(LEFT) == 0
