@@ -11,8 +11,10 @@ A task may be tried again, or run twice: what a sink does must be harmless then.
 
 from __future__ import annotations
 
+import gc
 import pickle
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -148,7 +150,8 @@ class NetPieces:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 try:
-                    found = self.nets(self._pieces[number])
+                    with _uncollected():
+                        found = self.nets(self._pieces[number])
                 except SubscriberError as error:  # what trying again cannot help
                     yield row(None, 0, number, False, error)
                     continue
@@ -215,7 +218,9 @@ class _Fold(Generic[R]):
         for (relation, part), nets in groupby(rows, key=lambda row: (row["relation"], row["part"])):
             result: R | SubscriberError
             try:
-                result = self._sink(*_folded(row["net"] for row in nets), part)
+                with _uncollected():
+                    table, net = _folded(row["net"] for row in nets)
+                result = self._sink(table, net, part)
             except ConnectionLost:
                 raise  # another attempt may not meet it
             except SubscriberError as error:
@@ -223,6 +228,16 @@ class _Fold(Generic[R]):
             yield pa.RecordBatch.from_pydict(
                 {"relation": [relation], "part": pa.array([part], pa.int32()), "result": [pickle.dumps(result)]}
             )
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without the garbage collector, which would look at millions of tuples again and again; there are no cycles."""
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _folded(nets: Iterator[bytes]) -> tuple[Table, Net]:
