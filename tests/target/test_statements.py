@@ -15,6 +15,12 @@ FULL = ReplicaIdentity.FULL
 EQ = "OPERATOR(pg_catalog.=)"
 FOUND = "ctid = nullif(pg_catalog.current_setting('subscriber.place'), '')::pg_catalog.tid"
 
+
+def placing(found: str) -> str:
+    """A row that nobody holds, or else the first."""
+    return f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found} SKIP LOCKED), ({found}), ''), true)"
+
+
 KEYED = map_relation(remote("a*", "b", "c"), local("a", "x", "b", "c", identity=("a",)))
 COMPOSITE = map_relation(remote("a*", "b*", "c"), local("a", "b", "c", identity=("b", "a")))
 WHOLE = map_relation(remote("a", "b", replica_identity=FULL), local("a", "x", "b"))
@@ -89,22 +95,22 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
         ),
         (
             statements.find(WHOLE, OLD, b"tn"),
-            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT ctid::pg_catalog.text"
-            f' FROM ONLY "s"."t" WHERE "a" {EQ} $1 AND "b" IS NULL AND "x" IS NULL LIMIT 1 FOR UPDATE), \'\'), true)',
+            placing(
+                'SELECT ctid::pg_catalog.text FROM ONLY "s"."t"'
+                f' WHERE "a" {EQ} $1 AND "b" IS NULL AND "x" IS NULL LIMIT 1 FOR UPDATE'
+            ),
             ((OLD, 0),),
             b"SELECT 1",
         ),
         (
             statements.find(PARTITIONED, OLD, b"t"),
-            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT tableoid || ' ' || ctid"
-            f' FROM "s"."t" WHERE "a" {EQ} $1 LIMIT 1 FOR UPDATE), \'\'), true)',
+            placing(f"""SELECT tableoid || ' ' || ctid FROM "s"."t" WHERE "a" {EQ} $1 LIMIT 1 FOR UPDATE"""),
             ((OLD, 0),),
             b"SELECT 1",
         ),
         (
             statements.find(NOTHING_KNOWN, OLD, b""),
-            "SELECT pg_catalog.set_config('subscriber.place', coalesce((SELECT ctid::pg_catalog.text"
-            ' FROM ONLY "s"."t" WHERE true LIMIT 1 FOR UPDATE), \'\'), true)',
+            placing('SELECT ctid::pg_catalog.text FROM ONLY "s"."t" WHERE true LIMIT 1 FOR UPDATE'),
             (),
             b"SELECT 1",
         ),
