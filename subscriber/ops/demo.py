@@ -41,7 +41,7 @@ LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, sh
 SECOND_KILL = 0.6  # part of the time after which it is killed again, as soon as it is streaming
 LATEST_SECOND_KILL = 0.85  # and if it is not, all the same
 DOWN = 1.0  # seconds until it is started again
-STUCK = 60.0  # seconds without any progress after the last write
+STUCK = 120.0  # seconds without any progress after the last write
 LOOK = 0.3  # seconds between two looks
 DIFFERENT = 1  # the exit status
 

@@ -153,6 +153,7 @@ class _Keeper:
         self._on_progress = on_progress
         self._started = monotonic()
         self._complete: set[int] = set()
+        self._driving = anyio.CancelScope()
         self._reported: dict[int, TableProgress] = {}
 
     async def run(self) -> list[TableProgress]:
@@ -311,7 +312,8 @@ class _Keeper:
             while missing := await self._missing(plans, snapshot, copyid, {f.relid for f in failures}):
                 attempts += 1
                 try:
-                    failures += await self._drive(missing)
+                    with anyio.CancelScope() as self._driving:
+                        failures += await self._drive(missing)
                 except SubscriberError:
                     left = await self._missing(plans, snapshot, copyid, {f.relid for f in failures})
                     if len(left) < len(missing):
@@ -368,6 +370,8 @@ class _Keeper:
                     self._reported[plan.relid] = table
                     await store.report_worker(connection, self._status(plan.relid, table, pid))
         self._on_progress("copying", progress)
+        if len(self._complete) == len(plans):
+            self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
 
     def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
         return store.WorkerStatus(

@@ -20,7 +20,7 @@ import anyio.abc
 
 from subscriber.errors import SubscriberError
 from subscriber.pipeline.copy_part import Failure, PartTask, copy_part
-from subscriber.pipeline.session import spark_session
+from subscriber.pipeline.session import QUICK, spark_session
 from subscriber.pipeline.tasks import run_tasks
 
 KILLED = "the Spark driver has ended before its work was done"
@@ -75,7 +75,7 @@ def main() -> None:
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    with spark_session(master=master) as spark:
+    with spark_session(master=master, java_options=QUICK) as spark:
         results = run_tasks(spark, copy_part, tasks)
     sys.stdout.buffer.write(pickle.dumps(results))
     sys.stdout.buffer.flush()

@@ -28,7 +28,7 @@ from subscriber.lsn import Lsn
 from subscriber.pipeline.checksums import Answer, Column, Question, Side, Sums, add_up, ask, buckets_for, differing
 from subscriber.pipeline.common_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.pipeline.copy_plan import PART_BYTES
-from subscriber.pipeline.session import MASTER, spark_session
+from subscriber.pipeline.session import MASTER, QUICK, spark_session
 from subscriber.pipeline.tasks import run_in_thread
 from subscriber.source.parts import Part, cut
 from subscriber.source.publisher import Publisher
@@ -112,7 +112,8 @@ async def verify(
     """
     async with AsyncExitStack() as stack:
         on_progress("starting Spark")
-        session = await anyio.to_thread.run_sync(lambda: stack.enter_context(spark_session(spark, master=master)))
+        opening = spark_session(spark, master=master, java_options=QUICK)
+        session = await anyio.to_thread.run_sync(stack.enter_context, opening)
         catalog = await stack.enter_async_context(Catalog.open(target, APPLICATION_NAME))
         async with catalog.use() as connection:
             await ensure_schema(connection)
@@ -178,7 +179,9 @@ class _Compare:
             "SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel"
             f" WHERE srsubid = {self._subscription.oid}"
         )
-        with_hooks = {(schema, name) for _, _, schema, name in found if name is not None}
+        with_hooks: set[tuple[str | None, str | None]] = {
+            (schema, name) for _, _, schema, name in found if name is not None
+        }
         rows = [(relid, state) for relid, state, _, _ in found]
         # A table in syncdone has all before the common position, as one in ready.
         states = {int(relid or 0): "r" if state == "s" else state or "" for relid, state in rows}

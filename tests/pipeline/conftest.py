@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from subscriber.pipeline.session import spark_session
-
-QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+from subscriber.pipeline.session import QUICK, spark_session
 
 
 @pytest.fixture(scope="session")
