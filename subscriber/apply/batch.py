@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.apply.steps import Adder, TableBatch, add_decoded
+from subscriber.apply.steps import Adder, TableBatch, add_decoded, refusal
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update
@@ -183,28 +183,5 @@ def is_binary(change: Insert | Update | Delete) -> bool:
 
 def why_not(mapping: RelationMapping, change: Insert | Update | Delete) -> str | None:
     """Why `change` cannot be part of any batch, in a few words; None: it can."""
-    local = mapping.local
-    if local.one_by_one is not None:
-        return local.one_by_one
-    if not mapping.attributes:
-        return "no columns"
-    if isinstance(change, Insert):
-        return None
-    if mapping.unsearchable is not None or mapping.search is None:
-        return "no key"
-    if isinstance(change, Delete):
-        keys: tuple[int, ...] | range = mapping.search
-    elif local.other_unique:
-        return "several unique indexes"
-    else:
-        keys = range(len(mapping.attributes))
-    binary = is_binary(change)
-    for index in keys:
-        column = mapping.attributes[index]
-        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
-            return "column type"
-        if column.identity_always and (index not in mapping.search or (isinstance(change, Update) and change.old)):
-            return "identity column"
-    if any(mapping.attributes[index].equality is None for index in mapping.search):
-        return "column type"
-    return None
+    with_old = not isinstance(change, Insert) and change.old is not None
+    return refusal(mapping, change.letter[0], with_old=with_old, binary=is_binary(change))

@@ -16,7 +16,7 @@ fail; that it failed says nothing, it is then rolled back and applied one by one
   and no domain, and no NULL stood in a column that takes none.
 - `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
   their steps are in the order of the stream, and no update is part of a batch.
-- What SQL cannot do set by set, or not in the same way, is refused before: why_not() in batch.py.
+- What SQL cannot do set by set, or not in the same way, is refused before: refusal().
 
 Values stay the bytes that came. A cell is a value with the four bytes of its length before it, which is what
 COPY BINARY, the elements of an array and TupleData have in common; rows to insert in text are kept without.
@@ -92,7 +92,7 @@ class TableBatch:
     def adder(self, head: bytes) -> Adder | None:
         """What adds a change that begins with `head`: letter, relid, marker and number of columns of the first row."""
         kind, marker, ncols = head[0], *_head_at(head, 5)
-        if ncols != self.ncols:
+        if ncols != self.ncols or refusal(self.mapping, kind, with_old=marker != _NEW, binary=self.binary):
             return None
         if kind == _INSERT and marker == _NEW:
             return self.insert
@@ -312,6 +312,34 @@ def _values(data: bytes, pos: int, ncols: int) -> tuple[Cells, int, int]:
         else:
             return [], pos, 0
     return values, pos, nulls
+
+
+def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
+    """Why changes that begin with `letter` cannot be part of a batch, in a few words; None: they can.
+
+    `with_old`: an update comes with the old row, or a part of it.
+    """
+    local, search = mapping.local, mapping.search
+    if local.one_by_one is not None:
+        return local.one_by_one
+    if not mapping.attributes:
+        return "no columns"
+    if letter == _INSERT:
+        return None
+    if mapping.unsearchable is not None or search is None:
+        return "no key"
+    if letter == _UPDATE and local.other_unique:
+        return "several unique indexes"
+    needed = search if letter == _DELETE else range(len(mapping.attributes))
+    for index in needed:
+        column = mapping.attributes[index]
+        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
+            return "column type"
+        if letter == _UPDATE and column.identity_always and (with_old or index not in search):
+            return "identity column"  # which UPDATE may not set, and may have to
+    if any(mapping.attributes[index].equality is None for index in search):
+        return "column type"
+    return None
 
 
 def _may_skip_versions(mapping: RelationMapping) -> bool:
