@@ -158,6 +158,7 @@ def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(
     assert [rows for _, rows, _ in batches] == [7]
 
 
+@pytest.mark.soak
 def test_an_idle_stream_waits_and_wakes(spark: SparkSession, log: Log, tmp_path: Path) -> None:
     log.rows(1)
     seen: list[int] = []

@@ -72,6 +72,7 @@ async def test_all_tables_are_the_sources_at_five_positions(scene: Scene, tmp_pa
         lake.table("public.nowhere")
 
 
+@pytest.mark.soak
 async def test_added_columns_follow_and_history_is_kept(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
     lake = Lake(tmp_path / "lake")
     begins = await load(lake, scene.log, scene.source.dsn())
@@ -120,6 +121,7 @@ async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     assert lake_rows(lake) == await source_rows(scene)
 
 
+@pytest.mark.soak
 async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
     scene: Scene, tmp_path: Path, spark: SparkSession
 ) -> None:
