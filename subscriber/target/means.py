@@ -73,8 +73,7 @@ async def find_means(session: Session) -> Means:
         if error.sqlstate != INSUFFICIENT_PRIVILEGE:
             raise
         replica_role = False
-    ((origins,),) = await session.rows(_ORIGINS)
-    ((own_tables,),) = await session.rows(_OWN_TABLES)
+    ((origins, own_tables),) = await session.rows(f"SELECT ({_ORIGINS}), ({_OWN_TABLES})")
     return Means(replica_role, origins == "t", own_tables == "t")
 
 
