@@ -115,18 +115,20 @@ class Lake:
 
     def begin(self, log: ChangeLog) -> None:
         """Make the directory, for tables to be put into it with put(). Raises StatementError if it is another log's."""
-        about = {"system_id": str(log.identity.system_id), "slot": log.identity.slot}
         self.directory.mkdir(parents=True, exist_ok=True)
-        file = self.directory / _ABOUT
-        if file.exists() and json.loads(file.read_text()) != about:
-            raise StatementError(
-                f'the lake in "{self.directory}" is fed from another log',
-                detail=f'It is from slot "{json.loads(file.read_text())["slot"]}".',
-                sqlstate="55000",
-            )
+        self._check_log(log)
+        _write(self.directory / _ABOUT, _about(log))
         for folder in ("tables", "boundaries", "staged"):
             (self.directory / folder).mkdir(exist_ok=True)
-        _write(file, about)
+
+    def _check_log(self, log: ChangeLog) -> None:
+        file = self.directory / _ABOUT
+        if file.exists() and (fed := json.loads(file.read_text())) != _about(log):
+            raise StatementError(
+                f'the lake in "{self.directory}" is fed from another log',
+                detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}.',
+                sqlstate="55000",
+            )
 
     def put(self, name: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
         """A table with all its rows as of `position`."""
@@ -141,9 +143,10 @@ class Lake:
     def next_batch(self, log: ChangeLog, until: Lsn, changes: int = BATCH) -> tuple[Lsn, Lsn] | None:
         """The range to do next, of about so many changes and not beyond `until`; None: there is nothing to do.
 
-        One that was begun is done to its end first.
+        One that was begun is done to its end first. Raises StatementError if it is another log's lake.
         """
         start = self.position()
+        self._check_log(log)
         file = self.directory / _BATCH
         if file.exists():
             end = Lsn.parse(json.loads(file.read_text())["end"])
@@ -208,6 +211,10 @@ class Lake:
         folder = self.directory / "boundaries"
         (folder / f"{position:016X}").touch()
         sync_directory(folder)
+
+
+def _about(log: ChangeLog) -> dict[str, str]:
+    return {"system_id": str(log.identity.system_id), "slot": log.identity.slot}
 
 
 def _read(path: Path) -> pa.Table:

@@ -109,9 +109,9 @@ class ChangeLogWriter:
             raise self._failed("open", error) from error
 
     def _open(self) -> None:
-        self.directory.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
         self._take_lock()
-        self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o644)
+        self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         self.identity = Identity.read(self.directory)
         files = segment_files(self.directory)
         if self.identity is None:
@@ -125,7 +125,7 @@ class ChangeLogWriter:
         self.sync()
 
     def _take_lock(self) -> None:
-        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o640)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -193,7 +193,7 @@ class ChangeLogWriter:
         assert self.identity is not None
         path = open_path(self.directory, start)
         begun = path.with_suffix(".new")  # a reader never sees it without its header
-        self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
         self._write(encode_header(self.identity.system_id, start), 0)
         os.fsync(self._fd)
         begun.rename(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import AsyncIterator
 from functools import partial
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
+from subscriber.ops.lake import describe
 from subscriber.pipeline.lake import Lake
 from subscriber.pipeline.lake_load import load
+from subscriber.spool.changelog import ChangeLog
+from subscriber.spool.logfiles import Identity
+from subscriber.spool.logwriter import ChangeLogWriter
 from tests.pipeline.scene import NAMES, Scene, archived
 from tests.plugins.fix_cluster import Database
 
@@ -142,3 +148,27 @@ async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
     await anyio.to_thread.run_sync(lambda: lake.advance(spark, log, *found, as_text=as_text))
     rows = lake.table("public.item").to_pyarrow_table(columns=["id", "at"]).to_pylist()
     assert {"id": 777, "at": "-infinity"} in rows
+
+
+def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = []
+    for slot in ("a", "b"):
+        writer = ChangeLogWriter(tmp_path / slot)
+        writer.open()
+        writer.create(Identity(7, slot, ("p",), Lsn(0x1000)))
+        writer.close()
+        logs.append(ChangeLog(tmp_path / slot))
+    lake = Lake(tmp_path / "lake")
+    with pytest.raises(StatementError, match="there is no lake"):
+        describe(lake.directory, json=True)
+    lake.begin(logs[0])
+    lake.put("public.t", pa.schema([("id", pa.int32())]), Lsn(0x1000))
+    assert not lake.exists  # the load has not finished
+    lake.finish_load(Lsn(0x1000))
+    assert describe(lake.directory, json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"lsn": "0/1000", "boundaries": ["0/1000"], "tables": ["public.t"]}
+    assert lake.next_batch(logs[0], Lsn(0x1000)) is None
+    with pytest.raises(StatementError, match="another log"):
+        lake.begin(logs[1])
+    with pytest.raises(StatementError, match="another log"):
+        lake.next_batch(logs[1], Lsn(0x1000))
