@@ -14,7 +14,10 @@ from time import monotonic
 import anyio
 import pytest
 
+from subscriber.apply import batch
 from subscriber.ops.servers import Server
+from subscriber.target import batch as target_batch
+from subscriber.worker.apply_session import ONE_BY_ONE
 from tests.oracle.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
 
@@ -29,12 +32,31 @@ async def native_db(target: Server) -> AsyncIterator[Database]:
         yield database
 
 
+def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Half of the seeds use batches wherever they can, the others never."""
+    if seed % 2:
+        monkeypatch.setattr(batch, "ROWS", 100)
+        monkeypatch.setattr(batch, "SMALL", 20)
+        monkeypatch.setattr(target_batch, "WORTHWHILE", 2)
+        monkeypatch.setattr(target_batch, "ROWS_IN_STEP", 0)
+        monkeypatch.setattr(target_batch, "PAUSE", 0)
+    else:
+        monkeypatch.setenv(ONE_BY_ONE, "1")
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 @pytest.mark.parametrize("seed", [SEED, SEED + 1])
 async def test_both_targets_have_the_same_rows(
-    source_db: Database, native_db: Database, target_db: Database, quick_retries: None, seed: int, binary: bool
+    source_db: Database,
+    native_db: Database,
+    target_db: Database,
+    quick_retries: None,
+    monkeypatch: pytest.MonkeyPatch,
+    seed: int,
+    binary: bool,
 ) -> None:
     print(f"seed {seed}")
+    choose_path(monkeypatch, seed)
     async with beside(source_db, native_db, target_db, binary=binary) as pair:
         work = await run(pair, seed, STEPS)
         assert sum(writer.committed for writer in work.writers) > STEPS / 2
@@ -49,9 +71,14 @@ async def run_disturbed(pair: Beside, seed: int, steps: int) -> None:
 
 
 async def test_the_same_rows_whatever_is_cut_off(
-    source_db: Database, native_db: Database, target_db: Database, quick_retries: None
+    source_db: Database,
+    native_db: Database,
+    target_db: Database,
+    quick_retries: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     print(f"seed {SEED}")
+    choose_path(monkeypatch, SEED)
     async with beside(source_db, native_db, target_db, binary=False) as pair:
         await run_disturbed(pair, SEED, STEPS)
 
@@ -59,12 +86,13 @@ async def test_the_same_rows_whatever_is_cut_off(
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 async def test_both_targets_have_the_same_rows_for_a_long_time(
-    publisher: Server, target: Server, quick_retries: None
+    publisher: Server, target: Server, quick_retries: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, seed = monotonic() + SECONDS, SEED
     while monotonic() < end:
         print(f"seed {seed}")
-        with suppress(pytest.skip.Exception):  # one that PostgreSQL itself cannot do
+        with suppress(pytest.skip.Exception), monkeypatch.context() as patch:  # one that PostgreSQL itself cannot do
+            choose_path(patch, seed // 2)  # in text and in binary
             async with (
                 fresh_database(publisher) as source,
                 fresh_database(target) as native,
