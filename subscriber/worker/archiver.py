@@ -30,7 +30,7 @@ import anyio.to_thread
 
 from subscriber import telemetry
 from subscriber.apply.progress import Positions
-from subscriber.errors import PublisherError, SlotLost, SubscriberError
+from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.walstream import KEEPALIVE, Keepalive, XLogData, decode_from_publisher
 from subscriber.source.commands import StreamOptions
@@ -82,7 +82,8 @@ class Archiver:
                 how = reaction(error)
                 if how is Reaction.STOP:
                     raise
-                telemetry.log_error(error, slot=self._slot)
+                level = telemetry.LOG if isinstance(error, EndOfStream) else telemetry.ERROR
+                telemetry.log_error(error, level, slot=self._slot)
                 await anyio.sleep(backoff.next(how))
                 failed = True
 
