@@ -201,7 +201,7 @@ NAMES = [FLOOR, *CONTENDERS]
 
 def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
     """In a process of its own: read, and print what that took, without what importing takes."""
-    importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.consumer.stream")
+    importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.consumer.opening")
     started, cpu = monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     count = CONTENDERS[name](dsn, slot, rows, end)
     seconds, used = monotonic() - started, resource.getrusage(resource.RUSAGE_SELF)

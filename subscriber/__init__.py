@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from subscriber.apply.hooks import Hook, Hooks
     from subscriber.consumer.callbacks import Consumer, consume
     from subscriber.consumer.changes import Change, Delete, Insert, Message, Truncate, Update
+    from subscriber.consumer.opening import stream
     from subscriber.consumer.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
-    from subscriber.consumer.stream import Stream, stream
+    from subscriber.consumer.stream import Stream
     from subscriber.consumer.transaction import Kind, Transaction
     from subscriber.database import Database, connect
     from subscriber.errors import (
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from subscriber.subscription import Subscription
     from subscriber.target.metadata import hooks_from
     from subscriber.target.resolving import Resolver
+    from subscriber.worker.mirror import mirror
 
 __all__ = [
     "NOT_SENT",
@@ -87,6 +89,7 @@ __all__ = [
     "connect",
     "consume",
     "hooks_from",
+    "mirror",
     "stream",
 ]
 
@@ -108,13 +111,14 @@ _HOMES = {
     "UNCHANGED": "subscriber.consumer.rows",
     "Update": "subscriber.consumer.changes",
     "consume": "subscriber.consumer.callbacks",
-    "stream": "subscriber.consumer.stream",
+    "stream": "subscriber.consumer.opening",
     "Conflict": "subscriber.apply.conflict",
     "Database": "subscriber.database",
     "Hook": "subscriber.apply.hooks",
     "Hooks": "subscriber.apply.hooks",
     "connect": "subscriber.database",
     "hooks_from": "subscriber.target.metadata",
+    "mirror": "subscriber.worker.mirror",
     "Lsn": "subscriber.lsn",
     "Resolver": "subscriber.target.resolving",
     "Subscription": "subscriber.subscription",

@@ -46,6 +46,9 @@ class Blocks:
             stream.frames.back()
         return transaction
 
+    def at_once(self, transaction: Transaction) -> list[Change] | None:
+        return None
+
     async def pull(self, transaction: Transaction) -> list[Change]:
         stream = self._stream
         assert stream is not None
@@ -57,7 +60,7 @@ class Blocks:
                 if batch:
                     return batch
                 if await stream.refill():
-                    transaction.over = True
+                    transaction.complete = True
                     return []
                 continue
             if batch:
@@ -66,7 +69,7 @@ class Blocks:
             message = stream.decoder.decode(frame, LETTER)
             match message:
                 case pgoutput.StreamStop():
-                    transaction.over = True
+                    transaction.complete = True
                     return []
                 case pgoutput.Relation():
                     await frames.tables.describe(message)
@@ -76,7 +79,7 @@ class Blocks:
                     raise ProtocolError(f"{message.message_type} message sent inside a stream block")
 
     async def drop(self, transaction: Transaction) -> None:
-        while not transaction.over:
+        while not transaction.complete:
             await self.pull(transaction)
 
     async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None:

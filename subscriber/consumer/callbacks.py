@@ -29,8 +29,9 @@ from typing import Literal
 import anyio
 
 from subscriber.consumer.changes import Delete, Insert, Message, Truncate, Update
+from subscriber.consumer.opening import open_stream
 from subscriber.consumer.source import Create
-from subscriber.consumer.stream import MEMORY, STOP_TIMEOUT, Stream, open_stream
+from subscriber.consumer.stream import MEMORY, STOP_TIMEOUT, Stream
 from subscriber.consumer.transaction import Kind, Transaction
 from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions

@@ -148,6 +148,18 @@ class Frames:
         self._link.between = between
         return None
 
+    @property
+    def mark(self) -> int:
+        """Where it stands, for reset()."""
+        self._rest()
+        return self._at
+
+    def reset(self, mark: int) -> None:
+        """Let everything since `mark` come again; nothing may have been waited for meanwhile."""
+        if self._at != mark:
+            self._at = mark
+            self._link.between = False
+
     def back(self) -> None:
         """Let the last frame come again."""
         self._at -= 1

@@ -14,12 +14,30 @@ if TYPE_CHECKING:
     from subscriber.consumer.transaction import Transaction
 
 
+_ENDS = b"CP"  # COMMIT, PREPARE
+
+
 class Live:
     """For all such transactions of a stream, one after another."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream
         self._repeated = 0  # changes that come again after a new connection and were handed out before
+
+    def at_once(self, transaction: Transaction) -> list[Change] | None:
+        if self._repeated:
+            return None
+        stream = self._stream
+        batch: list[Change] = []
+        frame = stream.frames.fill(batch)
+        if frame is None:
+            return batch or None
+        if frame[LETTER] in _ENDS:
+            stream.ended(transaction, stream.decoder.decode(frame, LETTER))
+            transaction.complete = True
+            return batch
+        stream.frames.back()
+        return batch or None
 
     async def pull(self, transaction: Transaction) -> list[Change]:
         stream = self._stream
@@ -39,7 +57,7 @@ class Live:
             match message:
                 case pgoutput.Commit() | pgoutput.Prepare():
                     stream.ended(transaction, message)
-                    transaction.over = True
+                    transaction.complete = True
                     return batch
                 case _ if batch:
                     frames.back()  # what comes next may have to wait for the catalog, or belongs behind
@@ -58,7 +76,7 @@ class Live:
                     )
 
     async def drop(self, transaction: Transaction) -> None:
-        while not transaction.over:
+        while not transaction.complete:
             await self.pull(transaction)
 
     def _leave_out(self, batch: list[Change]) -> None:
@@ -91,8 +109,12 @@ class Single:
     def __init__(self, change: Change) -> None:
         self._change = change
 
+    def at_once(self, transaction: Transaction) -> list[Change] | None:
+        transaction.complete = True
+        return [self._change]
+
     async def pull(self, transaction: Transaction) -> list[Change]:
-        transaction.over = True
+        transaction.complete = True
         return [self._change]
 
     async def drop(self, transaction: Transaction) -> None:

@@ -209,6 +209,9 @@ class Reading:
         self._stream = stream
         self._records: AsyncIterator[list[Record]] | None = spooled.read()
 
+    def at_once(self, transaction: Transaction) -> list[Change] | None:
+        return None
+
     async def pull(self, transaction: Transaction) -> list[Change]:
         tables = self._stream.frames.tables
         batch: list[Change] = []

@@ -1,12 +1,4 @@
-"""The change stream of a publisher, for a program: an iterator of transactions.
-
-    async with subscriber.stream(dsn, slot="s", publications=["p"]) as stream:
-        async for transaction in stream:
-            async for change in transaction:
-                …
-            await transaction.ack()
-
-What comes when:
+"""The change stream of a publisher, as an iterator of transactions. What comes when:
 
     between    BEGIN          a Transaction; its changes are read from the frames as they come, until COMMIT
                BEGIN PREPARE  the same, until PREPARE
@@ -31,152 +23,34 @@ be stored with the transaction's `end_lsn` to start from.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from pathlib import Path
+from collections.abc import Awaitable, Callable
+from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import TypeVar
 
 import anyio
 
 from subscriber.consumer.acks import Acks
 from subscriber.consumer.blocks import Blocks
+from subscriber.consumer.changes import Change
+from subscriber.consumer.errand import Errands
 from subscriber.consumer.frames import LETTER, Frames, Tables
 from subscriber.consumer.link import Link, Source
 from subscriber.consumer.live import Live, Single
-from subscriber.consumer.source import Create, SlotSource
 from subscriber.consumer.spooled import Spooled
-from subscriber.consumer.transaction import Kind, Transaction
+from subscriber.consumer.transaction import Changes, Kind, Transaction
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.protocol.decode import Decoder
-from subscriber.source.commands import StreamOptions
 
 MEMORY = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
-SPOOL_LIMIT = None  # bytes on disk
 STOP_TIMEOUT = 5.0  # seconds for the publisher to take the last acknowledgements when the stream is left
 
-_ORIGIN, _COMMIT = b"OC"
+_BEGIN, _ORIGIN, _COMMIT = b"BOC"
+_ROW_CHANGES = b"IUD"
 
-
-@asynccontextmanager
-async def stream(
-    source: str,
-    *,
-    publications: Sequence[str],
-    slot: str | None = None,
-    create: Literal["never", "missing", "replace"] = "never",
-    start: Lsn = Lsn(0),
-    until: Lsn | None = None,
-    binary: bool = False,
-    messages: bool = False,
-    two_phase: bool = False,
-    origin: Literal["any", "none"] = "any",
-    streaming: Literal["off", "on", "parallel"] = "on",
-    in_progress: Literal["spool", "blocks"] = "spool",
-    memory: int = MEMORY,
-    spool_folder: Path | None = None,
-    spool_limit: int | None = SPOOL_LIMIT,
-    failover: bool = False,
-    application_name: str | None = None,
-    stop_timeout: float = STOP_TIMEOUT,
-) -> AsyncIterator[Stream]:
-    """Stream the changes of `publications` from a publisher, without any target.
-
-    `source` is a URI or libpq `key=value` string of a role that may replicate. A `slot` has to be there unless
-    `create` says what to do: "missing" makes it, "replace" makes it anew. Without a name a temporary slot is made
-    that begins now and is gone at the end. A slot that was made has an exported `snapshot` of the moment at
-    which it begins, good until the first transaction is asked for.
-
-    `start` skips transactions that were committed before that position, for consumers that store theirs; 0 starts
-    where the slot stands. `until` ends the iteration when everything committed before that position was handed out.
-
-    `binary` has values sent in binary where types have that: less work for the publisher, and no row.text().
-    `messages` brings logical messages, `two_phase` prepared transactions when they are prepared, `origin="none"`
-    leaves out what the publisher itself replicated from elsewhere.
-
-    Transactions too large for the publisher's memory come while they are in progress: `in_progress="spool"` keeps
-    them on disk in `spool_folder` (None: in the system's temporary folder), at most `spool_limit` bytes (None: as
-    much as there is), until they commit; "blocks" hands the blocks over as they come; `streaming="off"` leaves
-    it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops.
-
-    `failover` has a slot that is made kept on the publisher's standbys, too (17 and later). `application_name` is what
-    the publisher shows of the connection; None: the slot's name.
-
-    Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
-    drops the connection at once.
-
-    Raises ConninfoError, ConnectionLost, ServerError, and PublisherError for what is not there or too old. Later
-    losses of the connection are got over; what cannot be is raised where the next transaction or change is awaited.
-    """
-    options = StreamOptions(
-        tuple(publications),
-        binary=binary,
-        streaming=streaming,
-        two_phase=two_phase,
-        origin=origin if origin == "none" else None,
-        messages=messages,
-    )
-    async with open_stream(
-        source,
-        options,
-        slot=slot,
-        create="temporary" if slot is None else create,
-        failover=failover,
-        start=start,
-        until=until,
-        blocks=in_progress == "blocks",
-        hold=None,
-        memory=memory,
-        spool_folder=spool_folder,
-        spool_limit=spool_limit,
-        application_name=application_name or slot or "subscriber stream",
-        stop_timeout=stop_timeout,
-    ) as opened:
-        yield opened
-
-
-@asynccontextmanager
-async def open_stream(
-    source: str,
-    options: StreamOptions,
-    *,
-    slot: str | None,
-    create: Create,
-    failover: bool,
-    start: Lsn,
-    until: Lsn | None,
-    blocks: bool,
-    hold: Callable[[int, str], bool] | None,
-    memory: int,
-    spool_folder: Path | None,
-    spool_limit: int | None,
-    application_name: str,
-    stop_timeout: float,
-) -> AsyncIterator[Stream]:
-    """What stream() and consume() share. `hold`: see Stream."""
-    found = await SlotSource.open(
-        source,
-        slot,
-        options,
-        create=create,
-        failover=failover,
-        start=start,
-        application_name=application_name,
-    )
-    async with Stream(
-        found,
-        Spooled(spool_folder or found.spool_folder, spool_limit),
-        blocks=blocks,
-        hold=hold,
-        start=found.position,
-        until=until,
-        parallel=found.parallel,
-        memory=memory,
-        stop_timeout=stop_timeout,
-    ) as opened:
-        yield opened
+T = TypeVar("T")
 
 
 class Stream:
@@ -213,6 +87,7 @@ class Stream:
         self._finishing = False
         self._running = False
         self._tasks = anyio.create_task_group()
+        self._errands = Errands(self._tasks)
 
     @property
     def snapshot(self) -> str | None:
@@ -269,10 +144,38 @@ class Stream:
         if not self._running and not self.closed:
             self._running = True
             self._tasks.start_soon(self._link.run)
-        if self._current is not None:
-            await self._current.pass_over()
+        if not self._errands.busy and (self._current is None or self._current.over):
             self._current = None
-        while not self._finishing and (self._until is None or self.acks.passed < self._until):
+            if not self._ends and (transaction := self._at_once()) is not None:
+                return self._hand_out(transaction)
+        found = await self._undisturbed(self, self._find)
+        if found is None:
+            raise StopAsyncIteration
+        return found
+
+    @property
+    def _ends(self) -> bool:
+        return self._finishing or (self._until is not None and self.acks.passed >= self._until)
+
+    def _at_once(self) -> Transaction | None:
+        """The next transaction if it is an ordinary one, and enough of it is there."""
+        mark = self.frames.mark
+        if self._blocks is None and (frame := self.frames.next(between=True)) is not None and frame[LETTER] == _BEGIN:
+            begin = self.decoder.decode(frame, LETTER)
+            assert isinstance(begin, pgoutput.Begin)
+            following = self.frames.next(between=False)
+            if following is not None and following[LETTER] in _ROW_CHANGES:
+                self.frames.back()
+                return Transaction(self, Kind.COMMIT, begin.xid, begin.final_lsn, begin.commit_time, changes=self._live)
+        self.frames.reset(mark)
+        return None
+
+    async def _find(self) -> Transaction | None:
+        """The next transaction, however long it takes; None at the end."""
+        if self._current is not None:
+            await self._current.leave()
+            self._current = None
+        while not self._ends:
             transaction = None if self._blocks is None else self._blocks.lost(self)
             if transaction is None:
                 frame = self.frames.next(between=True)
@@ -281,8 +184,27 @@ class Stream:
                     continue
                 transaction = await self.boundary(frame)
             if transaction is not None:
+                # Here, not where it is awaited: a new connection has to start behind what has no frames any more.
                 return self._hand_out(transaction)
-        raise StopAsyncIteration
+        return None
+
+    async def pull(self, transaction: Transaction, source: Changes) -> list[Change]:
+        """The next changes of `transaction`, which has them from `source`."""
+        if not self._errands.busy and not self.closed and (batch := source.at_once(transaction)) is not None:
+            return batch
+        return await self._undisturbed((source, transaction), partial(source.pull, transaction)) or []
+
+    async def drop(self, transaction: Transaction, source: Changes) -> None:
+        """Leave out what is left of `transaction`."""
+        while not self._errands.busy and not self.closed and source.at_once(transaction) is not None:
+            if transaction.complete:
+                return
+        await self._undisturbed((source, transaction, "drop"), partial(source.drop, transaction))
+
+    async def _undisturbed(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
+        if self.closed:
+            raise SubscriberError("the stream is closed", hint="Open it again to go on.", sqlstate="55000")
+        return await self._errands.run(owner, call)
 
     def _hand_out(self, transaction: Transaction) -> Transaction:
         if transaction.kind is not Kind.STREAM_BLOCK and transaction.kind is not Kind.STREAM_ABORT:
@@ -297,8 +219,6 @@ class Stream:
 
     async def refill(self) -> bool:
         """Take more frames; whether they are of a new connection, on which what was begun comes again."""
-        if self.closed:
-            raise SubscriberError("the stream is closed", hint="Open it again to go on.", sqlstate="55000")
         renewed = await self.frames.refill()
         if renewed:
             self.decoder = Decoder(parallel=self._parallel)

@@ -36,6 +36,9 @@ class Kind(StrEnum):
 class Changes(Protocol):
     """Where a transaction's changes come from."""
 
+    def at_once(self, transaction: Transaction) -> list[Change] | None:
+        """The next ones as far as they are there; None when they have to be waited for."""
+
     async def pull(self, transaction: Transaction) -> list[Change]:
         """The next ones; none at the end."""
 
@@ -66,6 +69,7 @@ class Transaction:
         "_source",
         "_stream",
         "_time",
+        "complete",
         "end_lsn",
         "finish_lsn",
         "first",
@@ -104,7 +108,8 @@ class Transaction:
         self._time = time
         self._stream = stream
         self._source = changes
-        self.over = changes is None  # no more will come
+        self.over = changes is None  # no more will be handed out
+        self.complete = False  # the source has given all; kept by it
         self._batch: list[Change] = []
         self._at = 0
         self.handed_out = 0  # changes, on a connection before this one too
@@ -167,15 +172,23 @@ class Transaction:
         self._batch, self._at = [], 0
         if self.over or self._source is None:
             raise StopAsyncIteration
-        batch = await self._source.pull(self)
+        batch = await self._stream.pull(self, self._source)
+        # Not when the source was done: whoever waited for the last ones may have been cancelled, and asks again.
+        self.over = self.complete or not batch
         if not batch:
-            self.over = True
             raise StopAsyncIteration
         self.handed_out += len(batch)
         self._batch = batch
 
     async def pass_over(self) -> None:
         """Leave out the changes that are left."""
+        if not self.over and self._source is not None:
+            self._batch, self._at = [], 0
+            await self._stream.drop(self, self._source)
+            self.over = True
+
+    async def leave(self) -> None:
+        """pass_over() for the stream itself."""
         if not self.over and self._source is not None:
             self._batch, self._at = [], 0
             await self._source.drop(self)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from math import inf
+from typing import TypeVar
+
 import anyio
+import anyio.lowlevel
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -18,6 +23,7 @@ from tests.captures import Capture, captures
 TEXT = [capture for capture in captures() if not capture.name.endswith(("binary", "parallel", "origin-none"))]
 every_capture = pytest.mark.parametrize("capture", captures(), ids=lambda capture: capture.name)
 
+Thing = TypeVar("Thing")
 Told = tuple[object, ...]
 Story = dict[int, list[Told]]  # by xid: what was done by what is committed in the end
 
@@ -133,21 +139,34 @@ async def test_blocks_with_their_aborts_come_out_as_spooled_transactions(capture
     capture=st.sampled_from(captures()),
     cuts=st.lists(st.integers(1, 60), max_size=6),
     memory=st.sampled_from([1, 500, 8_000_000]),
+    patience=st.sampled_from([None, 0.0, 0.0005]),
 )
-async def test_a_stream_that_is_cut_anywhere_tells_the_same(capture: Capture, cuts: list[int], memory: int) -> None:
-    """The connection is lost after so many changes, again and again; nobody reading notices."""
-    expected = await everything(playing(capture), capture, [], 8_000_000)
-    assert await everything(playing(capture), capture, cuts, memory) == expected
+async def test_a_stream_that_is_cut_anywhere_tells_the_same(
+    capture: Capture, cuts: list[int], memory: int, patience: float | None
+) -> None:
+    """The connection is lost after so many changes, again and again, and every wait is cancelled and begun again."""
+    expected = await everything(playing(capture), capture, [], 8_000_000, None)
+    assert await everything(playing(capture), capture, cuts, memory, patience) == expected
 
 
-async def everything(publisher: FakePublisher, capture: Capture, cuts: list[int], memory: int) -> list[Told]:
+async def upcoming(thing: AsyncIterator[Thing], patience: float | None) -> Thing | None:
+    """The next one, asked for again and again if it takes longer than `patience` seconds; None at the end."""
+    while True:
+        with anyio.move_on_after(inf if patience is None else patience):
+            return await anext(thing, None)
+        await anyio.lowlevel.checkpoint()
+
+
+async def everything(
+    publisher: FakePublisher, capture: Capture, cuts: list[int], memory: int, patience: float | None
+) -> list[Told]:
     found: list[Told] = []
     left = list(cuts)
     with anyio.fail_after(10):
         async with publisher.stream(parallel=capture.parallel, memory=memory) as stream:
-            async for transaction in stream:
+            while (transaction := await upcoming(stream, patience)) is not None:
                 found.append((transaction.kind, transaction.xid, transaction.gid, transaction.origin))
-                async for change in transaction:
+                while (change := await upcoming(transaction, patience)) is not None:
                     found.append(told(change))
                     if left and left[0] == 1:
                         publisher.disconnect()

@@ -84,5 +84,5 @@ UNSAID = {
         "xid",
         "time",
     ),
-    *("changes", "texts", "is_binary", "relation"),
+    *("changes", "texts", "is_binary", "relation", "complete", "leave"),
 }
