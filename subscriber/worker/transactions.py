@@ -34,12 +34,15 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.applier import Applier, Counters, Wants
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
+
+_AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
 
 
 class Transactions:
@@ -69,7 +72,6 @@ class Transactions:
         self._before = before
         self._dispatcher = Dispatcher()
         self._applier = Applier(target, self._dispatcher, wants, counters)
-        self._wants_as_sent = wants if target.hooks is None else self._applier.wants_as_sent
         self._decoder = Decoder(parallel=parallel)
 
     @property
@@ -82,10 +84,14 @@ class Transactions:
 
         None where receive() has to see the next one. Afterwards the target wants make_room().
         """
-        transaction = self._dispatcher.transaction
+        return self._gather(self._applier, waiting, limit)
+
+    def _gather(self, applier: Applier, waiting: deque[bytes], limit: int) -> tuple[int, int]:
+        transaction = applier.dispatcher.transaction
         if transaction is None or transaction.passed_over:
             return 0, 0
-        taken, size = self._target.take(transaction, waiting, limit, self._dispatcher.relations, self._wants_as_sent)
+        wants = self._wants if self._target.hooks is None else applier.wants_as_sent
+        taken, size = self._target.take(transaction, waiting, limit, applier.dispatcher.relations, wants)
         self._counters.changes += taken
         return taken, size
 
@@ -205,8 +211,12 @@ class Transactions:
         applier = Applier(self._target, Dispatcher.replaying(transaction), self._wants, self._counters)
         decoder = Decoder()
         async for records in streamed.get(transaction.xid).read():
-            for _, _, message in records:
-                await applier.handle(decoder.decode(message))
+            waiting = deque(_AS_SENT + message for _, _, message in records)
+            while waiting:
+                if self._gather(applier, waiting, len(waiting))[0]:
+                    await self._target.make_room()
+                else:
+                    await applier.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
             self._target.pipeline.flush()
             await anyio.lowlevel.checkpoint()
         if transaction.gid is None:
