@@ -52,7 +52,7 @@ from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, copy_part
+from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, copy_parts
 from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan
 from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
@@ -67,6 +67,8 @@ if TYPE_CHECKING:
 
 APPLICATION_NAME = "subscriber copy"
 POLL = 0.5  # seconds between two looks at what was copied
+SMALL = 4 * 1024 * 1024  # bytes
+BUNDLE = 8  # parts below that which are one task
 DRIVERS = 5  # times a driver may end without having copied anything
 # Tables that others refer to cannot be truncated alone.
 _IS_REFERRED_TO = "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE confrelid = $1 AND contype = 'f')"
@@ -343,13 +345,14 @@ class _Keeper:
             )
         ]
 
-    async def _drive(self, tasks: Sequence[PartTask]) -> list[Failure]:
-        """Have `tasks` done. Raises SubscriberError when the driver ended before that."""
+    async def _drive(self, missing: Sequence[PartTask]) -> list[Failure]:
+        """Have `missing` copied. Raises SubscriberError when the driver ended before that."""
+        tasks = bundle(missing)
         if self._spark is None:
             results = await run_driver(self._master, tasks)
         else:
             results = await _in_session(self._spark, tasks)
-        return [result for result in results if result is not None]
+        return [failure for failures in results for failure in failures]
 
     async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
         while True:
@@ -370,7 +373,7 @@ class _Keeper:
                     self._reported[plan.relid] = table
                     await store.report_worker(connection, self._status(plan.relid, table, pid))
         self._on_progress("copying", progress)
-        if len(self._complete) == len(plans):
+        if self._spark is None and len(self._complete) == len(plans):
             self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
 
     def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
@@ -416,12 +419,19 @@ def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProg
     )
 
 
-async def _in_session(spark: SparkSession, tasks: Sequence[PartTask]) -> list[Failure | None]:
+def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
+    """What is one task: a part of some size, or BUNDLE small ones, which cost more to begin than to copy."""
+    large = [part for part in parts if part.size >= SMALL]
+    small = [part for part in parts if part.size < SMALL]
+    return [(part,) for part in large] + [tuple(small[at : at + BUNDLE]) for at in range(0, len(small), BUNDLE)]
+
+
+async def _in_session(spark: SparkSession, tasks: Sequence[tuple[PartTask, ...]]) -> list[list[Failure]]:
     from pyspark.errors import PySparkException
 
     with spark_session(spark):
         try:
-            return await run_in_thread(spark, copy_part, tasks)
+            return await run_in_thread(spark, copy_parts, tasks)
         except PySparkException as error:
             raise SubscriberError("Spark could not copy everything", detail=str(error).splitlines()[0]) from error
 

@@ -1,4 +1,4 @@
-"""One part of a table, copied by an executor: COPY from the publisher into COPY to the target, byte for byte.
+"""Parts of tables, copied by an executor: COPY from the publisher into COPY to the target, byte for byte.
 
 One transaction on the target holds the part's row in subscriber.copy_done and the part's rows, so a part is there
 whole and once, whoever is killed and however often it is begun: the row is inserted first, which waits for an earlier
@@ -9,6 +9,7 @@ Nothing of a row's values is decoded here, or can get into an error that leaves 
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -62,6 +63,7 @@ class PartTask:
     columns: tuple[str, ...]  # of the target's table, in the order of the query's
     role: str  # to insert as; "none": the session's own
     binary: bool
+    size: int  # about, in bytes
 
     def __repr__(self) -> str:
         return f"PartTask({self.schema}.{self.name}, part {self.number})"
@@ -77,24 +79,35 @@ class Failure:
     sqlstate: str
 
 
-def copy_part(task: PartTask) -> Failure | None:
-    """Copy the part if it has not been. Raises ConnectionLost for what another attempt may not meet."""
-    error = anyio.run(_attempt, task)
-    if error is None:
-        return None
-    if error.sqlstate.startswith(TRANSIENT):
-        raise ConnectionLost(error.message)
-    return Failure(task.relid, error.message, error.hint, error.sqlstate)
+def copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
+    """Copy the parts that have not been, one after the other, all between the same two servers.
+
+    Raises ConnectionLost for what another attempt may not meet.
+    """
+    return anyio.run(_copy_parts, tasks)
 
 
-async def _attempt(task: PartTask) -> SubscriberError | None:
-    """What went wrong; None: nothing did."""
+async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
+    waiting, failures = deque(tasks), list[Failure]()
+    while waiting:  # a failure costs the connections
+        error = await _attempt(waiting)
+        if error is not None:
+            if error.sqlstate.startswith(TRANSIENT):
+                raise ConnectionLost(error.message)
+            failures.append(Failure(waiting.popleft().relid, error.message, error.hint, error.sqlstate))
+    return failures
+
+
+async def _attempt(waiting: deque[PartTask]) -> SubscriberError | None:
+    """Copy them off the front; what went wrong with the first that is left, None when none is."""
     try:
-        target = await connect(task.target, application_name="subscriber copy", settings=TARGET_SETTINGS)
+        target = await connect(waiting[0].target, application_name="subscriber copy", settings=TARGET_SETTINGS)
         try:
-            source = await connect(task.source, application_name="subscriber copy", settings=SOURCE_SETTINGS)
+            source = await connect(waiting[0].source, application_name="subscriber copy", settings=SOURCE_SETTINGS)
             try:
-                await _copy(task, source, target)
+                while waiting:
+                    await _copy(waiting[0], source, target)
+                    waiting.popleft()
             finally:
                 source.terminate()
         finally:

@@ -68,6 +68,7 @@ class TablePlan:
                 columns=self.columns,
                 role=self.role,
                 binary=self.binary,
+                size=self.total_bytes // len(self.parts),
             )
             for number, part in enumerate(self.parts)
             if number not in done

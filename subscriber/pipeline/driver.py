@@ -19,14 +19,14 @@ import anyio
 import anyio.abc
 
 from subscriber.errors import SubscriberError
-from subscriber.pipeline.copy_part import Failure, PartTask, copy_part
+from subscriber.pipeline.copy_part import Failure, PartTask, copy_parts
 from subscriber.pipeline.session import QUICK, spark_session
 from subscriber.pipeline.tasks import run_tasks
 
 KILLED = "the Spark driver has ended before its work was done"
 
 
-async def run_driver(master: str, tasks: Sequence[PartTask]) -> list[Failure | None]:
+async def run_driver(master: str, tasks: Sequence[tuple[PartTask, ...]]) -> list[list[Failure]]:
     """Have the parts copied by a driver that is started for it; the results, in the order of `tasks`.
 
     Raises SubscriberError when it ends early, with what it said last.
@@ -53,7 +53,7 @@ async def run_driver(master: str, tasks: Sequence[PartTask]) -> list[Failure | N
     if process.returncode != 0:
         lines = complaint.decode(errors="replace").strip().splitlines()
         raise SubscriberError(KILLED, detail=lines[-1] if lines else f"Its exit status was {process.returncode}.")
-    results: list[Failure | None] = pickle.loads(bytes(answer))
+    results: list[list[Failure]] = pickle.loads(bytes(answer))
     return results
 
 
@@ -76,7 +76,7 @@ def main() -> None:
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with spark_session(master=master, java_options=QUICK) as spark:
-        results = run_tasks(spark, copy_part, tasks)
+        results = run_tasks(spark, copy_parts, tasks)
     sys.stdout.buffer.write(pickle.dumps(results))
     sys.stdout.buffer.flush()
 

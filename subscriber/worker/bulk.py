@@ -151,7 +151,7 @@ class Bulk:
         telemetry.log(
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
-        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", subscription.name]
+        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--", subscription.name]
         environment = {**os.environ, _TARGET_VARIABLE: self._target}
         done = await anyio.run_process(command, check=False, env=environment, start_new_session=True)
         if done.returncode == 0:

@@ -107,6 +107,13 @@ def test_null_is_not_the_empty_string() -> None:
     assert batch.to_pydict() == {"a": [None, "", "x"]}
 
 
+async def test_a_refusal_reaches_whoever_asked_spark(spark: SparkSession, source_db: Database) -> None:
+    await source_db.execute("CREATE TABLE t (id int, i interval)")
+    with pytest.raises(PySparkException) as caught:
+        load(spark, conninfo=source_db.dsn(), table="public.t")
+    assert "Spark has no type for column i of public.t" in str(caught.value)
+
+
 async def test_an_error_in_an_executor_names_the_column(spark: SparkSession, source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t (id int, d date)", "INSERT INTO t VALUES (1, 'infinity')")
     with pytest.raises(PySparkException) as caught:
