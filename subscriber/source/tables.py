@@ -143,6 +143,17 @@ def columns_query(relid: int, server_version: int) -> str:
     )
 
 
+def primary_key_query(relid: int) -> str:
+    """Rows: the names of the primary key's columns, in its order."""
+    return (
+        "SELECT a.attname FROM pg_catalog.pg_index i,"
+        " pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place),"
+        " pg_catalog.pg_attribute a"
+        f" WHERE i.indrelid = {relid} AND i.indisprimary AND a.attrelid = {relid} AND a.attnum = k.attnum"
+        " AND k.place <= i.indnkeyatts ORDER BY k.place"
+    )
+
+
 def foreign_origins_query(publications: Sequence[str], known: Sequence[tuple[str, str]], table: str) -> str:
     """Rows: the publications with a table that the publisher itself receives from elsewhere.
 

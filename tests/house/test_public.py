@@ -50,6 +50,7 @@ EXPORTS = {
     "connect",
     "consume",
     "hooks_from",
+    "mirror",
     "stream",
 }
 

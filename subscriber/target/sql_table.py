@@ -1,0 +1,131 @@
+"""One table of a database that SQLAlchemy speaks to: its statements, and values from what the publisher writes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, update
+from sqlalchemy.dialects import mysql, sqlite
+from sqlalchemy.sql.expression import UpdateBase
+
+from subscriber.errors import ApplyError, MappingError
+from subscriber.target.sql_types import Read, reader
+
+Texts = Mapping[str, str | None]  # a row as the publisher writes it
+Key = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceColumn:
+    """A published column; the type is the publisher's."""
+
+    name: str
+    type_oid: int
+    type_modifier: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTable:
+    """A published table, and the columns by which its rows are known."""
+
+    schema: str
+    name: str
+    columns: tuple[SourceColumn, ...]
+    key: tuple[str, ...]
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def target(self) -> str:
+        """What it is called here, where there are no schemas."""
+        return self.name if self.schema == "public" else f"{self.schema}_{self.name}"
+
+
+class TargetTable:
+    """A table of the target, and how texts become its values."""
+
+    def __init__(self, label: str, table: Table, key: tuple[str, ...], dialect: str) -> None:
+        self.label = label
+        self.table = table
+        self.key = key
+        self._readers: dict[str, Read] = {}
+        for column in table.columns:
+            read = reader(column, dialect)
+            if read is not None:
+                self._readers[column.name] = read
+        self._dialect = dialect
+        self._upserts: dict[tuple[str, ...], list[UpdateBase]] = {}
+        self.delete = delete(table).where(*self._where())
+
+    def require(self, columns: Sequence[str]) -> None:
+        """Raises MappingError unless the table has these columns, of types that values can be made for, and the key."""
+        if missing := [name for name in columns if name not in self.table.columns]:
+            raise MappingError(
+                f'table "{self.table.name}" of the target is missing replicated columns: {", ".join(missing)}',
+                hint="Add them there, and start the mirror again.",
+            )
+        if unfit := [name for name in columns if name not in self._readers]:
+            column = self.table.columns[unfit[0]]
+            raise MappingError(
+                f'no values can be made for column "{column.name}" of table "{self.table.name}"',
+                detail=f"Its type is {column.type!r}.",
+                hint="Make it a text column: it takes what PostgreSQL writes.",
+            )
+        if {column.name for column in self.table.primary_key} != set(self.key):
+            raise MappingError(
+                f'the primary key of table "{self.table.name}" is not the one of "{self.label}": {", ".join(self.key)}'
+            )
+
+    def values(self, texts: Texts) -> dict[str, Any]:
+        """The values of a row. Raises ApplyError for one that the target's type has not."""
+        found: dict[str, Any] = {}
+        for name, text in texts.items():
+            try:
+                found[name] = None if text is None else self._readers[name](text)
+            except (ValueError, ArithmeticError, LookupError):
+                raise ApplyError(
+                    f'a value of column "{name}" of "{self.label}" cannot be kept',
+                    detail=f"The column's type on the target is {self.table.columns[name].type!r}.",
+                    hint="Make it a text column there: it takes what PostgreSQL writes.",
+                    sqlstate="22000",
+                ) from None  # whose text may have the value
+        return found
+
+    def key_of(self, texts: Texts) -> Key:
+        return tuple([texts[name] for name in self.key])
+
+    def key_parameters(self, texts: Texts) -> dict[str, Any]:
+        """Of the statements that look for a row."""
+        found = self.values({name: texts[name] for name in self.key})
+        return {f"key_{name}": value for name, value in found.items()}
+
+    def update(self, columns: Collection[str]) -> UpdateBase:
+        """UPDATE of some columns."""
+        values: dict[str, Any] = {name: bindparam(f"new_{name}") for name in columns}
+        return update(self.table).where(*self._where()).values(values)
+
+    def upsert(self, columns: tuple[str, ...]) -> list[UpdateBase]:
+        """What is executed for rows of these columns, so that they are there afterwards."""
+        if columns not in self._upserts:
+            self._upserts[columns] = self._upsert([name for name in columns if name not in self.key])
+        return self._upserts[columns]
+
+    def _upsert(self, others: list[str]) -> list[UpdateBase]:
+        if self._dialect in ("mysql", "mariadb"):
+            into = mysql.insert(self.table)
+            return [into.on_duplicate_key_update({name: into.inserted[name] for name in others or self.key})]
+        if self._dialect == "sqlite":
+            row = sqlite.insert(self.table)
+            return [
+                row.on_conflict_do_update(
+                    index_elements=self.key, set_={n: row.excluded[n] for n in others or self.key}
+                )
+            ]
+        return [self.delete, insert(self.table)]
+
+    def _where(self) -> list[ColumnElement[bool]]:
+        return [self.table.columns[name] == bindparam(f"key_{name}") for name in self.key]

@@ -1,0 +1,286 @@
+"""Any database that SQLAlchemy has an asyncio dialect for, as the target of a mirror (worker/mirror.py).
+
+Rows are written by key: what was inserted or changed is there afterwards, whether it was before or not. Rows that
+follow each other and need the same statement are sent together. The position is a row of the same database,
+changed in the same transaction as the data, so after a crash it says what is there; and it is changed from the one that
+was read, so a second mirror of the same slot cannot commit.
+
+    subscriber_mirror        a row for each slot: whose it is and how far it has come; no position: being copied
+    subscriber_mirror_table  the published tables that the mirror began with, and their keys
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+from sqlalchemy import (
+    Column,
+    Connection,
+    MetaData,
+    PrimaryKeyConstraint,
+    String,
+    Table,
+    Text,
+    delete,
+    insert,
+    inspect,
+    literal,
+    select,
+    update,
+)
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+
+from subscriber.errors import ApplyError, ConnectionLost, ConninfoError, MappingError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.target.sql_table import Key, SourceTable, TargetTable, Texts
+from subscriber.target.sql_types import column_type
+
+ROWS = 1000  # sent together at most
+
+_own = MetaData()
+_mirrors = Table(
+    "subscriber_mirror",
+    _own,
+    Column("slot", String(63), primary_key=True),
+    Column("system_id", String(20), nullable=False),  # of the publisher's cluster
+    Column("lsn", String(20)),  # NULL: the copy has not been committed
+)
+_tables = Table(
+    "subscriber_mirror_table",
+    _own,
+    Column("slot", String(63), primary_key=True),
+    Column("schema_name", String(63), primary_key=True),
+    Column("table_name", String(63), primary_key=True),
+    Column("target", String(127), nullable=False),
+    Column("key_columns", Text, nullable=False),  # names, as JSON
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a mirror has come; `lsn` None: its copy was begun and not committed."""
+
+    system_id: int
+    lsn: Lsn | None
+
+
+class SqlTarget:
+    """One mirror's database. Made by open()."""
+
+    def __init__(self, engine: AsyncEngine, slot: str) -> None:
+        self.tables: dict[tuple[str, str], TargetTable] = {}  # by schema and name on the publisher
+        self._engine = engine
+        self._slot = slot
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str, slot: str) -> AsyncIterator[SqlTarget]:
+        """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
+        try:
+            engine = create_async_engine(url, hide_parameters=True)
+        except (ArgumentError, NoSuchModuleError, ImportError, SQLAlchemyError) as error:
+            raise ConninfoError(
+                "the target's URL cannot be used",
+                detail=f"{type(error).__name__}: no such dialect, no driver for it, or none for asyncio.",
+                hint="Write it like sqlite+aiosqlite:///file.db or mysql+aiomysql://user@host/database.",
+            ) from error
+        target = cls(engine, slot)
+        try:
+            async with target._begin() as connection:
+                await connection.run_sync(_own.create_all)
+            yield target
+        finally:
+            with anyio.CancelScope(shield=True):
+                await engine.dispose()
+
+    @asynccontextmanager
+    async def _begin(self) -> AsyncIterator[AsyncConnection]:
+        """A transaction; what the driver raises is raised as ours."""
+        try:
+            async with self._engine.begin() as connection:
+                yield connection
+        except SQLAlchemyError as error:
+            raise _translated(error) from error
+
+    # --- where it stands ------------------------------------------------------------------------
+
+    async def progress(self) -> Progress | None:
+        """None: there is no mirror of the slot here."""
+        async with self._begin() as connection:
+            columns = select(_mirrors.c.system_id, _mirrors.c.lsn).where(_mirrors.c.slot == self._slot)
+            row = (await connection.execute(columns)).one_or_none()
+        return None if row is None else Progress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
+
+    async def begin_mirror(self, system_id: int) -> None:
+        """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
+        async with self._begin() as connection:
+            await connection.execute(insert(_mirrors).values(slot=self._slot, system_id=str(system_id)))
+
+    async def load(self) -> None:
+        """The tables of a mirror that was copied."""
+        async with self._begin() as connection:
+            rows = (await connection.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
+            found = await connection.run_sync(_reflect, [row.target for row in rows])
+        for row in rows:
+            label = f"{row.schema_name}.{row.table_name}"
+            if row.target not in found:
+                raise MappingError(
+                    f'table "{row.target}" of the target, which "{label}" is mirrored to, does not exist'
+                )
+            table = self._table(label, found[row.target], tuple(json.loads(row.key_columns)))
+            self.tables[row.schema_name, row.table_name] = table
+
+    async def prepare(self, sources: Sequence[SourceTable], *, create: bool) -> None:
+        """Find the tables for a copy, or make them. Raises MappingError for what cannot be."""
+        _require_keys(sources)
+        async with self._begin() as connection:
+            names = [source.target for source in sources]
+            found = await connection.run_sync(_reflect, names)
+            missing = [source for source in sources if source.target not in found]
+            if missing and not create:
+                raise MappingError(
+                    f'table "{missing[0].target}" of the target does not exist',
+                    hint="Create it, or give create_tables=True.",
+                )
+            await connection.run_sync(_create, missing)
+            found = await connection.run_sync(_reflect, names)
+            for source in sources:
+                table = self._table(source.label, found[source.target], source.key)
+                table.require([column.name for column in source.columns])
+                if (await connection.execute(select(literal(1)).select_from(table.table).limit(1))).first() is not None:
+                    raise MappingError(f'table "{source.target}" of the target is not empty')
+                self.tables[source.schema, source.name] = table
+
+    def _table(self, label: str, table: Table, key: tuple[str, ...]) -> TargetTable:
+        return TargetTable(label, table, key, self._engine.dialect.name)
+
+    # --- writing --------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def transaction(self, before: Lsn | None) -> AsyncIterator[Writer]:
+        """One of the target; `before` is the position that it must find. The caller says `writer.reached`."""
+        async with self._begin() as connection:
+            writer = Writer(connection)
+            yield writer
+            await writer.flush()
+            if before is None:
+                rows = [
+                    {"slot": self._slot, "schema_name": schema, "table_name": name, "target": table.table.name}
+                    | {"key_columns": json.dumps(table.key)}
+                    for (schema, name), table in self.tables.items()
+                ]
+                if rows:
+                    await connection.execute(insert(_tables), rows)
+            old = _mirrors.c.lsn.is_(None) if before is None else _mirrors.c.lsn == str(before)
+            advance = update(_mirrors).where(_mirrors.c.slot == self._slot, old).values(lsn=str(writer.reached))
+            if (await connection.execute(advance)).rowcount != 1:
+                raise ApplyError(
+                    f'the progress of mirror "{self._slot}" is not where it was',
+                    hint="Another process mirrors the same slot to this database.",
+                )
+
+
+class Writer:
+    """The changes of one transaction of the target; `reached` is the position that they lead to."""
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.reached = Lsn(0)
+        self._connection = connection
+        self._table: TargetTable | None = None
+        self._columns: tuple[str, ...] | None = None  # None: rows to be deleted
+        self._rows: dict[Key, Texts] = {}  # by key, the last one of each: the others would be replaced by it
+
+    async def upsert(self, table: TargetTable, row: Texts) -> None:
+        """The row is there afterwards."""
+        await self._add(table, tuple(row), row)
+
+    async def delete(self, table: TargetTable, row: Texts) -> None:
+        """The row with that key is not; only its key is looked at."""
+        await self._add(table, None, row)
+
+    async def update(self, table: TargetTable, key: Texts, row: Texts) -> bool:
+        """Change a row that may have another key, or of which not all is known; false if it is not there."""
+        await self.flush()
+        values = {f"new_{name}": value for name, value in table.values(row).items()}
+        done = await self._connection.execute(table.update(row.keys()), table.key_parameters(key) | values)
+        return bool(done.rowcount)
+
+    async def truncate(self, table: TargetTable) -> None:
+        """No row is there afterwards."""
+        await self.flush()
+        await self._connection.execute(delete(table.table))
+
+    async def _add(self, table: TargetTable, columns: tuple[str, ...] | None, row: Texts) -> None:
+        if table is not self._table or columns != self._columns or len(self._rows) >= ROWS:
+            await self.flush()
+            self._table, self._columns = table, columns
+        self._rows[table.key_of(row)] = row
+
+    async def flush(self) -> None:
+        """Send what was gathered."""
+        table, rows = self._table, list(self._rows.values())
+        if table is None or not rows:
+            return
+        self._rows.clear()
+        keys = [table.key_parameters(row) for row in rows]
+        if self._columns is None:
+            await self._connection.execute(table.delete, keys)
+            return
+        for statement in table.upsert(self._columns):
+            await self._connection.execute(
+                statement, keys if statement is table.delete else [table.values(row) for row in rows]
+            )
+
+
+def _require_keys(sources: Sequence[SourceTable]) -> None:
+    names: dict[str, str] = {}
+    for source in sources:
+        if not source.key:
+            raise MappingError(
+                f'table "{source.label}" has no key',
+                detail="Rows of a mirror are known by the replica identity's index, or the primary key.",
+                hint="Give it a primary key on the publisher, or take it out of the publication.",
+            )
+        if names.setdefault(source.target, source.label) != source.label:
+            raise MappingError(f'tables "{names[source.target]}" and "{source.label}" would be one on the target')
+
+
+def _reflect(connection: Connection, names: Sequence[str]) -> dict[str, Table]:
+    there = set(inspect(connection).get_table_names())
+    metadata = MetaData()
+    metadata.reflect(connection, only=[name for name in names if name in there], resolve_fks=False)
+    return {table.name: table for table in metadata.tables.values()}
+
+
+def _create(connection: Connection, sources: Sequence[SourceTable]) -> None:
+    metadata = MetaData()
+    for source in sources:
+        columns = [
+            Column(
+                column.name,
+                column_type(column.type_oid, column.type_modifier, in_key=column.name in source.key),
+                autoincrement=False,
+            )
+            for column in source.columns
+        ]
+        Table(source.target, metadata, *columns, PrimaryKeyConstraint(*source.key))
+    metadata.create_all(connection)
+
+
+def _translated(error: SQLAlchemyError) -> SubscriberError:
+    """Without the driver's text, which may have values."""
+    if not isinstance(error, DBAPIError):
+        return ApplyError(f"the target could not be used: {type(error).__name__}")
+    what = type(error.orig).__name__
+    if error.connection_invalidated:
+        return ConnectionLost(f"lost connection to the target: {what}")
+    return ApplyError(
+        f"the target refused a statement: {what}",
+        hint="The exception that this one was raised from has the driver's text.",
+        sqlstate="38000",
+    )

@@ -1,0 +1,193 @@
+"""Mirrors in SQLite: what is kept, how, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from subscriber import ApplyError, ConninfoError, PublisherError, SubscriberError
+from subscriber.errors import MappingError, PublisherReplaced, SlotLost
+from tests.mirror.conftest import Mirror
+
+# As PostgreSQL writes it -> what SQLite has.
+TYPES: list[tuple[str, str, Any]] = [
+    ("bool", "t", 1),
+    ("int2", "-32768", -32768),
+    ("int8", "9223372036854775807", 9223372036854775807),
+    ("oid", "4294967295", 4294967295),
+    ("float4", "0.1", 0.1),
+    ("float8", "1e-300", 1e-300),
+    ("numeric(30,10)", "12345678901234567890.0123456789", "12345678901234567890.0123456789"),
+    ("numeric", "NaN", "NaN"),
+    ("text", "a\tb\\c\n'é", "a\tb\\c\n'é"),
+    ("char(3)", "a", "a  "),
+    ("bytea", "\\x00ff", b"\0\xff"),
+    ("date", "0001-01-01", "0001-01-01"),
+    ("time", "23:59:59.999999", "23:59:59.999999"),
+    ("timestamp", "2000-01-02 03:04:05.000006", "2000-01-02 03:04:05.000006"),
+    ("timestamptz", "2000-01-02 03:04:05.6+02", "2000-01-02 01:04:05.600000"),
+    ("timetz", "03:04:05+02", "03:04:05+02"),
+    ("interval", "1 mon 2 days", "1 mon 2 days"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("jsonb", '{"a": 1.10}', '{"a": 1.10}'),
+    ("int[]", "{1,NULL,3}", "{1,NULL,3}"),
+    ("int4range", "[1,3)", "[1,3)"),
+    ("inet", "10.0.0.1", "10.0.0.1"),
+]
+
+
+async def test_types_are_the_same_by_copy_and_by_stream(mirror: Mirror) -> None:
+    columns = ", ".join(f"c{i} {name}" for i, (name, _, _) in enumerate(TYPES))
+    connection = await mirror.source.connect()
+    await connection.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    values = ", ".join(f"${i + 1}::text::{name}" for i, (name, _, _) in enumerate(TYPES))
+    texts = [text for _, text, _ in TYPES]
+    await connection.execute(f"INSERT INTO t VALUES (1, {values})", *texts)
+    await connection.execute("INSERT INTO t VALUES (2)")
+    await mirror.run()
+    await connection.execute(f"INSERT INTO t VALUES (3, {values})", *texts)
+    await mirror.run()
+    copied, nulls, streamed = mirror.rows("SELECT * FROM t ORDER BY id")
+    assert copied[1:] == tuple(value for _, _, value in TYPES)
+    assert nulls[1:] == (None,) * len(TYPES)
+    assert streamed[1:] == copied[1:]
+
+
+async def test_changes(mirror: Mirror) -> None:
+    await mirror.source.execute(
+        "CREATE TABLE t (a int, b text, c text, PRIMARY KEY (b, a))",
+        "ALTER TABLE t ALTER c SET STORAGE external",
+        "CREATE SCHEMA x; CREATE TABLE x.f (a int PRIMARY KEY, b int); ALTER TABLE x.f REPLICA IDENTITY FULL",
+        "INSERT INTO t SELECT i, 'x', repeat('c', 3000) FROM generate_series(1, 5) i",
+    )
+    await mirror.run()
+    await mirror.source.execute(
+        "UPDATE t SET a = a + 10 WHERE a > 2; DELETE FROM t WHERE a = 1; INSERT INTO t VALUES (1, 'x', 'again')",
+        "UPDATE t SET c = 'short' WHERE a = 15; UPDATE t SET b = 'y' WHERE a = 14; UPDATE t SET c = 'c' WHERE a = 14",
+        "INSERT INTO x.f SELECT i, i FROM generate_series(1, 3000) i",  # comes in blocks
+        "UPDATE x.f SET b = 0 WHERE a % 2 = 0; UPDATE x.f SET a = a + 5000 WHERE a > 2999; DELETE FROM x.f WHERE a = 1",
+    )
+    await mirror.run()
+    assert mirror.rows("SELECT a, b, substr(c, 1, 5), length(c) FROM t ORDER BY a") == [
+        (1, "x", "again", 5),
+        (2, "x", "ccccc", 3000),
+        (13, "x", "ccccc", 3000),
+        (14, "y", "c", 1),
+        (15, "x", "short", 5),
+    ]
+    expected = await mirror.source.rows("SELECT a, b FROM x.f ORDER BY a")
+    assert mirror.rows("SELECT a, b FROM x_f ORDER BY a") == expected
+    await mirror.source.execute("TRUNCATE t, x.f", "INSERT INTO t VALUES (1, 'z', NULL)")
+    await mirror.run()
+    assert mirror.rows("SELECT * FROM t") == [(1, "z", None)]
+    assert mirror.rows("SELECT * FROM x_f") == []
+
+
+async def test_a_table_that_was_there_before(mirror: Mirror) -> None:
+    """A text column takes what PostgreSQL writes; columns of its own are left alone."""
+    mirror.execute("CREATE TABLE t (own TEXT DEFAULT 'mine', at TEXT, id INTEGER PRIMARY KEY)")
+    await mirror.source.execute("CREATE TABLE t (id int PRIMARY KEY, at date)", "INSERT INTO t VALUES (1, 'infinity')")
+    await mirror.run(create_tables=False)
+    mirror.execute("UPDATE t SET own = 'kept'")
+    await mirror.source.execute("UPDATE t SET at = '0044-03-15 BC'")
+    await mirror.run()
+    assert mirror.rows("SELECT * FROM t") == [("kept", "0044-03-15 BC", 1)]
+
+
+async def test_a_column_that_comes_later(mirror: Mirror) -> None:
+    await mirror.source.execute("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
+    await mirror.run()
+    await mirror.source.execute("ALTER TABLE t ADD b int", "INSERT INTO t VALUES (2, 2)")
+    with pytest.raises(MappingError, match="is missing replicated columns: b"):
+        await mirror.run()
+    mirror.execute("ALTER TABLE t ADD b INTEGER")
+    await mirror.run()
+    assert mirror.rows("SELECT * FROM t") == [(1, None), (2, 2)]
+
+
+async def test_a_table_that_comes_later_is_passed_over(mirror: Mirror, caplog: pytest.LogCaptureFixture) -> None:
+    await mirror.source.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await mirror.run()
+    await mirror.source.execute(
+        "CREATE TABLE u (id int PRIMARY KEY)", "INSERT INTO u VALUES (1)", "INSERT INTO u VALUES (2)"
+    )
+    await mirror.source.execute("INSERT INTO t VALUES (1)")
+    await mirror.run()
+    assert [r.message for r in caplog.records if "passed over" in r.message] == [
+        'changes of table "public.u" are passed over: the mirror began without it'
+    ]
+    assert mirror.rows("SELECT * FROM t") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("table", "there", "message"),
+    [
+        ("t (a int)", "", 'table "public.t" has no key'),
+        ("t (a int PRIMARY KEY)", "t (a INTEGER)", "the primary key of table"),
+        ("t (a int PRIMARY KEY, b int)", "t (a INTEGER PRIMARY KEY)", "missing replicated columns: b"),
+        ("t (a int PRIMARY KEY, b int)", "t (a INTEGER PRIMARY KEY, b NUMERIC)", 'values can be made for column "b"'),
+        ("t (a int PRIMARY KEY)", "t (a INTEGER PRIMARY KEY); INSERT INTO t VALUES (7)", "is not empty"),
+        (
+            "x_y (a int PRIMARY KEY); CREATE SCHEMA x; CREATE TABLE x.y (a int PRIMARY KEY)",
+            "",
+            "would be one on the target",
+        ),
+    ],
+)
+async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there: str, message: str) -> None:
+    await mirror.source.execute(f"CREATE TABLE {table}")
+    if there:
+        mirror.execute(f"CREATE TABLE {there}")
+    for _ in range(2):  # and the next time
+        with pytest.raises(MappingError, match=message):
+            await mirror.run()
+
+
+async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: Mirror) -> None:
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
+    await mirror.run()
+    await mirror.source.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO t VALUES (3, 'NaN')")
+    for _ in range(2):
+        with pytest.raises(ApplyError, match=r'value of column "b" of ".*" cannot be kept') as caught:
+            await mirror.run()
+        assert "nan" not in str(caught.value).lower()
+    assert mirror.rows("SELECT a FROM t") == [(1,), (2,)]
+
+
+async def test_slots(mirror: Mirror) -> None:
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    await mirror.source.execute("SELECT pg_create_logical_replication_slot('m', 'pgoutput')")
+    with pytest.raises(PublisherError, match='slot "m" exists, and the target has no mirror'):
+        await mirror.run()
+    await mirror.source.execute("SELECT pg_drop_replication_slot('m')")
+    await mirror.run()
+    await mirror.source.execute("SELECT pg_drop_replication_slot('m')")
+    with pytest.raises(SlotLost, match='slot "m" does not exist any more'):
+        await mirror.run()
+    mirror.execute("UPDATE subscriber_mirror SET system_id = '7'")
+    with pytest.raises(PublisherReplaced):
+        await mirror.run()
+
+
+async def test_two_at_once(mirror: Mirror) -> None:
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    await mirror.run()
+    await mirror.source.execute("INSERT INTO t VALUES (1)")
+    with pytest.raises(ApplyError, match="is not where it was"):
+        await mirror.run(on_position=lambda _: mirror.execute("UPDATE subscriber_mirror SET lsn = '0/1'"))
+    assert mirror.rows("SELECT * FROM t") == []
+
+
+@pytest.mark.parametrize("url", ["nonsense", "nosuch://x", "sqlite:///x.db"])
+async def test_urls(mirror: Mirror, url: str) -> None:
+    with pytest.raises(ConninfoError, match="URL cannot be used"):
+        await mirror.run(target=url)
+
+
+async def test_errors_of_the_driver_have_no_values(mirror: Mirror) -> None:
+    mirror.execute("CREATE TABLE t (a INTEGER PRIMARY KEY, b TEXT CHECK (b <> 'secret'))")
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'secret')")
+    with pytest.raises(SubscriberError, match="refused a statement: IntegrityError") as caught:
+        await mirror.run()
+    assert "secret" not in str(caught.value)
