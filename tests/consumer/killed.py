@@ -29,6 +29,7 @@ def last_position(path: Path) -> Lsn:
 async def main(*arguments: str) -> None:
     dsn, slot, file, how, *until = arguments
     path = Path(file)
+    work = [0.0] if until else [0.0, 0.0, 0.005]  # seconds; at the end nobody kills it
     position = last_position(path)
     out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     async with stream(
@@ -40,9 +41,9 @@ async def main(*arguments: str) -> None:
     ) as changes:
         async for transaction in changes:
             numbers = [str(change.new["number"]) async for change in transaction if isinstance(change, Insert)]
-            await anyio.sleep(random.choice([0, 0, 0.005]))  # work: what is confirmed too early is lost in this moment
+            await anyio.sleep(random.choice(work))  # what is confirmed too early is lost in this moment
             os.write(out, f"{transaction.end_lsn} {transaction.xid} {','.join(numbers)}\n".encode())
-            await anyio.sleep(random.choice([0, 0, 0.005]))
+            await anyio.sleep(random.choice(work))
             await transaction.ack()
 
 

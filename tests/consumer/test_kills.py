@@ -18,6 +18,8 @@ from subscriber import Lsn
 from subscriber.ops.demo_processes import Process
 from tests.plugins.fix_cluster import Database
 
+STUCK = 300  # tenths of a second without a transaction
+
 # Transactions beyond this come in blocks while they are in progress.
 OPTIONS = "-c logical_decoding_work_mem=64kB"
 
@@ -82,9 +84,11 @@ class Killed:
         before, confirmed = self.lines(), await self.confirmed()
         self._process = self._program(until)
         self._process.start()
-        with anyio.fail_after(60):
-            while self._process.pid is not None:
-                await anyio.sleep(0.05)
+        size, left = -1, STUCK
+        while self._process.pid is not None:
+            size, left = (size, left - 1) if self.file.stat().st_size == size else (self.file.stat().st_size, STUCK)
+            assert left, "it does not get any further"
+            await anyio.sleep(0.1)
         self.check(before, confirmed)
 
     def check(self, before: list[Line], confirmed: Lsn) -> None:
