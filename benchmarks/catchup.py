@@ -54,30 +54,37 @@ END $$
 async def measure(changes: int, keys: int) -> dict[str, float]:
     """Seconds by what was done."""
     async with stage() as where:
-        log = where.directory / "log"
-        await _prepare(where, keys, log)
-        found: dict[str, float] = {}
-        async with connection(where.source) as one:
-            await one.execute("SET synchronous_commit = off")
-            await one.execute(f"CALL write({changes // 3}, {keys})", timeout=None)
-            await one.execute("SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'end', '')")
-            position = await one.fetchval("SELECT pg_current_wal_lsn()::text")
-        found["archive"] = await _archive(where, log)
-        await execute(where.target, "CHECKPOINT")
-        began = monotonic()
-        with spark_session(java_options=JAVA_OPTIONS) as spark:
-            spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
-            found["start of Spark"] = monotonic() - began
-            began, batches = monotonic(), list[CaughtUp]()
-            await catch_up(where.target.dsn(CATCHUP), CATCHUP, ChangeLog(log), spark, on_batch=batches.append)
-            found["catch-up"] = monotonic() - began
-        for name, what in ((NATIVE, "PostgreSQL's own worker"), (OURS, "live apply")):
-            found[what] = await _live(where, name, position)
-        for name in (CATCHUP, OURS):
-            async for result in compare(where.target.dsn(NATIVE), where.target.dsn(name)):
-                if result.differs:
-                    raise RuntimeError(f"targets differ: {result}")
-        return found
+        try:
+            return await _measure(where, changes, keys)
+        finally:
+            await where.launcher.stop()  # one of ours, not the stage's
+
+
+async def _measure(where: Stage, changes: int, keys: int) -> dict[str, float]:
+    log = where.directory / "log"
+    await _prepare(where, keys, log)
+    found: dict[str, float] = {}
+    async with connection(where.source) as one:
+        await one.execute("SET synchronous_commit = off")
+        await one.execute(f"CALL write({changes // 3}, {keys})", timeout=None)
+        await one.execute("SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'end', '')")
+        position = await one.fetchval("SELECT pg_current_wal_lsn()::text")
+    found["archive"] = await _archive(where, log)
+    await execute(where.target, "CHECKPOINT")
+    began = monotonic()
+    with spark_session(java_options=JAVA_OPTIONS) as spark:
+        spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+        found["start of Spark"] = monotonic() - began
+        began, batches = monotonic(), list[CaughtUp]()
+        await catch_up(where.target.dsn(CATCHUP), CATCHUP, ChangeLog(log), spark, on_batch=batches.append)
+        found["catch-up"] = monotonic() - began
+    for name, what in ((NATIVE, "PostgreSQL's own worker"), (OURS, "live apply")):
+        found[what] = await _live(where, name, position)
+    for name in (CATCHUP, OURS):
+        async for result in compare(where.target.dsn(NATIVE), where.target.dsn(name)):
+            if result.differs:
+                raise RuntimeError(f"targets differ: {result}")
+    return found
 
 
 async def _prepare(where: Stage, keys: int, log: Path) -> None:
