@@ -17,6 +17,7 @@
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
         │   └── HookError    a hook of the program cannot be right for its table, or failed: correct it
+        │       └── HooksMissing  a subscription with hooks is run by a program without: run the right one
         ├── ConflictError    a row of the target is in the way of a change
         ├── LateConflict     a row came into the way after it was looked for: look again, nothing is wrong
         └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
@@ -158,6 +159,12 @@ class MappingError(ApplyError):
 
 class HookError(MappingError):
     """A hook of the embedding program cannot be right for its table, or failed."""
+
+
+class HooksMissing(HookError):
+    """The subscription has hooks, and this program is not the one that has them."""
+
+    sqlstate = "42883"
 
 
 class ConflictError(ApplyError):

@@ -13,7 +13,7 @@ from subscriber.apply.hooks import Hooks, Name
 from subscriber.apply.table_hook import needs_text
 from subscriber.catalog.session import Connection
 from subscriber.catalog.store import RelationState
-from subscriber.errors import HookError
+from subscriber.errors import HookError, HooksMissing
 from subscriber.subscription import Subscription
 
 _SOURCES = """
@@ -57,11 +57,10 @@ def check(subscription: Subscription, tables: Sequence[RelationState], found: So
     name = subscription.name
     if hooks is None:
         if found:
-            raise HookError(
+            raise HooksMissing(
                 f'subscription "{name}" has hooks, and this program has none for it',
                 detail=f"Tables with hooks: {', '.join(sorted('.'.join(source) for source in found.values()))}.",
                 hint="Run it in the program that has them, or give that one Hooks() to do without from now on.",
-                sqlstate="42883",
             )
         return
     published = {found.get(table.relid, (table.namespace, table.name)) for table in tables}

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from subscriber.catalog import hooked
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect, open_session
 from subscriber.errors import ServerError, StatementError, SubscriberError
@@ -84,8 +85,12 @@ async def _ask_both(
         if subscription.two_phase is not TwoPhaseState.DISABLED:
             facts.two_phase = subscription.two_phase
     tables = await _ask_publisher(source_dsn or "", publications, subscription, facts)
+    # A program's hooks may send their rows to tables of other names and columns: it checks them when it starts.
+    with_hooks = set() if subscription is None else {*(await hooked.sources(target, subscription.oid)).values()}
     facts.tables = [
-        (table, await check_facts.read_target_table(target, table, rows=subscription is None)) for table in tables
+        (table, await check_facts.read_target_table(target, table, rows=subscription is None))
+        for table in tables
+        if (table.schema, table.name) not in with_hooks
     ]
 
 

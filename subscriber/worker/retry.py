@@ -9,7 +9,7 @@
     data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
                  needs on the target                                 somebody may have repaired it
     permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
-                 target behind                                       restart of the launcher starts it again
+                 target behind; HooksMissing                         restart of the launcher starts it again
 
 The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5 seconds for ever.
 """
@@ -19,7 +19,15 @@ from __future__ import annotations
 import random
 from enum import Enum
 
-from subscriber.errors import ConnectionLost, LateConflict, PublisherError, ServerError, StaleCatalog, StaleMapping
+from subscriber.errors import (
+    ConnectionLost,
+    HooksMissing,
+    LateConflict,
+    PublisherError,
+    ServerError,
+    StaleCatalog,
+    StaleMapping,
+)
 
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
 FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
@@ -41,7 +49,7 @@ def reaction(error: BaseException) -> Reaction:
             return Reaction.AT_ONCE
         case StaleCatalog():
             return Reaction.IN_A_MOMENT
-        case PublisherError():
+        case PublisherError() | HooksMissing():
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
             return Reaction.BACKOFF

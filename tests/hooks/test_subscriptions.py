@@ -12,6 +12,7 @@ import pytest
 
 import subscriber
 from subscriber import Hook, Hooks, StatementError
+from subscriber.ops.check import collect
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Log, running_subscriber
 
@@ -232,3 +233,16 @@ async def test_two_tables_do_not_become_one(source_db: Database, target_db: Data
     await target_db.execute("CREATE TABLE u (a int PRIMARY KEY)")
     with pytest.raises(StatementError, match="to one table of the target"):
         await staging.create()
+
+
+async def test_what_others_make_of_it(source_db: Database, target_db: Database) -> None:
+    """`check` leaves such a table to the program, and Spark's copy has no part in it."""
+    staging = Staging(source_db, target_db, Hooks({"t": Hook(to="u", drop=["b"])}))
+    await source_db.execute("CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t VALUES (1, 2)")
+    await target_db.execute("CREATE TABLE u (a int PRIMARY KEY)")
+    await staging.create(options="WITH (copy_engine = spark)")
+    async with staging.running():
+        facts = await collect(target_db.dsn(), None, [], "s")
+        assert facts.tables == []
+        assert not facts.failures
+    assert await staging.rows("SELECT a FROM u") == [(1,)]
