@@ -171,7 +171,7 @@ class TableHook:
             if found is None:
                 return None
             row = found
-        return self._masked(row) if self._mask else row
+        return await self._masked(row) if self._mask else row
 
     async def _passes(self, row: Row) -> bool:
         """Whether the target has the row; of a key that is all that is known."""
@@ -204,15 +204,13 @@ class TableHook:
         for i, name in enumerate(self._names):
             if (value := found[name]) is given[name]:
                 continue
-            if isinstance(value, Missing):
-                raise HookError(f'hook of table "{self._label}" gave no value for column "{name}"')
-            values[i] = as_text(value)
+            values[i] = self._given(i, value)
             status[i] = NULL if values[i] is None else TEXT
         if any(status[i] != row[0][i] or values[i] != row[1][i] for i in self._protected):
             raise HookError(f'hook of table "{self._label}" changes the key of a row', detail="Rows are found by it.")
         return bytes(status), values
 
-    def _masked(self, row: Row) -> Row:
+    async def _masked(self, row: Row) -> Row:
         status, values = bytearray(row[0]), list(row[1])
         for i, mask in self._mask:
             if status[i] == tuples.UNCHANGED:  # and what the target has is masked already
@@ -221,10 +219,7 @@ class TableHook:
                 value = values[i]
                 if value is not None:
                     self._require_text(status[i])
-                    try:
-                        values[i] = as_text(mask(_decoded(value)))
-                    except Exception as error:
-                        raise self._failed("mask", error) from error
+                    values[i] = self._given(i, await self._call("mask", mask, _decoded(value)))
             else:
                 values[i] = as_text(mask)
             status[i] = NULL if values[i] is None else TEXT
@@ -244,9 +239,15 @@ class TableHook:
         if status == BINARY:
             raise needs_text(self._label)
 
-    async def _call(self, what: str, function: Callable[[TextRow], Any], row: TextRow) -> Any:
+    def _given(self, i: int, value: object) -> bytes | None:
+        """What a function gave for a column."""
+        if isinstance(value, Missing):
+            raise HookError(f'hook of table "{self._label}" gave no value for column "{self._names[i]}"')
+        return as_text(value)
+
+    async def _call(self, what: str, function: Callable[[Any], Any], given: TextRow | str) -> Any:
         try:
-            found = function(row)
+            found = function(given)
             return await found if isawaitable(found) else found
         except _HiddenError as hidden:
             raise HookError(

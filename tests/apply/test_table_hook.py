@@ -110,6 +110,15 @@ async def test_masks() -> None:
     assert await hook.change(delete("1", None, None, None)) == delete("1", None, None, None)
 
 
+async def test_a_mask_may_be_async() -> None:
+    async def mask(text: str) -> int:
+        return len(text)
+
+    assert await hooked(Hook(mask={"b": mask}), "a*", "b").change(insert("1", "abc")) == insert("1", "3")
+    with pytest.raises(HookError, match='no value for column "b"'):
+        await hooked(Hook(mask={"b": lambda _: UNCHANGED}), "a*", "b").change(insert("1", "abc"))
+
+
 async def test_a_function_sees_texts_and_gives_anything() -> None:
     seen: list[dict[str, Any]] = []
 

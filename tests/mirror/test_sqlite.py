@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
+import subscriber
 from subscriber import ApplyError, ConninfoError, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
 from tests.mirror.conftest import Mirror
@@ -191,3 +193,19 @@ async def test_errors_of_the_driver_have_no_values(mirror: Mirror) -> None:
     with pytest.raises(SubscriberError, match="refused a statement: IntegrityError") as caught:
         await mirror.run()
     assert "secret" not in str(caught.value)
+
+
+async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
+    await mirror.source.execute(
+        "CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t SELECT i, 'x' FROM generate_series(1, 5000) i"
+    )
+
+    async def run(seconds: float) -> None:
+        with anyio.move_on_after(seconds):
+            await subscriber.mirror(mirror.source.dsn(), slot="m", publications=["p"], target=mirror.url)
+
+    for tenths in range(1, 8):
+        await run(tenths / 10)
+        await mirror.source.execute(f"INSERT INTO t SELECT {tenths} * 10000 + i, 'y' FROM generate_series(1, 2000) i")
+    await mirror.run()
+    assert mirror.rows("SELECT count(*), count(DISTINCT a) FROM t") == [(19000, 19000)]
