@@ -11,8 +11,7 @@ from subscriber.catalog.options import Options, merge_publications, parse_option
 from subscriber.catalog.statements import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import CopyEngine
-from subscriber.subscription import Streaming
+from subscriber.subscription import CopyEngine, Streaming
 
 
 def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> Options:
