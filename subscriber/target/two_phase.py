@@ -76,6 +76,10 @@ class TwoPhase:
         """Whether the publisher's transaction `xid` waits here, prepared."""
         return self.gid(xid) in self._prepared
 
+    def forget(self, xid: int) -> None:
+        """Somebody else has resolved it."""
+        self._prepared.discard(self.gid(xid))
+
     def gid(self, xid: int) -> str:
         return f"pg_gid_{self._subid}_{xid}"
 

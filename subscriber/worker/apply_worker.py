@@ -48,6 +48,11 @@ _SET_SYSTEM_ID = """
 INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
 VALUES ($1::text::oid, 0, '0/0', $2) ON CONFLICT (subid, relid) DO UPDATE SET system_id = excluded.system_id
 """
+# The publisher gives an xid of 32 bits; this is the youngest with these that there is.
+_XACT_STATUS = """
+SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::xid8)
+  FROM (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint AS next) s
+"""
 
 
 class ApplyWorker:
@@ -130,7 +135,9 @@ class ApplyWorker:
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
         self._settle = target.settle
-        waits = Waits(target, subscription.oid, self._catalog, self._report, streaming.pool)
+        waits = Waits(
+            target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
+        )
         loop = ApplyLoop(
             stream,
             target,
@@ -156,6 +163,15 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    async def _rolled_back(self, xid: int) -> bool:
+        """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
+        publisher = await connect_publisher(self.subscription, self.subscription.name, "apply worker")
+        try:
+            ((status,),) = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
+            return status == "aborted"
+        finally:
+            publisher.session.abort()
 
     async def _two_phase(self, target: PostgresTarget) -> TwoPhase | None:
         """Prepared transactions, if the subscription has them; a pending one has them from now on if it may."""

@@ -8,7 +8,9 @@ server who is in the way:
 - a transaction prepared by this subscription: the same, but what is prepared stays. A parallel worker that waits
   for it gives up. That happens without a fault of anybody after a restart: what is prepared is there from the
   start then, and what is streamed again may have had, and rolled back, what was prepared later. For the leader,
-  which applies nothing but what was committed, there is no such way out. An error says so.
+  which applies nothing but what was committed, there is no such way out. But what the publisher has rolled back by
+  now is rolled back here too, at once: the publisher may have sent it in part only (ReorderBufferPrepare() in
+  reorderbuffer.c), and so it may hold rows that it did not hold there. Otherwise an error says so.
 - anybody else: told in `status`, and waited for.
 
 Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
@@ -17,7 +19,7 @@ deadlock detector; of the second PostgreSQL's worker knows nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import anyio
 
@@ -25,8 +27,11 @@ from subscriber import telemetry
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ApplyError
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.parallel import ParallelWorker, Pool
 from subscriber.worker.status import Report
+
+RolledBack = Callable[[int], Awaitable[bool]]
 
 INTERVAL = 0.1  # seconds between two looks
 SHOWN_AFTER = 10  # looks without an answer until others are told of it
@@ -52,9 +57,23 @@ TERMINATE = "SELECT pg_catalog.pg_terminate_backend($1::int)"
 
 
 class Waits:
-    """For one apply worker. `pool`: None without parallel workers."""
+    """For one apply worker. `pool`: None without parallel workers, `two_phase`: None without prepared transactions.
 
-    def __init__(self, target: PostgresTarget, subid: int, catalog: Catalog, report: Report, pool: Pool | None) -> None:
+    `rolled_back(xid)` asks the publisher whether its transaction `xid` was rolled back.
+    """
+
+    def __init__(
+        self,
+        target: PostgresTarget,
+        subid: int,
+        catalog: Catalog,
+        report: Report,
+        pool: Pool | None,
+        two_phase: TwoPhase | None = None,
+        rolled_back: RolledBack | None = None,
+    ) -> None:
+        self._two_phase = two_phase
+        self._rolled_back = rolled_back
         self._target = target
         self._prefix = f"pg_gid_{subid}_"
         self._catalog = catalog
@@ -102,10 +121,23 @@ class Waits:
         gids = [gid for found in prepared.values() for gid in found]
         for gid in gids:
             if gid.startswith(self._prefix):
-                raise _hopeless(gid)
+                if not await self._forestall(gid):
+                    raise _hopeless(gid)
+                return
         found = [f'process {row[0]} ("{row[1]}")' for row in names]
         found += [f'prepared transaction "{gid}"' for gid in gids]
         self._report.status.waiting_for = ", ".join(found) or None
+
+    async def _forestall(self, gid: str) -> bool:
+        """Roll back what is prepared, if the publisher has done so already; whether it was."""
+        xid = int(gid.removeprefix(self._prefix))
+        if self._two_phase is None or self._rolled_back is None or not await self._rolled_back(xid):
+            return False
+        telemetry.log(telemetry.LOG, f'prepared transaction "{gid}" is in the way, and rolled back as on the publisher')
+        async with self._catalog.use() as connection:
+            await connection.execute(f"ROLLBACK PREPARED '{gid}'")
+        self._two_phase.forget(xid)
+        return True
 
     def _victim(
         self,
