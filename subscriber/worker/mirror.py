@@ -41,7 +41,7 @@ from subscriber.target.sql_table import SourceColumn, SourceTable, TargetTable, 
 from subscriber.target.sqlalchemy import SqlTarget, Writer
 from subscriber.worker.causes import root_cause
 
-PIECES = 64  # batches of changes, and ends of transactions, that are read ahead
+TURNS = 20  # of the event loop, in which another transaction may be read before what there is is committed
 TOGETHER = 5000  # changes of small transactions that become one of the target
 
 _Piece = tuple[list[Change], Transaction | None]  # changes; the transaction, when it ends with them
@@ -78,7 +78,7 @@ async def mirror(
                 stream(source, slot=slot, publications=publications, start=position, until=until) as changes,
                 anyio.create_task_group() as tasks,
             ):
-                sent, received = anyio.create_memory_object_stream[_Piece](PIECES)
+                sent, received = anyio.create_memory_object_stream[_Piece]()
                 tasks.start_soon(_read, changes, sent)
                 with received:
                     await _follow(received, _Apply(there), position, on_position)
@@ -87,7 +87,7 @@ async def mirror(
 
 
 async def _read(changes: Stream, to: MemoryObjectSendStream[_Piece]) -> None:
-    """What comes from the publisher, while the target is at work."""
+    """What comes from the publisher, one batch of changes ahead of the target."""
     with to, suppress(anyio.BrokenResourceError):  # the other side has failed, and tells
         async for transaction in changes:
             async for batch in transaction.batches():
@@ -212,13 +212,10 @@ class _Apply:
                     piece = await received.receive()
                     continue
                 ended.append(transaction)
-                await anyio.lowlevel.checkpoint()
-                try:
-                    if changes >= TOGETHER:
-                        break
-                    piece = received.receive_nowait()
-                except (anyio.WouldBlock, anyio.EndOfStream):
+                following = await _waiting(received) if changes < TOGETHER else None
+                if following is None:
                     break
+                piece = following
             assert transaction.end_lsn is not None
             writer.reached = transaction.end_lsn
         return ended
@@ -257,6 +254,19 @@ class _Apply:
                 )
             known = self._known[relation.relid] = relation, table
         return known[1]
+
+
+async def _waiting(received: MemoryObjectReceiveStream[_Piece]) -> _Piece | None:
+    """What the next transaction begins with, if it is there already."""
+    for _ in range(TURNS):
+        await anyio.lowlevel.checkpoint()
+        try:
+            return received.receive_nowait()
+        except anyio.WouldBlock:
+            continue
+        except anyio.EndOfStream:
+            break
+    return None
 
 
 async def _update(writer: Writer, table: TargetTable, change: Update) -> None:

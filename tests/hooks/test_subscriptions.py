@@ -209,6 +209,28 @@ async def test_an_error_of_a_function_says_where_and_what_to_skip(source_db: Dat
         await target_db.wait_for("SELECT b FROM t WHERE a = 3", "3")
 
 
+async def test_an_error_of_a_function_in_the_copy(source_db: Database, target_db: Database) -> None:
+    staging = Staging(source_db, target_db, Hooks({"t": Hook(mask={"b": int})}))
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    await source_db.execute(
+        "INSERT INTO t SELECT i, i FROM generate_series(1, 5000) i; INSERT INTO t VALUES (0, 'secret')"
+    )
+    await staging.create()
+    async with refused(target_db, 'mask of the hook of table "public.t" raised ValueError', staging.hooks) as log:
+        assert "secret" not in log.text()
+        assert await staging.rows("SELECT * FROM t") == []
+    staging.hooks = {"s": Hooks({"t": Hook(mask={"b": len})})}
+    async with staging.running():
+        assert await staging.rows("SELECT b, count(*) FROM t GROUP BY b ORDER BY b") == [
+            ("1", 9),
+            ("2", 90),
+            ("3", 900),
+            ("4", 4001),
+            ("6", 1),
+        ]
+
+
 async def test_a_table_that_comes_later(source_db: Database, target_db: Database) -> None:
     staging = Staging(source_db, target_db, Hooks(schemas={"public": "here"}))
     await source_db.execute("CREATE TABLE t (a int PRIMARY KEY)")

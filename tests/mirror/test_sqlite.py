@@ -204,8 +204,8 @@ async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
         with anyio.move_on_after(seconds):
             await subscriber.mirror(mirror.source.dsn(), slot="m", publications=["p"], target=mirror.url)
 
-    for tenths in range(1, 8):
+    for tenths in (1, 2, 4, 6):
         await run(tenths / 10)
         await mirror.source.execute(f"INSERT INTO t SELECT {tenths} * 10000 + i, 'y' FROM generate_series(1, 2000) i")
     await mirror.run()
-    assert mirror.rows("SELECT count(*), count(DISTINCT a) FROM t") == [(19000, 19000)]
+    assert mirror.rows("SELECT count(*), count(DISTINCT a) FROM t") == [(13000, 13000)]
