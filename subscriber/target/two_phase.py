@@ -76,9 +76,14 @@ class TwoPhase:
         """Whether the publisher's transaction `xid` waits here, prepared."""
         return self.gid(xid) in self._prepared
 
-    def forget(self, xid: int) -> None:
+    @property
+    def names(self) -> list[str]:
+        """Of all that waits here, prepared."""
+        return sorted(self._prepared)
+
+    def forget(self, name: str) -> None:
         """Somebody else has resolved it."""
-        self._prepared.discard(self.gid(xid))
+        self._prepared.discard(name)
 
     def gid(self, xid: int) -> str:
         return f"pg_gid_{self._subid}_{xid}"

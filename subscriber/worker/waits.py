@@ -129,15 +129,20 @@ class Waits:
         self._report.status.waiting_for = ", ".join(found) or None
 
     async def _forestall(self, gid: str) -> bool:
-        """Roll back what is prepared, if the publisher has done so already; whether it was."""
-        xid = int(gid.removeprefix(self._prefix))
-        if self._two_phase is None or self._rolled_back is None or not await self._rolled_back(xid):
+        """Roll back what is prepared here and is no more on the publisher; whether `gid` was among that.
+
+        If others were, a row that is equal to the one waited for may be free now: the next attempt will take it.
+        """
+        if self._two_phase is None or self._rolled_back is None:
             return False
-        telemetry.log(telemetry.LOG, f'prepared transaction "{gid}" is in the way, and rolled back as on the publisher')
-        async with self._catalog.use() as connection:
-            await connection.execute(f"ROLLBACK PREPARED '{gid}'")
-        self._two_phase.forget(xid)
-        return True
+        gone = [name for name in self._two_phase.names if await self._rolled_back(int(name.rpartition("_")[2]))]
+        for name in gone:
+            what = f'prepared transaction "{name}" is in the way, and rolled back as on the publisher'
+            telemetry.log(telemetry.LOG, what)
+            async with self._catalog.use() as connection:
+                await connection.execute(f"ROLLBACK PREPARED '{name}'")
+            self._two_phase.forget(name)
+        return gid in gone
 
     def _victim(
         self,
