@@ -61,7 +61,7 @@ async def test_publisher_cannot_be_reached(faults: Scene, proxies: Proxies, seco
         assert not status["ok"]
         assert "publisher" in status["error"] or "WAL stream" in status["error"]
         assert "refused" in status["publisher"]["error"]
-        await anyio.sleep(seconds - (monotonic() - began))
+        await anyio.sleep(max(0.0, seconds - (monotonic() - began)))
         await proxy.restore()
 
     await while_writing(faults, away)
@@ -91,7 +91,7 @@ async def test_target_cannot_be_reached(faults: Scene, proxies: Proxies, seconds
         assert (code, nothing) == (3, None)
         assert "connection to server" in message
         assert "refused" in message
-        await anyio.sleep(seconds - (monotonic() - began))
+        await anyio.sleep(max(0.0, seconds - (monotonic() - began)))
         await proxy.restore()
 
     await while_writing(faults, away)

@@ -117,4 +117,4 @@ def test_debug_is_off_until_asked_for() -> None:
     telemetry.log(telemetry.DEBUG, "seen")
     logging.getLogger("asyncio").warning("slow %s", "callback")
     lines = [line.split("] ")[1] for line in stream.getvalue().splitlines()]
-    assert lines == ["DEBUG1:  seen", "WARNING:  slow callback"]
+    assert lines == ["DEBUG:  seen", "WARNING:  slow callback"]

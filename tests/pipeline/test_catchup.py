@@ -50,7 +50,9 @@ async def test_a_backlog_in_batches_and_then_the_worker(
     await target_db.execute(
         "ALTER TABLE item ADD local text DEFAULT 'd'", "UPDATE item SET local = 'kept' WHERE id % 2 = 0"
     )
-    await scene.write(400)
+    await scene.write(200)
+    await scene.archive()  # a batch ends where what was archived at once does
+    await scene.write(200)
     await scene.source.execute("ALTER TABLE pair ADD later int", "UPDATE pair SET later = a WHERE a < 20")
     await target_db.execute("ALTER TABLE pair ADD later int")
     end = await scene.archive()

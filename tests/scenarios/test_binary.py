@@ -16,9 +16,10 @@ async def test_binary_values_need_the_same_types(pair: Pair) -> None:
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = false)")
     await pair.caught_up()
     await pair.change("INSERT INTO t VALUES (2, 2)")
-    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = true)")
-    await pair.source.execute("INSERT INTO t VALUES (3, 3)")
     pair.subscriber.log.clear()
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = true)")
+    await pair.subscriber.log.wait_for("apply worker .* has started")  # or the one before it takes the row as text
+    await pair.source.execute("INSERT INTO t VALUES (3, 3)")
     await pair.fails(MISMATCH)
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = false)")
     await pair.caught_up()
