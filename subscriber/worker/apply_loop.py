@@ -17,7 +17,6 @@ process may end. Nothing here is needed after a restart: the target's progress r
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
@@ -27,7 +26,7 @@ import anyio.lowlevel
 from subscriber.apply.progress import Positions, Progress
 from subscriber.apply.subrel import NOWHERE
 from subscriber.lsn import Lsn
-from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA_HEADER, XLogData, decode_from_publisher
+from subscriber.protocol.walstream import XLOG_DATA_HEADER, XLogData, decode_from_publisher
 from subscriber.source.walsender import ReplicationStream
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
@@ -36,17 +35,14 @@ from subscriber.worker.causes import root_cause
 from subscriber.worker.confirming import Confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.feedback import Feedback
+from subscriber.worker.inbox import Inbox
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
 from subscriber.worker.transactions import Transactions
 
-QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
-
 TURN = 256  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
 CHANGES = (b"I", b"U", b"D")  # the first bytes of messages that are changes of rows
-
-_KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
 
 
 class ApplyLoop:
@@ -103,15 +99,10 @@ class ApplyLoop:
             two_phase,
             before,
         )
-        self._queue: deque[bytes] = deque()
-        self._queued = 0
-        self._arrived = anyio.Event()
-        self._taken = anyio.Event()
+        self._inbox = Inbox(stream)
         self._committed = anyio.Event()
         target.wake = self.wake
-        self._feedback = Feedback(
-            stream, self._positions, sender_timeout=sender_timeout, reading=lambda: self._queued <= QUEUE
-        )
+        self._feedback = Feedback(stream, self._positions, sender_timeout=sender_timeout, reading=self._inbox.has_room)
 
     def _positions(self) -> Positions:
         positions = self.progress.positions
@@ -131,7 +122,7 @@ class ApplyLoop:
 
     def wake(self) -> None:
         """Make the loop look at its boundary again, if it is waiting."""
-        self._arrived.set()
+        self._inbox.wake()
 
     async def run(self) -> None:
         """Until at_boundary() says so, the stream ends, or an error; everything given is settled at the end."""
@@ -141,7 +132,7 @@ class ApplyLoop:
                     tasks.start_soon(task)
                 if self.streamed is not None:
                     await self.streamed.open(tasks, self.progress)
-                tasks.start_soon(self._read)
+                tasks.start_soon(self._inbox.fill, self._feedback)
                 tasks.start_soon(self._feedback.run)
                 tasks.start_soon(self._target.pipeline.watch)
                 if self._flush is not None:
@@ -157,55 +148,37 @@ class ApplyLoop:
             if self.streamed is not None:
                 await self.streamed.close()
 
-    # --- reading --------------------------------------------------------------------------------
-
-    async def _read(self) -> None:
-        while True:
-            payloads = await self._stream.receive()
-            self._feedback.received()
-            for payload in payloads:
-                self._queued += len(payload)
-                if len(payload) == _KEEPALIVE_SIZE and payload[0] == KEEPALIVE and payload[17]:
-                    self._feedback.prompt()
-            self._queue.extend(payloads)
-            self._arrived.set()
-            while self._queued > QUEUE:
-                self._taken = anyio.Event()
-                await self._taken.wait()
-                self._feedback.received()  # the silence was ours
-
     # --- applying -------------------------------------------------------------------------------
 
     async def _loop(self) -> None:
         if await self._at_boundary(self.position):
             return
         while True:
-            left = min(TURN, len(self._queue))
+            left = min(TURN, len(self._inbox.waiting))
             while left > 0:
                 if taken := self._take_changes(left):
                     await self._target.make_room()
                 elif await self._take():
                     return
                 left -= taken or 1
-            if not self._queue:
+            if not self._inbox.waiting:
                 await self._target.rest()
             self._target.pipeline.flush()
             self.progress.note(self.position)
             self._feedback.moved()
             if self._transactions.idle and await self._at_boundary(self.position):
                 return
-            if self._queue:
+            if self._inbox.waiting:
                 await anyio.lowlevel.checkpoint()
             else:
-                await self._arrived.wait()
-                self._arrived = anyio.Event()
+                await self._inbox.wait()
 
     def _take_changes(self, limit: int) -> int:
         """Have the target take changes of rows as they came, up to `limit`; how many it took."""
-        first = self._queue[0]
+        first = self._inbox.waiting[0]
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in CHANGES:
             return 0
-        taken, size = self._transactions.take(self._queue, limit)
+        taken, size = self._transactions.take(self._inbox.waiting, limit)
         if taken:
             self._took(size)
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
@@ -213,14 +186,12 @@ class ApplyLoop:
         return taken
 
     def _took(self, size: int) -> None:
-        self._queued -= size
-        if self._queued <= QUEUE:
-            self._taken.set()
+        self._inbox.took(size)
         self.counters.bytes += size
 
     async def _take(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
-        payload = self._queue.popleft()
+        payload = self._inbox.waiting.popleft()
         self._took(len(payload))
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):

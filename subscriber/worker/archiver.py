@@ -21,7 +21,6 @@ the log begins where the slot stands.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 
 import anyio
@@ -32,7 +31,7 @@ from subscriber import telemetry
 from subscriber.apply.progress import Positions
 from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.walstream import KEEPALIVE, Keepalive, XLogData, decode_from_publisher
+from subscriber.protocol.walstream import Keepalive, XLogData, decode_from_publisher
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import identifier
@@ -43,17 +42,15 @@ from subscriber.spool.logwriter import ChangeLogWriter
 from subscriber.worker.apply_worker import log_notice, read_sender_timeout
 from subscriber.worker.causes import root_cause
 from subscriber.worker.feedback import STATUS_INTERVAL, Feedback
+from subscriber.worker.inbox import Inbox
 from subscriber.worker.retry import Backoff, Reaction, reaction
 from subscriber.worker.unstreaming import Unstreaming
 
 SPOOL = "spool"  # the folder, in the log's, for streamed transactions
-QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 WAITING = 8 * 1024 * 1024  # bytes to be stored, before looking stops
 TURN = 1024  # messages handled before other tasks get a turn
 STOP_TIMEOUT = 2.0  # seconds for the publisher to finish what it is sending when we stop
 MIN_INTERVAL = 0.005  # seconds between two syncs: transactions that come closer together share one
-
-_KEEPALIVE_SIZE = 18
 
 
 class Archiver:
@@ -168,15 +165,10 @@ class ArchiveLoop:
         self._builder = BlockBuilder(writer.position)
         self._unstreaming = Unstreaming(writer.directory / SPOOL)
         self._received = writer.position
-        self._queue: deque[bytes] = deque()
-        self._queued = 0
-        self._arrived = anyio.Event()
-        self._taken = anyio.Event()
+        self._inbox = Inbox(stream)
         self._due = anyio.Event()  # something is to be stored now
         self._stored = anyio.Event()
-        self._feedback = Feedback(
-            stream, self._positions, sender_timeout=sender_timeout, reading=lambda: self._queued <= QUEUE
-        )
+        self._feedback = Feedback(stream, self._positions, sender_timeout=sender_timeout, reading=self._inbox.has_room)
 
     def _positions(self) -> Positions:
         stored = self._writer.position
@@ -187,7 +179,7 @@ class ArchiveLoop:
         await self._unstreaming.open()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._read)
+                tasks.start_soon(self._inbox.fill, self._feedback)
                 tasks.start_soon(self._loop)
                 tasks.start_soon(self._feedback.run)
                 await self._storing()
@@ -203,31 +195,15 @@ class ArchiveLoop:
             at = self._positions()
             self._stream.send_status(at.write, at.flush, at.apply)
 
-    async def _read(self) -> None:
-        while True:
-            payloads = await self._stream.receive()
-            self._feedback.received()
-            for payload in payloads:
-                self._queued += len(payload)
-                if len(payload) == _KEEPALIVE_SIZE and payload[0] == KEEPALIVE and payload[17]:
-                    self._feedback.prompt()
-            self._queue.extend(payloads)
-            self._arrived.set()
-            while self._queued > QUEUE:
-                self._taken = anyio.Event()
-                await self._taken.wait()
-                self._feedback.received()  # the silence was ours
-
     async def _loop(self) -> None:
         while True:
-            for _ in range(min(TURN, len(self._queue))):
+            for _ in range(min(TURN, len(self._inbox.waiting))):
                 await self._take()
             await self._make_room()
-            if self._queue:
+            if self._inbox.waiting:
                 await anyio.lowlevel.checkpoint()
             else:
-                await self._arrived.wait()
-                self._arrived = anyio.Event()
+                await self._inbox.wait()
 
     async def _make_room(self) -> None:
         """Have what was added stored, and wait for that if it is much."""
@@ -238,10 +214,8 @@ class ArchiveLoop:
             await self._stored.wait()
 
     async def _take(self) -> None:
-        payload = self._queue.popleft()
-        self._queued -= len(payload)
-        if self._queued <= QUEUE:
-            self._taken.set()
+        payload = self._inbox.waiting.popleft()
+        self._inbox.took(len(payload))
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):
             try:

@@ -8,7 +8,8 @@
 
 Kill points considered: before the copy is committed nothing is in the tables, and the next start makes slot and copy
 anew. Later the position is committed with the data: what the publisher sends again, because it was not told or has
-forgotten, lies before the position and is passed over (stream(start=…)). The acknowledgement comes last.
+forgotten, lies before the position and is passed over (stream(start=…)). The acknowledgement comes last. A transaction
+that the target refuses takes those it was put together with along: they are read again, and applied one by one.
 
 The values are texts on both ways, from COPY and from the stream, so they become the same.
 """
@@ -25,6 +26,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from subscriber import telemetry
 from subscriber.apply.missing import Missing
+from subscriber.apply.subrel import NOWHERE
 from subscriber.consumer.changes import Change, Delete, Insert, Truncate, Update
 from subscriber.consumer.opening import stream
 from subscriber.consumer.rows import Relation, Row
@@ -73,17 +75,30 @@ async def mirror(
     async with SqlTarget.open(target, slot) as there:
         position = await _position(source, slot, publications, there, create_tables=create_tables)
         on_position(position)
-        try:
-            async with (
-                stream(source, slot=slot, publications=publications, start=position, until=until) as changes,
-                anyio.create_task_group() as tasks,
-            ):
-                sent, received = anyio.create_memory_object_stream[_Piece]()
-                tasks.start_soon(_read, changes, sent)
-                with received:
-                    await _follow(received, _Apply(there), position, on_position)
-        except BaseExceptionGroup as group:
-            raise root_cause(group) from None
+        apply = _Apply(there, position)
+        while True:
+            try:
+                async with (
+                    stream(source, slot=slot, publications=publications, start=apply.position, until=until) as changes,
+                    anyio.create_task_group() as tasks,
+                ):
+                    sent, received = anyio.create_memory_object_stream[_Piece]()
+                    tasks.start_soon(_read, changes, sent)
+                    with received:
+                        await _follow(received, apply, on_position)
+                return
+            except BaseExceptionGroup as group:
+                cause = root_cause(group)
+                if not isinstance(cause, _RefusedTogether):
+                    raise cause from None
+                apply.one_by_one_until = cause.lsn
+
+
+class _RefusedTogether(Exception):
+    """A transaction was refused after others had been applied in the same one of the target, up to `lsn`."""
+
+    def __init__(self, lsn: Lsn) -> None:
+        self.lsn = lsn
 
 
 async def _read(changes: Stream, to: MemoryObjectSendStream[_Piece]) -> None:
@@ -96,16 +111,13 @@ async def _read(changes: Stream, to: MemoryObjectSendStream[_Piece]) -> None:
 
 
 async def _follow(
-    received: MemoryObjectReceiveStream[_Piece], apply: _Apply, position: Lsn, on_position: Callable[[Lsn], None]
+    received: MemoryObjectReceiveStream[_Piece], apply: _Apply, on_position: Callable[[Lsn], None]
 ) -> None:
     """Until nothing more comes: as many transactions as are waiting become one of the target."""
     async for piece in received:
-        ended = await apply.together(piece, received, position)
-        for transaction in ended:
+        for transaction in await apply.together(piece, received):
             await transaction.ack()
-        assert ended[-1].end_lsn is not None
-        position = ended[-1].end_lsn
-        on_position(position)
+        on_position(apply.position)
 
 
 async def _position(
@@ -191,33 +203,40 @@ async def _copy_table(publisher: Publisher, table: PublishedTable, to: TargetTab
 class _Apply:
     """Changes of the stream, written to the tables of the mirror."""
 
-    def __init__(self, there: SqlTarget) -> None:
+    def __init__(self, there: SqlTarget, position: Lsn) -> None:
         self._there = there
+        self.position = position  # durable on the target
+        self.one_by_one_until = NOWHERE  # transactions of the publisher before this stay transactions on the target
         self._known: dict[int, tuple[Relation, TargetTable | None]] = {}
         self._ignored: set[str] = set()
 
-    async def together(
-        self, piece: _Piece, received: MemoryObjectReceiveStream[_Piece], before: Lsn
-    ) -> list[Transaction]:
+    async def together(self, piece: _Piece, received: MemoryObjectReceiveStream[_Piece]) -> list[Transaction]:
         """The transaction that begins with `piece`, and those that wait behind it: all of them, or nothing."""
         ended: list[Transaction] = []
+        most = TOGETHER if self.position >= self.one_by_one_until else 0
         changes = 0
-        async with self._there.transaction(before) as writer:
-            while True:
-                batch, transaction = piece
-                for change in batch:
-                    await self._change(writer, change)
-                changes += len(batch)
-                if transaction is None:
-                    piece = await received.receive()
-                    continue
-                ended.append(transaction)
-                following = await _waiting(received) if changes < TOGETHER else None
-                if following is None:
-                    break
-                piece = following
-            assert transaction.end_lsn is not None
-            writer.reached = transaction.end_lsn
+        try:
+            async with self._there.transaction(self.position) as writer:
+                while True:
+                    batch, transaction = piece
+                    for change in batch:
+                        await self._change(writer, change)
+                    changes += len(batch)
+                    if transaction is None:
+                        piece = await received.receive()
+                        continue
+                    ended.append(transaction)
+                    assert transaction.end_lsn is not None
+                    writer.reached = transaction.end_lsn
+                    following = await _waiting(received) if changes < most else None
+                    if following is None:
+                        break
+                    piece = following
+        except ApplyError as error:
+            if most and ended and ended[-1].end_lsn is not None:
+                raise _RefusedTogether(ended[-1].end_lsn) from error
+            raise
+        self.position = writer.reached
         return ended
 
     async def _change(self, writer: Writer, change: Change) -> None:

@@ -115,9 +115,6 @@ class Transactions:
                 await self._close(action.transaction, action.end_lsn)
                 return action.end_lsn
             case Resolve():
-                message = action.message
-                end = message.commit_lsn if isinstance(message, CommitPrepared) else message.rollback_end_lsn
-                await self._wait_before(end)
                 return await self._resolve(action.message)
             case OpenBlock():
                 await self._blocks().open_block(action)
@@ -173,12 +170,14 @@ class Transactions:
         if isinstance(message, CommitPrepared):
             transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
             end_lsn = message.end_lsn
+            await self._wait_before(transaction.finish_lsn)
             self._open(transaction)
             await self._target.alone(transaction)
             own = await self._prepared().commit(message, transaction)
         else:
             transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
             end_lsn = message.rollback_end_lsn
+            await self._wait_before(transaction.finish_lsn)
             await self._target.alone(transaction)
             own = await self._prepared().rollback(message, transaction)
         reach(Point.RESOLVED)

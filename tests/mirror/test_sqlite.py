@@ -10,6 +10,7 @@ import pytest
 import subscriber
 from subscriber import ApplyError, ConninfoError, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
+from subscriber.worker import mirror as mirror_module
 from tests.mirror.conftest import Mirror
 
 # As PostgreSQL writes it -> what SQLite has.
@@ -146,7 +147,12 @@ async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there:
             await mirror.run()
 
 
-async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: Mirror) -> None:
+@pytest.mark.parametrize("turns", [0, 20_000], ids=["alone", "together"])
+async def test_values_that_cannot_be_kept_stop_it_without_showing_them(
+    mirror: Mirror, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was committed before is there, though it was to be committed together with them."""
+    monkeypatch.setattr(mirror_module, "TURNS", turns)
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
     await mirror.run()
     await mirror.source.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO t VALUES (3, 'NaN')")

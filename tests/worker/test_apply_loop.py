@@ -23,6 +23,7 @@ from subscriber.protocol.walstream import encode as envelope
 from subscriber.source.walsender import ReplicationStream
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker import apply_loop as apply_loop_module
+from subscriber.worker import inbox as inbox_module
 from subscriber.worker.apply_loop import ApplyLoop
 from tests.apply.build import local, remote, row
 
@@ -274,7 +275,7 @@ async def test_the_publisher_hears_from_us_while_the_target_is_stuck() -> None:
 
 
 async def test_a_full_queue_stops_reading_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_loop_module, "QUEUE", 10_000)
+    monkeypatch.setattr(inbox_module, "QUEUE", 10_000)
     async with running(Run()) as run:
         run.target.stuck = anyio.Event()
         for number in range(50):

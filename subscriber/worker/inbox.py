@@ -1,0 +1,65 @@
+"""What a walsender has sent and nobody has looked at yet: read ahead, up to a bound.
+
+Keepalives that want an answer are passed on at once, however much lies before them; where in the stream they
+stand is known when it is their turn.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from subscriber.protocol.walstream import KEEPALIVE
+from subscriber.source.walsender import ReplicationStream
+from subscriber.worker.feedback import Feedback
+
+QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
+
+_KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
+
+
+class Inbox:
+    """One task fills it, another takes from `waiting`, from the front, and says with took() how much."""
+
+    def __init__(self, stream: ReplicationStream) -> None:
+        self.waiting: deque[bytes] = deque()
+        self._stream = stream
+        self._size = 0
+        self._arrived = anyio.Event()
+        self._taken = anyio.Event()
+
+    def has_room(self) -> bool:
+        """Whether reading goes on."""
+        return self._size <= QUEUE
+
+    async def fill(self, feedback: Feedback) -> None:
+        """Read until cancelled; raises what the stream raises."""
+        while True:
+            payloads = await self._stream.receive()
+            feedback.received()
+            for payload in payloads:
+                self._size += len(payload)
+                if len(payload) == _KEEPALIVE_SIZE and payload[0] == KEEPALIVE and payload[17]:
+                    feedback.prompt()
+            self.waiting.extend(payloads)
+            self._arrived.set()
+            while not self.has_room():
+                self._taken = anyio.Event()
+                await self._taken.wait()
+                feedback.received()  # the silence was ours
+
+    def took(self, size: int) -> None:
+        """So many bytes have been taken off `waiting`."""
+        self._size -= size
+        if self.has_room():
+            self._taken.set()
+
+    def wake(self) -> None:
+        """Have wait() return though nothing has arrived."""
+        self._arrived.set()
+
+    async def wait(self) -> None:
+        """Until something arrives, or has since the last wait()."""
+        await self._arrived.wait()
+        self._arrived = anyio.Event()
