@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from enum import Enum, auto
+from functools import cache
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Protocol
 
@@ -87,7 +88,7 @@ class Bulk:
 
     def _is_for_spark(self, relid: int) -> bool:
         engine = self._owner.subscription.copy_engine
-        if engine is not CopyEngine.AUTO or find_spec("pyspark") is None:
+        if engine is not CopyEngine.AUTO or not _has_spark():
             return engine is CopyEngine.SPARK
         if relid not in self._large | self._small and not self._deciding:
             self._deciding = True
@@ -176,3 +177,9 @@ class Bulk:
                     self._owner.subscription.oid, relid, "table synchronization", "waiting to retry", error=complaint
                 )
                 self._reports.append(report)
+
+
+@cache
+def _has_spark() -> bool:
+    """Whether PySpark is installed; it is asked for each table at each commit, and looking through sys.path is slow."""
+    return find_spec("pyspark") is not None
