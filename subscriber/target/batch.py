@@ -15,7 +15,8 @@ A transaction larger than a batch is applied in portions, each within a savepoin
 its COMMIT is no attempt: what was answered before cannot be applied again.
 
 Changes of a transaction are all on one path, portions apart. Few changes are not worth a batch, nor are many that
-hardly fit together; after a refusal the reference path is used for a while, longer each time in a row.
+hardly fit together; after a refusal the reference path is used for a while, longer each time in a row. What stands
+between two savepoints is a portion, or several: what comes before a savepoint has been answered when that is set.
 
 Kill points considered, besides those in progress.py:
 - between sending a batch and its answer: its transaction is committed or not, and progress with it, as one.
@@ -39,6 +40,7 @@ from subscriber.apply.batch import Batch, Portion, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.steps import Kind, TableBatch
+from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
@@ -71,7 +73,7 @@ class Attempt:
 class BatchingTarget(PostgresTarget):
     """A PostgresTarget that applies set-based what it can."""
 
-    def __init__(self, session: Session, origin: str, on_conflict: OnConflict) -> None:
+    def __init__(self, session: Session | Pipeline, origin: str, on_conflict: OnConflict) -> None:
         super().__init__(session, origin, on_conflict)
         self.batching = True
         self.passing: Callable[[str], None] = lambda _: None  # for tests: called where a worker may die
@@ -144,13 +146,13 @@ class BatchingTarget(PostgresTarget):
         await super().change(transaction, mapping, change)
 
     def _may_gather(self, transaction: RemoteTransaction) -> bool:
-        return self.batching and transaction is not self._plain and not self._pause and transaction.gid is None
+        return self.batching and transaction is not self._plain and not self._pause
 
     def _why_not(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
     ) -> str | None:
         if not self._may_gather(transaction):
-            return self._reason if self._pause else "not a plain transaction"
+            return self._reason if self._pause else "switched off"
         if self.resolving is not None:
             return "conflict policy"
         if self._noticing.origin_id is not None:
@@ -200,6 +202,8 @@ class BatchingTarget(PostgresTarget):
         if transaction is self._plain:
             return
         await self._send()
+        if _is_worthwhile(self._batch):
+            await self._send(whatever=True)
         await self._outcomes()
         if transaction is self._plain:  # since portions of it were refused
             return
@@ -209,6 +213,35 @@ class BatchingTarget(PostgresTarget):
         begun, self._batch = self._batch, Batch()
         await self._apply_again(begun.portions, begun.mappings)
         self._plain = transaction
+
+    # --- subtransactions --------------------------------------------------------------------------
+
+    async def apply_gathered(self, transaction: RemoteTransaction) -> None:
+        await self._go_plain(transaction, "few at a time")
+        self._gather_on(transaction)
+
+    async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+        await self.apply_gathered(transaction)
+        await super().savepoint(transaction, name)
+        self._gather_on(transaction)
+
+    async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+        self._batch = Batch()  # all of it came after the savepoint
+        await self._outcomes()
+        await super().roll_back_to(transaction, name)
+        self._gather_on(transaction)
+
+    async def roll_back(self, transaction: RemoteTransaction) -> None:
+        self._batch = Batch()
+        await self._outcomes()
+        if transaction is not self._sent and transaction is not self._plain:
+            transaction.changed = False  # its changes had only been gathered
+        self._sent = self._plain = None
+        await super().roll_back(transaction)
+
+    def _gather_on(self, transaction: RemoteTransaction) -> None:
+        """What comes next of it may be a portion again: nothing of it is under way."""
+        self._sent, self._plain = transaction if transaction.changed else None, None
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -277,7 +310,7 @@ class BatchingTarget(PostgresTarget):
             if not attempt.within:
                 self.begin(last.transaction)
             if in_savepoint:
-                self.savepoint(last.transaction, _SAVEPOINT)
+                self._queue_savepoint(last.transaction, _SAVEPOINT)
             self._apply_steps(batch, attempt.note)
             if in_savepoint:
                 pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
@@ -347,10 +380,10 @@ class BatchingTarget(PostgresTarget):
         self._sent = None
         self._progress.position = attempt.position
         if attempt.within:
-            self.roll_back_to(transaction, _SAVEPOINT)
+            self._queue_roll_back_to(transaction, _SAVEPOINT)
             self._plain = transaction
         else:
-            self.roll_back(transaction)
+            self._queue_roll_back(transaction)
         self._fresh = attempt.fresh
 
     async def _apply_again(self, portions: list[Portion], mappings: dict[int, RelationMapping]) -> None:

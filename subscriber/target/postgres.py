@@ -64,9 +64,12 @@ INSUFFICIENT_PRIVILEGE = "42501"
 class PostgresTarget:
     """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
 
-    def __init__(self, session: Session, origin: str, on_conflict: OnConflict) -> None:
-        """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last."""
-        self.pipeline = Pipeline(session)
+    def __init__(self, session: Session | Pipeline, origin: str, on_conflict: OnConflict) -> None:
+        """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last.
+
+        A pipeline is one that another target, which is done, has used before.
+        """
+        self.pipeline = session if isinstance(session, Pipeline) else Pipeline(session)
         self.origin = origin
         self.means = Means()
         self.acting = Acting(self.pipeline)
@@ -266,24 +269,36 @@ class PostgresTarget:
         """Another session of this worker has committed, and left the progress row at `position`."""
         self._progress.position = position
 
-    def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+    async def apply_gathered(self, transaction: RemoteTransaction) -> None:
+        """Have what came of `transaction` so far done, and hold its locks, though more is to come."""
+
+    async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
         """Begin a subtransaction; `name` needs no quotes."""
+        self._queue_savepoint(transaction, name)
+
+    def _queue_savepoint(self, transaction: RemoteTransaction, name: str) -> None:
         if not transaction.changed:
             self.begin(transaction)
         note = Note("SAVEPOINT", transaction)
         self.acting.step_back(note)
         self.pipeline.execute_once(f"SAVEPOINT {name}", note=note)
 
-    def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+    async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         """Undo everything since savepoint() of that name, which ends with it."""
+        self._queue_roll_back_to(transaction, name)
+
+    def _queue_roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         note = Note("ROLLBACK TO SAVEPOINT", transaction)
         self.pipeline.execute_once(f"ROLLBACK TO SAVEPOINT {name}", note=note)
         self.pipeline.execute_once(f"RELEASE SAVEPOINT {name}", note=note)
         self.acting.began()  # the role went back with it, and so did the locks that keep the tables' shapes
         self._checked.clear()
 
-    def roll_back(self, transaction: RemoteTransaction) -> None:
+    async def roll_back(self, transaction: RemoteTransaction) -> None:
         """Undo the transaction."""
+        self._queue_roll_back(transaction)
+
+    def _queue_roll_back(self, transaction: RemoteTransaction) -> None:
         if transaction.changed:
             self.pipeline.execute("ROLLBACK", note=Note("ROLLBACK", transaction))
             self.pipeline.sync()

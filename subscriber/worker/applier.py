@@ -8,7 +8,8 @@ Here a change meets its mapping, and the hook of its table if the program has on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
@@ -17,10 +18,14 @@ from subscriber.apply.subrel import NOWHERE
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.failpoints import Point, reach
+
+_AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
 
 Wants = Callable[[int, Lsn], bool]  # (target table's OID, finish LSN) -> whether its changes are ours to apply
 
@@ -45,7 +50,29 @@ class Applier:
         self._hooked: dict[int, TableHook] = {}  # by the publisher's OID
         self._not_as_sent: set[int] = set()  # by the target's
 
-    def wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
+    def take(self, waiting: deque[bytes], limit: int) -> int:
+        """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
+
+        0 where handle() has to see the next one. Afterwards the target wants make_room().
+        """
+        transaction = self.dispatcher.transaction
+        if transaction is None or transaction.passed_over:
+            return 0
+        wants = self._wants if self._target.hooks is None else self._wants_as_sent
+        taken, size = self._target.take(transaction, waiting, limit, self.dispatcher.relations, wants)
+        self._counters.changes += taken
+        return size
+
+    async def take_kept(self, messages: Sequence[bytes], decoder: Decoder) -> None:
+        """The changes of `messages`, which a file had, one after another."""
+        waiting = deque(_AS_SENT + message for message in messages)
+        while waiting:
+            if self.take(waiting, len(waiting)):
+                await self._target.make_room()
+            else:
+                await self.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
+
+    def _wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
         """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
         return relid not in self._not_as_sent and self._wants(relid, finish_lsn)
 

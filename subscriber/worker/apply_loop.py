@@ -175,15 +175,16 @@ class ApplyLoop:
 
     def _take_changes(self, limit: int) -> int:
         """Have the target take changes of rows as they came, up to `limit`; how many it took."""
-        first = self._inbox.waiting[0]
+        waiting = self._inbox.waiting
+        first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in CHANGES:
             return 0
-        taken, size = self._transactions.take(self._inbox.waiting, limit)
-        if taken:
+        size = self._transactions.take(waiting, limit)
+        if size:
             self._took(size)
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
-            self._received(Lsn(start))
-        return taken
+            self.position = max(self.position, Lsn(start))
+        return before - len(waiting)
 
     def _took(self, size: int) -> None:
         self._inbox.took(size)

@@ -30,9 +30,11 @@ Source: applyparallelworker.c; the deadlocks that its locks are for are describe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from enum import Enum, auto
+from itertools import groupby
+from operator import itemgetter
 
 import anyio
 import anyio.lowlevel
@@ -160,7 +162,7 @@ class Assignment:
         while True:
             self._changed = anyio.Event()
             if self._aborted:
-                target.roll_back(self.transaction)
+                await target.roll_back(self.transaction)
                 await target.settle()
                 return Outcome.GIVEN_UP
             if self._cut is not None:
@@ -168,9 +170,11 @@ class Assignment:
             if self._position < self.until and await self._apply_chunks(target, applier, decoder):
                 continue
             if self._ending is not None:
+                await target.alone(self.transaction)
                 await self._ending(target)
                 reach(Point.PARALLEL_DONE)
                 return Outcome.DONE
+            await target.apply_gathered(self.transaction)
             target.pipeline.flush()
             await self._changed.wait()
 
@@ -178,29 +182,29 @@ class Assignment:
         """What may be applied; false if nothing can be read just now: the file is being cut."""
         before = self._position
         async for records in self.spooled.read(self._position):
-            for number, record in enumerate(records):
-                offset, xid, message = record
-                if self._cut is not None or self._aborted or offset >= self.until:
+            for run in _runs(records):
+                if self._cut is not None or self._aborted or run[0][0] >= self.until:
                     return True
-                if xid != self.spooled.xid:
-                    self._enter(target, offset, xid)
-                await applier.handle(decoder.decode(message))
-                self._position = spool_format.end(record)
-                self.applied += 1
-                if number % TURN == 0:
-                    await anyio.lowlevel.checkpoint()
+                await self._apply_run([record for record in run if record[0] < self.until], target, applier, decoder)
             target.pipeline.flush()
             telemetry.log(
                 telemetry.DEBUG, f"applied {len(records)} changes in the streaming chunk", xid=self.spooled.xid
             )
         return self._position > before
 
-    def _enter(self, target: PostgresTarget, offset: int, xid: int) -> None:
-        """A change of subtransaction `xid`: its first needs a savepoint."""
-        if xid not in self._inside:
+    async def _apply_run(
+        self, run: Sequence[spool_format.Record], target: PostgresTarget, applier: Applier, decoder: Decoder
+    ) -> None:
+        """Changes that one (sub)transaction made one after another; the first of a subtransaction needs a savepoint."""
+        offset, xid, _ = run[0]
+        if xid != self.spooled.xid and xid not in self._inside:
             self._inside.add(xid)
             self._savepoints.append((offset, xid))
-            target.savepoint(self.transaction, self._name(xid))
+            await target.savepoint(self.transaction, self._name(xid))
+        self._position = spool_format.end(run[-1])  # a cut from now on goes back to where it has to
+        self.applied += len(run)
+        await applier.take_kept([message for _, _, message in run], decoder)
+        await anyio.lowlevel.checkpoint()
 
     async def _go_back(self, target: PostgresTarget, offset: int) -> None:
         """Undo what was applied of the file from `offset` on."""
@@ -209,7 +213,7 @@ class Assignment:
             undone = self._savepoints.pop()
             self._inside.discard(undone[1])
         if undone is not None:
-            target.roll_back_to(self.transaction, self._name(undone[1]))
+            await target.roll_back_to(self.transaction, self._name(undone[1]))
             await target.settle()
         self._position = min(self._position, offset)
         self._cut = None
@@ -217,6 +221,14 @@ class Assignment:
 
     def _name(self, xid: int) -> str:
         return f"pg_sp_{self._subid}_{xid}"
+
+
+def _runs(records: Sequence[spool_format.Record]) -> Iterator[Sequence[spool_format.Record]]:
+    """`records` in pieces of at most TURN, each by one (sub)transaction."""
+    for _, made in groupby(records, itemgetter(1)):
+        same = list(made)
+        for start in range(0, len(same), TURN):
+            yield same[start : start + TURN]
 
 
 Connect = Callable[[int, OnConflict], AbstractAsyncContextManager[PostgresTarget]]

@@ -144,6 +144,7 @@ class Streaming:
                 subscription.synchronous_commit,
                 subscription,
                 around.resolvers,
+                batching=True,
             ) as target:
                 target.hooks = around.hooks.get(subscription.name)
                 report.status.pid = target.pipeline.session.pid

@@ -34,15 +34,12 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
-from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.applier import Applier, Counters, Wants
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
-
-_AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
 
 
 class Transactions:
@@ -79,21 +76,12 @@ class Transactions:
         """Whether the stream stands between two transactions."""
         return self._dispatcher.idle
 
-    def take(self, waiting: deque[bytes], limit: int) -> tuple[int, int]:
-        """Have the target take changes off the front of `waiting`, as the walsender sent them: number and bytes.
+    def take(self, waiting: deque[bytes], limit: int) -> int:
+        """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
 
-        None where receive() has to see the next one. Afterwards the target wants make_room().
+        0 where receive() has to see the next one. Afterwards the target wants make_room().
         """
-        return self._gather(self._applier, waiting, limit)
-
-    def _gather(self, applier: Applier, waiting: deque[bytes], limit: int) -> tuple[int, int]:
-        transaction = applier.dispatcher.transaction
-        if transaction is None or transaction.passed_over:
-            return 0, 0
-        wants = self._wants if self._target.hooks is None else applier.wants_as_sent
-        taken, size = self._target.take(transaction, waiting, limit, applier.dispatcher.relations, wants)
-        self._counters.changes += taken
-        return taken, size
+        return self._applier.take(waiting, limit)
 
     async def receive(self, payload: bytes) -> Lsn | None:
         """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
@@ -210,12 +198,7 @@ class Transactions:
         applier = Applier(self._target, Dispatcher.replaying(transaction), self._wants, self._counters)
         decoder = Decoder()
         async for records in streamed.get(transaction.xid).read():
-            waiting = deque(_AS_SENT + message for _, _, message in records)
-            while waiting:
-                if self._gather(applier, waiting, len(waiting))[0]:
-                    await self._target.make_room()
-                else:
-                    await applier.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
+            await applier.take_kept([message for _, _, message in records], decoder)
             self._target.pipeline.flush()
             await anyio.lowlevel.checkpoint()
         if transaction.gid is None:

@@ -183,6 +183,10 @@ async def test_a_publisher_that_shuts_down_ends_the_stream_in_good_order(servers
     await publisher.close()
     stream = await started(database, "s")
 
+    # It streams once it answers; one that has not quite begun is ended like any other backend.
+    stream.send_status(Lsn(0), Lsn(0), Lsn(0), reply_requested=True)
+    await stream.receive()
+
     async def confirm_everything() -> None:
         while True:
             for frame in await stream.receive():

@@ -274,8 +274,7 @@ class Path:
 
     async def give(self, waiting: deque[bytes], random: Random) -> None:
         while waiting:
-            taken, _ = self.transactions.take(waiting, random.choice([1, 3, 256]))
-            if taken:
+            if self.transactions.take(waiting, random.choice([1, 3, 256])):
                 await self.target.make_room()
             else:
                 await self.transactions.receive(waiting.popleft()[25:])
