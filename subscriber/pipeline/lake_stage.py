@@ -18,8 +18,9 @@ from uuid import uuid4
 
 import pyarrow as pa
 
-from subscriber.pipeline.net import UNCHANGED, Key, Net, Value, Values
+from subscriber.pipeline.net import Net
 from subscriber.pipeline.netting import Table
+from subscriber.pipeline.raw_rows import UNCHANGED, Value, Values, values
 from subscriber.pipeline.text_types import arrow_array, arrow_type
 from subscriber.protocol.messages import RelationColumn
 
@@ -27,7 +28,7 @@ OP = "_op"
 STAYS = "_u_"
 FROM = "_from_"
 
-Entry = tuple[str, Key | None, Values]  # op, the key before (of m), values
+Entry = tuple[str, Values | None, Values]  # op, the key before (of m), values
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +56,18 @@ class ToArrow:
         for index, column in enumerate(columns):
             label = f"{table.label}.{column.name}"
             kind = self.kind(table.label, column)
-            values = [entry[2][index] for entry in entries]
-            arrays[column.name] = arrow_array([_plain(value) for value in values], kind, label)
-            if UNCHANGED in values:
-                arrays[STAYS + column.name] = pa.array([value is UNCHANGED for value in values], pa.bool_())
+            found = [entry[2][index] for entry in entries]
+            arrays[column.name] = arrow_array([_plain(value) for value in found], kind, label)
+            if UNCHANGED in found:
+                arrays[STAYS + column.name] = pa.array([value is UNCHANGED for value in found], pa.bool_())
             if net.key is not None and index in net.key and any(entry[0] == "m" for entry in entries):
                 place = net.key.index(index)
-                before = [entry[1][place] if entry[1] is not None else None for entry in entries]
+                before = [_plain(entry[1][place]) if entry[1] is not None else None for entry in entries]
                 arrays[FROM + column.name] = arrow_array(before, kind, label)
         path = self.directory / f"{table.label}-{part}-{uuid4().hex}.arrow"
-        found = pa.table(arrays)
-        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, found.schema) as writer:
-            writer.write_table(found)
+        staged = pa.table(arrays)
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, staged.schema) as writer:
+            writer.write_table(staged)
         key = None if net.key is None else tuple(net.columns[index] for index in net.key)
         return Staged(path, columns, key, net.truncated, len(entries))
 
@@ -79,23 +80,26 @@ def _plain(value: Value) -> bytes | None:
 
 
 def _entries(net: Net) -> Iterator[Entry]:
+    ncols = len(net.columns)
     if net.key is None:
         for op, bag in (("-", net.fewer), ("+", net.more)):
-            for values, count in bag.items():
-                yield from [(op, None, values)] * count
+            for row, count in bag.items():
+                yield from [(op, None, values(row, ncols))] * count
         return
+    width = len(net.key)
     left = set(net.gone)
     for key, row in net.rows.items():
-        if row.origin is None:  # new; what was not sent is NULL here, since nobody knows the column's default
-            yield "u", None, tuple([None if value is UNCHANGED else value for value in row.values])
-        elif row.origin == key or UNCHANGED not in row.values:
-            yield "u", None, row.values
+        origin, after = net.origins.get(key, key), values(row, ncols)
+        if origin is None:  # new; what was not sent is NULL here, since nobody knows the column's default
+            yield "u", None, tuple([None if value is UNCHANGED else value for value in after])
+        elif origin == key or key not in net.lacking:
+            yield "u", None, after
         else:
-            yield "m", row.origin, row.values
-        if row.origin is not None and row.origin != key:
-            left.add(row.origin)
+            yield "m", values(origin, width), after
+        if origin is not None and origin != key:
+            left.add(origin)
     for key in left - net.rows.keys():
-        only_key: list[Value] = [None] * len(net.columns)
-        for index, value in zip(net.key, key, strict=True):
+        only_key: list[Value] = [None] * ncols
+        for index, value in zip(net.key, values(key, width), strict=True):
             only_key[index] = value
         yield "d", None, tuple(only_key)

@@ -18,13 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
-from subscriber.errors import ApplyError, ConnectionLost, SubscriberError
+from subscriber.errors import ApplyError, ConnectionLost, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.net import Net
-from subscriber.protocol.messages import LogicalMessage, Relation, ReplicaIdentity, Truncate
-from subscriber.spool.changelog import PIECE, Change, ChangeLog, Piece, read
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
+from subscriber.spool.changelog import PIECE, ChangeLog, Piece, scan
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -32,12 +33,14 @@ if TYPE_CHECKING:
 
 R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
+Described: TypeAlias = tuple[Relation, ...]
 
 # For a session of our own: the JVM only passes bytes on, and compiling that thoroughly takes longer than it saves.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LARGEST = 64 * 1024 * 1024  # bytes of the log that one task nets in memory
 PARTS = 8  # that a table is divided into at most, if there are as many executors
 
+_INSERT, _UPDATE, _TRUNCATE, _NEW = b"IUTN"
 _NETS = "relation string, part int, piece long, whole boolean, net binary"
 _RESULTS = "relation string, part int, result binary"
 
@@ -164,16 +167,25 @@ class NetPieces:
     def nets(self, piece: Piece) -> list[tuple[Table, Net]]:
         """Each table that changes in it, and its net. Raises ApplyError."""
         tables: dict[str, tuple[Table, Net]] = {}
-        nets: dict[int, tuple[Relation, Net]] = {}  # by id() of the relation, which stays taken while it is kept here
-        for change in read(self._directory, piece, wanted=self._wants):
-            if isinstance(change.message, LogicalMessage):
-                continue
-            for relation in change.relations:
-                if id(relation) not in nets:
-                    if not self._wants(relation):  # of a truncate
-                        continue
-                    nets[id(relation)] = (relation, self._of(relation, tables))
-                _add(nets[id(relation)][1], change, relation)
+        known: dict[int, tuple[Described, Net]] = {}  # by id() of the tuple, which stays taken while it is kept here
+        where = None
+        try:
+            for begin, number, relations, payload in scan(self._directory, piece, wanted=self._wants):
+                where = begin, number, relations
+                found = known.get(id(relations))
+                if found is not None:
+                    _add(found[1], payload)
+                elif payload[0] == _TRUNCATE:
+                    for relation in filter(self._wants, relations):
+                        self._of(relation, tables).truncate()
+                elif relations:
+                    net = self._of(relations[0], tables)
+                    known[id(relations)] = relations, net
+                    _add(net, payload)
+        except (ApplyError, ProtocolError) as error:
+            if where is not None:
+                error.context.append(_context(*where))
+            raise
         return list(tables.values())
 
     def _wants(self, relation: Relation) -> bool:
@@ -192,17 +204,23 @@ class NetPieces:
         return net
 
 
-def _add(net: Net, change: Change, relation: Relation) -> None:
-    try:
-        if isinstance(change.message, Truncate):
-            net.truncate()
-        else:
-            assert not isinstance(change.message, LogicalMessage)
-            net.add(change.message)
-    except ApplyError as error:
-        where = f"in transaction {change.begin.xid}, finished at {change.begin.final_lsn}"
-        error.context.append(f'change {change.number} of table "{relation.schema}.{relation.name}" {where}')
-        raise
+def _add(net: Net, payload: bytes) -> None:
+    """Take a change of a row."""
+    letter = payload[0]
+    # Most changes are these two, and a row of theirs begins after letter, relation, N and the number of columns.
+    if letter == _UPDATE and payload[5] == _NEW:
+        net.replace(payload[8:])
+    elif letter == _INSERT:
+        net.insert(payload[8:])
+    else:
+        message = Decoder().decode(payload)
+        assert isinstance(message, Insert | Update | Delete)
+        net.add(message)
+
+
+def _context(begin: Begin, number: int, relations: Described) -> str:
+    names = ", ".join(f'"{relation.schema}.{relation.name}"' for relation in relations)
+    return f"change {number} of table {names} in transaction {begin.xid}, finished at {begin.final_lsn}"
 
 
 class _Fold(Generic[R]):

@@ -28,8 +28,9 @@ from subscriber.apply.relation_map import LocalColumn, LocalRelation
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
-from subscriber.pipeline.net import UNCHANGED, Key, Net, Values
+from subscriber.pipeline.net import Net
 from subscriber.pipeline.netting import Table
+from subscriber.pipeline.raw_rows import UNCHANGED, Values, values
 from subscriber.source.quoting import identifier, qualified
 
 SCHEMA = "subscriber"
@@ -149,61 +150,66 @@ class Lines:
         self._places = [places[name] for name in net.columns]
         # What the publisher has no column for stays, or gets its default, as what it did not send does.
         self._empty_mask = bytes(0x30 if number in self._places else 0x31 for number in range(1, len(places) + 1))
-        self._whole = 0x31 not in self._empty_mask
+        self._empty = self._empty_mask if 0x31 in self._empty_mask else b""
         self._keys = len(stage.target.identity) if net.key is not None else 0
         self._part = uuid4().hex
         self._prefix = self._part.encode()
         self._masked = {number for number, mark in enumerate(self._empty_mask, 1) if mark == 0x31}
         self.columns = ["part", "kind", "mask", *(f"o{n + 1}" for n in range(self._keys))]
         self.columns += [f"c{place}" for place in self._places]
-        self._nothing = (None,) * len(self._places)
+        self._nothing: Values = (None,) * len(self._places)
+        self._no_key: Values = (None,) * self._keys
         self._net = net
 
     def lines(self) -> Iterator[bytes]:
-        net = self._net
+        net, ncols, width = self._net, len(self._net.columns), self._keys
         for key in net.gone:
-            yield self._line(b"d", key, self._nothing)
-        for row in net.rows.values():
-            yield self._line(b"i" if row.origin is None else b"u", row.origin, row.values)
+            yield self._line(b"d", values(key, width), self._nothing)
+        for key, raw in net.rows.items():
+            origin, row = net.origins.get(key, key), values(raw, ncols)
+            kind = b"i" if origin is None else b"u"
+            before = self._no_key if origin is None else values(origin, width)
+            yield self._line(kind, before, row, lacking=key in net.lacking)
         for kind, bag in ((b"-", net.fewer), (b"i", net.more)):
-            for values, count in bag.items():
-                line = self._line(kind, None, values)
-                for _ in range(count):
-                    yield line
+            for raw, count in bag.items():
+                row = values(raw, ncols)
+                yield from [self._line(kind, (), row, lacking=UNCHANGED in row)] * count
 
-    def _line(self, kind: bytes, origin: Key | None, values: Values) -> bytes:
-        mask = b"" if self._whole else self._empty_mask
-        if UNCHANGED in values:
-            marks = bytearray(self._empty_mask)
-            for place, value in zip(self._places, values, strict=True):
-                if value is UNCHANGED:
-                    marks[place - 1] = 0x31
-                    self._masked.add(place)
-            mask = bytes(marks)
-        before = [self._prefix, kind, mask]
-        if self._keys:
-            before += [_escaped(value) for value in origin] if origin is not None else [b"\\N"] * self._keys
-        fields = [value if isinstance(value, bytes) else b"\\N" for value in values]
-        line = b"\t".join(fields)
-        if _needs_escapes(line, len(fields), values.count(None) + values.count(UNCHANGED)):
-            line = b"\t".join([_escaped(value) if isinstance(value, bytes) else b"\\N" for value in values])
-        return b"\t".join([*before, line]) + b"\n"
+    def _line(self, kind: bytes, origin: Values, row: Values, *, lacking: bool = False) -> bytes:
+        mask = self._mask(row) if lacking else self._empty
+        cells = (*origin, *row)
+        line = b"\t".join([value if isinstance(value, bytes) else b"\\N" for value in cells])
+        if _needs_escapes(line, cells):
+            line = b"\t".join([_escaped(value) if isinstance(value, bytes) else b"\\N" for value in cells])
+        return b"%b\t%b\t%b\t%b\n" % (self._prefix, kind, mask, line)
+
+    def _mask(self, row: Values) -> bytes:
+        marks = bytearray(self._empty_mask)
+        for place, value in zip(self._places, row, strict=True):
+            if value is UNCHANGED:
+                marks[place - 1] = 0x31
+                self._masked.add(place)
+        return bytes(marks)
 
     def copied(self, net: Net) -> Copied:
-        changed = sum(row.origin is not None for row in net.rows.values())
-        new = len(net.rows) - changed + net.more.total()
+        new = sum(origin is None for origin in net.origins.values())
+        changed = len(net.rows) - new
+        new += net.more.total()
         fewer = net.fewer.total()
         return Copied(self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer)
 
 
-def _needs_escapes(line: bytes, fields: int, nulls: int) -> bool:
+def _needs_escapes(line: bytes, cells: Values) -> bool:
     """Whether a line has more of what COPY takes for its own than its separators and NULLs. One look at the whole."""
-    return line.count(b"\t") >= fields or line.count(b"\\") > nulls or b"\n" in line or b"\r" in line
+    return (
+        line.count(b"\t") >= len(cells)
+        or b"\n" in line
+        or b"\r" in line
+        or (b"\\" in line and line.count(b"\\") > sum(not isinstance(value, bytes) for value in cells))
+    )
 
 
-def _escaped(value: bytes | None) -> bytes:
-    if value is None:
-        return b"\\N"
+def _escaped(value: bytes) -> bytes:
     for plain, escape in _ESCAPES:
         if plain in value:
             value = value.replace(plain, escape)

@@ -16,17 +16,17 @@ retention it is gone, and that is an error: a reader that has fallen behind must
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
     Begin,
-    Commit,
     Delete,
     Insert,
     LogicalMessage,
@@ -58,6 +58,7 @@ from subscriber.spool.segment import (
 )
 
 PIECE = 8 * 1024 * 1024  # bytes
+_COMMIT = 0x43  # C
 LOOKS = 10  # at a directory that seems to lack a segment, which may only be getting its other name
 
 
@@ -93,6 +94,9 @@ class Change:
     number: int
     relations: tuple[Relation, ...]  # one for a row, all of a truncate's, none for a message
     message: Insert | Update | Delete | Truncate | LogicalMessage
+
+
+Scanned: TypeAlias = tuple[Begin, int, tuple[Relation, ...], bytes]
 
 
 class ChangeLog:
@@ -322,22 +326,34 @@ def read(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
 
     Raises ChangeLogError for damage; what came before it has been given out, as whole changes.
     """
+    decode = Decoder().decode
+    with _readable(piece):
+        for begin, number, relations, payload in scan(directory, piece, wanted=wanted):
+            message = decode(payload)
+            assert isinstance(message, Insert | Update | Delete | Truncate | LogicalMessage)
+            yield Change(begin, number, relations, message)
+
+
+def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True) -> Iterator[Scanned]:
+    """As read(), for readers that look into few changes: (begin, number, relations, payload), with rows as they came.
+
+    They have not been checked. Row after row of one relation has the very same tuple of it.
+    """
     relations: dict[int, Relation] = {}
-    unwanted: set[int] = set()
+    rows: dict[int, tuple[Relation]] = {}  # of relations that are wanted
     decode = Decoder().decode
     begin: Begin | None = None
     number = 0
-    try:
+    with _readable(piece):
         for payload in _messages(directory, piece):
-            letter = payload[0]
-            if letter in b"IUD":
+            if payload[0] in b"IUD":
                 number += 1
-                relid = int.from_bytes(payload[1:5], "big")
-                if begin is None or relid in unwanted:
-                    continue
-                row = decode(payload)
-                assert isinstance(row, Insert | Update | Delete)
-                yield Change(begin, number - 1, (relations[relid],), row)
+                relation = rows.get(int.from_bytes(payload[1:5], "big"))
+                if begin is not None and relation is not None:
+                    yield begin, number - 1, relation, payload
+                continue
+            if payload[0] == _COMMIT:
+                begin = None
                 continue
             message = decode(payload)
             match message:
@@ -348,19 +364,25 @@ def read(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
                         return
                 case Relation():
                     relations[message.relid] = message
-                    (unwanted.discard if wanted(message) else unwanted.add)(message.relid)
+                    rows.pop(message.relid, None)
+                    if wanted(message):
+                        rows[message.relid] = (message,)
                 case Truncate():
                     if begin is not None:
-                        yield Change(begin, number, tuple(relations[relid] for relid in message.relids), message)
+                        yield begin, number, tuple(relations[relid] for relid in message.relids), payload
                     number += 1
                 case LogicalMessage():
                     if begin is not None:
-                        yield Change(begin, number, (), message)
+                        yield begin, number, (), payload
                     number += 1
-                case Commit():
-                    begin = None
                 case Type():
                     pass
+
+
+@contextmanager
+def _readable(piece: Piece) -> Iterator[None]:
+    try:
+        yield
     except (ProtocolError, KeyError) as error:
         raise ChangeLogError(
             f"the change log has a message in the segment that starts at {piece.segment} that cannot be read",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.errors import ApplyError
-from subscriber.pipeline.net import UNCHANGED, Key, Net, Row, Values
+from subscriber.errors import ApplyError, ProtocolError
+from subscriber.pipeline.net import Net
 from subscriber.pipeline.netting import Keys, NetPieces
+from subscriber.pipeline.raw_rows import UNCHANGED, Value, cells, lacks, raw_row, values
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
 from subscriber.protocol.tuples import TupleData
 from subscriber.spool.blocks import BlockBuilder
@@ -74,19 +76,29 @@ def net_of(changes: Sequence[Change]) -> Net:
     return net
 
 
+def name(key: bytes) -> bytes:
+    (found,) = values(key, 1)
+    assert isinstance(found, bytes)
+    return found
+
+
 def applied(before: Rows, net: Net) -> Rows:
     """The rows after a net, done as a target does it."""
     found = {} if net.truncated else dict(before)
-    leaving = {row.origin: found.pop(row.origin[0] or b"") for row in net.rows.values() if row.origin}
+    origins = {key: net.origins.get(key, key) for key in net.rows}
+    leaving = {origin: found.pop(name(origin)) for origin in origins.values() if origin is not None}
     for gone in net.gone:
-        del found[gone[0] or b""]
+        del found[name(gone)]
+    assert net.lacking == {key for key, row in net.rows.items() if UNCHANGED in values(row, 3)}
     for key, final in net.rows.items():
-        old: tuple[bytes, bytes] = leaving[final.origin] if final.origin else (b"?", b"?")
-        note, big = (then if value is UNCHANGED else value for then, value in zip(old, final.values[1:], strict=True))
+        origin = origins[key]
+        old: tuple[bytes, bytes] = (b"?", b"?") if origin is None else leaving[origin]
+        sent = values(final, 3)[1:]
+        note, big = (then if value is UNCHANGED else value for then, value in zip(old, sent, strict=True))
         assert isinstance(note, bytes)
         assert isinstance(big, bytes)
-        assert key[0] not in found
-        found[key[0] or b""] = (note, big)
+        assert name(key) not in found
+        found[name(key)] = (note, big)
     return found
 
 
@@ -123,8 +135,8 @@ def test_a_bag_has_as_many_of_a_row_as_there_are() -> None:
         Update(None, 1, OldPart.ROW, row(b"tt", b"3", b"big"), row(b"tu", b"4", None)),
     ):
         net.add(change)
-    assert net.more == Counter({(b"1", b"x"): 1, (b"4", b"big"): 1})
-    assert net.fewer == Counter({(b"2", b"x"): 1, (b"3", b"big"): 1})
+    assert net.more == Counter({raw_row((b"1", b"x")): 1, raw_row((b"4", b"big")): 1})
+    assert net.fewer == Counter({raw_row((b"2", b"x")): 1, raw_row((b"3", b"big")): 1})
 
 
 def test_bags_of_pieces_cancel_out() -> None:
@@ -141,9 +153,11 @@ def test_a_column_that_comes_later_is_unchanged_in_what_came_before() -> None:
     net = Net(("id", "note"), (0,))
     net.add(Insert(None, 1, row(b"tt", b"1", b"a")))
     net.reshape(("id", "more", "note"), (0,))
-    assert net.rows == {(b"1",): Row(None, (b"1", UNCHANGED, b"a"))}
+    key = raw_row((b"1",))
+    assert net.rows == {key: raw_row((b"1", UNCHANGED, b"a"))}
     net.add(Update(None, 1, None, None, row(b"ttu", b"1", b"m", None)))
-    assert net.rows == {(b"1",): Row(None, (b"1", b"m", b"a"))}
+    assert net.rows == {key: raw_row((b"1", b"m", b"a"))}
+    assert net.origins == {key: None}
 
 
 INSERT = Insert(None, 1, row(b"ttt", b"1", b"a", b"b"))
@@ -168,11 +182,9 @@ def test_a_row_that_moves_through_another_ones_place_keeps_its_own_values() -> N
             Update(None, 1, OldPart.KEY, row(b"tnn", b"9", None, None), row(b"tuu", b"2", None, None)),
         ]
     )
-    expected: dict[Key, tuple[Key, Values]] = {
-        (b"1",): ((b"2",), (b"1", UNCHANGED, UNCHANGED)),
-        (b"2",): ((b"1",), (b"2", UNCHANGED, UNCHANGED)),
-    }
-    assert {key: (found.origin, found.values) for key, found in net.rows.items()} == expected
+    one, two = raw_row((b"1",)), raw_row((b"2",))
+    assert net.rows == {one: raw_row((b"1", UNCHANGED, UNCHANGED)), two: raw_row((b"2", UNCHANGED, UNCHANGED))}
+    assert net.origins == {one: two, two: one}
     assert net.moved
 
 
@@ -194,3 +206,19 @@ def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_pa
     assert {table.label: net.more.total() for table, net in found} == {
         f"public.t{n}": len(range(n, 300, 7)) + (len(range(n, 300, 5)) if n < 5 else 0) for n in range(7)
     }
+
+
+any_value: st.SearchStrategy[Value] = st.one_of(
+    st.binary(max_size=5), st.sampled_from([b"u", b"ut", b"ut\0\0\0\0", b"nu"]), st.none(), st.just(UNCHANGED)
+)
+
+
+@given(st.lists(any_value, max_size=5), st.binary(max_size=12))
+def test_a_raw_row_has_its_values_and_nothing_else_is_one(row: list[Value], noise: bytes) -> None:
+    raw = raw_row(tuple(row))
+    assert values(raw, len(row)) == tuple(row)
+    assert lacks(raw, len(row)) == (UNCHANGED in row)
+    for other in (raw + b"n", raw[:-1], noise):
+        with suppress(ProtocolError):
+            assert b"".join(cells(other, len(row))) == other
+            assert other != raw + b"n"
