@@ -18,6 +18,9 @@ P <= F < T, and the apply worker those with F >= T, where T is srsublsn of syncd
 commit record or a position at which nothing was open, so no commit record straddles it; and T is never
 below the apply worker's own position, or it would already have passed over what it should apply.
 
+If the apply worker has passed over nothing of the table with P <= F, it has seen in its own stream that the sync
+worker's would bring nothing, and that one need not be started. It must have begun to look at or before P.
+
 srsublsn stays T in ready, and is still looked at: transactions that the apply worker passed over leave no
 trace in its progress row, so after a crash of the publisher they may come again, and must be passed over again.
 

@@ -50,10 +50,13 @@ class Catalog:
         """Have `callback` called when the connection ends, for whatever reason."""
         self._connection.add_termination_listener(lambda _connection: callback())
 
-    async def listen(self, channel: str, callback: Callable[[], None]) -> None:
-        """Have `callback` called for each NOTIFY on `channel`."""
+    async def listen(self, channel: str, callback: Callable[[str, bool], None]) -> None:
+        """Have `callback` called for each NOTIFY on `channel`: its payload, and whether it came from here."""
         async with self.use() as connection:
-            await connection.add_listener(channel, lambda *_args: callback())
+            here = connection.get_server_pid()
+            await connection.add_listener(
+                channel, lambda _connection, pid, _channel, payload: callback(payload, pid == here)
+            )
 
 
 def translate(error: BaseException) -> SubscriberError:

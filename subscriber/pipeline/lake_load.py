@@ -65,7 +65,7 @@ async def load(
             label = f"{schema}.{name}"
             if tables is None or label in tables:
                 table = await publisher.table(schema, name, publications)
-                statement = copy_statement(table, binary=False, server_version=publisher.server_version)
+                statement = copy_statement(table, binary=False)
                 rows = _Rows(as_relation(table), ToArrow(lake.directory, as_text), partial(on_rows, label))
                 async with aclosing(session.copy_out(statement)) as payloads:
                     await anyio.to_thread.run_sync(lake.put, label, rows.schema, position, rows.batches(payloads))

@@ -76,8 +76,10 @@ class SlotInfo:
 class Publisher:
     """A walsender session for one database of the publisher. Not safe for use by two tasks at once."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, *, is_named: bool = False) -> None:
+        """`is_named`: the connection string says what the session is called."""
         self.session = session
+        self._is_named = is_named
 
     @classmethod
     async def connect(
@@ -101,11 +103,12 @@ class Publisher:
             conninfo = Conninfo.parse(conninfo)
         if must_use_password:
             check_password(conninfo)
-        if not conninfo.get("application_name"):  # PGAPPNAME is about whoever started us, not about this
+        is_named = bool(conninfo.get("application_name"))
+        if not is_named:  # PGAPPNAME is about whoever started us, not about this
             conninfo = conninfo.with_(application_name=application_name)
         settings = SETTINGS if client_encoding == "UTF8" else {**SETTINGS, "client_encoding": client_encoding}
         session = await open_session(conninfo, settings=settings, replication=True, timeout=timeout)
-        publisher = cls(session)
+        publisher = cls(session, is_named=is_named)
         try:
             await publisher._rows(
                 "SELECT pg_catalog.set_config('search_path', '', false)", "could not clear search path"
@@ -133,6 +136,12 @@ class Publisher:
     def server_version(self) -> int:
         """As server_version_num: 180006."""
         return self.session.server_version
+
+    async def rename(self, application_name: str) -> None:
+        """What the session is called from now on, unless the connection string has a name."""
+        if not self._is_named:
+            sql = f"SELECT pg_catalog.set_config('application_name', {literal(application_name)}, false)"
+            await self._rows(sql, "could not set application_name")
 
     async def close(self) -> None:
         await self.session.close()

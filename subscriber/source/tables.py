@@ -44,11 +44,8 @@ def as_relation(table: PublishedTable) -> Relation:
     return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
 
 
-def copy_statement(table: PublishedTable, *, binary: bool, server_version: int) -> str:
-    """The COPY … TO STDOUT that reads the table's published rows and columns.
-
-    `binary` is the subscription's option; servers before 16 send text all the same, see copies_binary().
-    """
+def copy_statement(table: PublishedTable, *, binary: bool) -> str:
+    """The COPY … TO STDOUT that reads the table's published rows and columns, in binary or text format."""
     name = quoting.qualified(table.schema, table.name)
     columns = ", ".join(quoting.identifier(column.name) for column in table.columns)
     plain = table.relkind == "r" and not table.row_filters and not any(c.is_generated for c in table.columns)
@@ -59,11 +56,11 @@ def copy_statement(table: PublishedTable, *, binary: bool, server_version: int) 
         only = "ONLY " if table.relkind == "r" else ""
         where = f" WHERE {' OR '.join(table.row_filters)}" if table.row_filters else ""
         what = f"(SELECT {columns} FROM {only}{name}{where})"
-    return f"COPY {what} TO STDOUT{' WITH (FORMAT binary)' * copies_binary(binary, server_version)}"
+    return f"COPY {what} TO STDOUT{' WITH (FORMAT binary)' * binary}"
 
 
 def copies_binary(binary: bool, server_version: int) -> bool:
-    """Whether the initial copy is in binary format: asked for, and the publisher is 16 or later."""
+    """Whether the initial copy has to be in binary format: asked for, and the publisher is 16 or later."""
     return binary and server_version >= 160000
 
 

@@ -83,16 +83,32 @@ async def open_target(
         # Ordinary triggers, which run without the replica role, are not looked for.
         target.passing = lambda where: reach(Point[where], target.pipeline.flush)
         target.batching = batching and means.replica_role and not os.environ.get(ONE_BY_ONE)
-        await _lock(target.pipeline, locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid))
-        if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
-            raise StaleCatalog("the subscription was disabled or dropped meanwhile")
+        key = locks.table_sync_key(subid, relid) if relid else locks.apply_worker_key(subid)
+        await take_up(target, key, subid, subscription, resolvers, on_conflict)
         await target.configure(synchronous_commit)
-        if subscription is not None:
-            await target.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
-            conflicts.obey(target, subscription, resolvers, on_conflict)
         yield target
     finally:
         session.abort()
+
+
+async def take_up(
+    target: PostgresTarget,
+    key: tuple[int, int],
+    subid: int,
+    subscription: Subscription | None,
+    resolvers: Mapping[str, Resolver],
+    on_conflict: OnConflict,
+) -> None:
+    """Lock what the session is to work on, by its `key`, and have it act as the subscription says, if there is one.
+
+    Raises StaleCatalog if the subscription has been disabled.
+    """
+    await _lock(target.pipeline, key)
+    if await target.pipeline.rows(_IS_ENABLED, str(subid)) != [("t",)]:
+        raise StaleCatalog("the subscription was disabled or dropped meanwhile")
+    if subscription is not None:
+        await target.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
+        conflicts.obey(target, subscription, resolvers, on_conflict)
 
 
 async def _lock(pipeline: Pipeline, key: tuple[int, int]) -> None:
@@ -141,7 +157,13 @@ async def tagged(target: PostgresTarget) -> AsyncIterator[None]:
         return
     await target.pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_setup($1)", target.origin)
     yield  # after an error the session is dropped, and its origin free
-    await target.pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_reset()")
+    await unbind(target)
+
+
+async def unbind(target: PostgresTarget) -> None:
+    """Let go of the origin that resume() has bound, if there are any; nothing is under way."""
+    if target.means.origins:
+        await target.pipeline.rows("SELECT pg_catalog.pg_replication_origin_session_reset()")
 
 
 async def _bind_origin(pipeline: Pipeline, name: str, position: Lsn) -> None:

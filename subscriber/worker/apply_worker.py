@@ -9,7 +9,7 @@ from typing import Literal
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import error_context
-from subscriber.apply.subrel import State, catchup_target
+from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
 from subscriber.connection.failures import libpq_message
@@ -153,9 +153,10 @@ class ApplyWorker:
             parallel=streaming.parallel,
             two_phase=two_phase,
             beside=[waits.run],
-            before=lambda finish_lsn: self._holding.stay(finish_lsn, self._settle),
+            before=self._before,
         )
         streaming.position = lambda: loop.position
+        self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED
         self._report.follow(loop)
         self._tables.on_change = loop.wake
         on_started()
@@ -163,6 +164,12 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    async def _before(self, finish_lsn: Lsn) -> None:
+        """A transaction is about to be applied, or skipped."""
+        await self._holding.stay(finish_lsn, self._settle)
+        if finish_lsn == self._skip_lsn():
+            self._tables.watch(None)
 
     async def _rolled_back(self, xid: int) -> bool:
         """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
@@ -220,7 +227,7 @@ class ApplyWorker:
                     await self._make_ready(table.relid, table.lsn)
             elif self._is_syncing(table.relid):
                 if table.state is State.SYNCWAIT:
-                    self._tables.move(table.relid, State.CATCHUP, catchup_target(table.lsn, position))
+                    self._tables.hand_over(table.relid, position)
                 if table.state is State.CATCHUP:  # or an apply worker before us has moved it there
                     await self._wait_for_sync(table.relid)
             else:

@@ -158,8 +158,9 @@ class Launcher:
                 )
             await anyio.sleep(STANDBY_POLL)
 
-    def _notified(self) -> None:
-        self._wake.set()
+    def _notified(self, table: str, by_us: bool) -> None:
+        if not (by_us and table == "subscription_rel"):  # who stores a table's state here moves it in memory as well
+            self._wake.set()
 
     async def _reconcile_while_any(self, tasks: TaskGroup, around: Surroundings) -> None:
         """Until the database has no subscription any more."""

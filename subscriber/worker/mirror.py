@@ -192,7 +192,7 @@ async def _described(publisher: Publisher, table: PublishedTable) -> SourceTable
 
 async def _copy_table(publisher: Publisher, table: PublishedTable, to: TargetTable, writer: Writer) -> None:
     names = [column.name for column in table.columns]
-    statement = copy_statement(table, binary=False, server_version=publisher.server_version)
+    statement = copy_statement(table, binary=False)
     async for lines in publisher.session.copy_out(statement):
         for line in lines:
             _, values = split_line(line, len(names))

@@ -30,6 +30,7 @@ from subscriber.worker.holding import Holding
 from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
 from subscriber.worker.status import Report
 from subscriber.worker.surroundings import Surroundings
+from subscriber.worker.sync_sessions import SyncSessions
 from subscriber.worker.tables import Tables
 from subscriber.worker.tablesync import TableSync
 from subscriber.worker.tidy import tidy
@@ -67,6 +68,7 @@ class Supervisor:
         self._leader = anyio.CancelScope()
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
+        self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
         self._holding = Holding(around.catalog, subscription.oid)
@@ -76,18 +78,25 @@ class Supervisor:
 
     async def run(self) -> None:
         """Until cancelled, or the subscription disables itself because of an error."""
-        with telemetry.bound(subscription=self.subscription.name):
-            async with anyio.create_task_group() as tasks:
-                self._tasks = tasks
-                self.bulk.tasks = tasks
-                await self.reload_tables()
-                report = self._around.board.add(self.subscription.oid, 0, "apply")
-                try:
-                    await self._lead(report)
-                finally:
-                    if report.status.state != DISABLED:  # what led to that stays to be seen
-                        self._around.board.remove(report)
-                tasks.cancel_scope.cancel()
+        try:
+            with telemetry.bound(subscription=self.subscription.name):
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    self.bulk.tasks = tasks
+                    await self.reload_tables()
+                    await self._work()
+                    tasks.cancel_scope.cancel()
+        finally:
+            for sessions in self._sessions:
+                sessions.close()
+
+    async def _work(self) -> None:
+        report = self._around.board.add(self.subscription.oid, 0, "apply")
+        try:
+            await self._lead(report)
+        finally:
+            if report.status.state != DISABLED:  # what led to that stays to be seen
+                self._around.board.remove(report)
 
     async def update(self, subscription: Subscription) -> None:
         """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
@@ -124,6 +133,7 @@ class Supervisor:
         for relid, scope in self._syncing.items():
             if relid != GROUP and self.tables.get(relid) is None:
                 scope.cancel()
+        self._close_sessions()
 
     @property
     def _hooks(self) -> Hooks | None:
@@ -294,6 +304,8 @@ class Supervisor:
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
         around = self._around
         report = around.board.add(self.subscription.oid, relid, "table synchronization")
+        sessions = self._take_sessions()
+        finished = False
         try:
             with scope, telemetry.bound(worker="tablesync"):
                 sync = TableSync(
@@ -305,26 +317,48 @@ class Supervisor:
                     around.flusher,
                     self.tables,
                     report,
-                    around.resolvers,
                     around.spool,
                     self._hooks,
                 )
                 sync.log("started")
-                await sync.run()
+                await sync.run(sessions)
                 sync.log("finished")
+                finished = True
             around.board.remove(report)
         except Exception as error:
             await self._sync_failed(root_cause(error), report)
         finally:
             self._syncing.pop(relid, None)
+            if finished:
+                self._sessions.append(sessions)
+                self._close_sessions()
+            else:
+                sessions.close()
             for one in self.tables.group() if relid == GROUP else [relid]:
                 self.tables.restore(one)
+        if finished:
+            return
         await self.reload_tables()
         table = self.tables.get(next(iter(self.tables.group()), 0) if relid == GROUP else relid)
         if not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
             # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
             around.board.remove(report)
             self._leader.cancel()
+
+    def _take_sessions(self) -> SyncSessions:
+        """Those of a sync worker before, if they are fit, or new ones."""
+        while self._sessions:
+            sessions = self._sessions.pop()
+            if sessions.fits(self.subscription):
+                return sessions
+            sessions.close()
+        return SyncSessions(self.subscription, self._around.target, self._around.resolvers)
+
+    def _close_sessions(self) -> None:
+        """Those that no table waits for."""
+        waiting = sum(table.state is not State.SYNCDONE for table in self.tables.unready.values()) - len(self._syncing)
+        while len(self._sessions) > max(0, waiting):
+            self._sessions.pop().close()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
         advise(error)

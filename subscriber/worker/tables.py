@@ -11,7 +11,7 @@ from time import monotonic
 
 import anyio
 
-from subscriber.apply.subrel import STORED, RelationState, State
+from subscriber.apply.subrel import NOWHERE, STORED, RelationState, State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.bulk_copy import BulkCopy
 from subscriber.catalog.hooked import Sources
@@ -30,6 +30,9 @@ class Tables:
         self.bulk: BulkCopy | None = None  # tables that are copied together, and handed over together
         self._changed = anyio.Event()
         self.on_change: Callable[[], None] | None = None  # wakes the apply loop
+        self._watched: Lsn | None = None  # where the apply worker began, if it asks applies() about every change
+        self._missed: dict[int, Lsn] = {}  # the finish LSN of the newest change that it has passed over since
+        self._quiet: set[int] = set()  # tables in catchup that have nothing to catch up with
 
     def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int]) -> None:
         """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
@@ -63,9 +66,35 @@ class Tables:
         """The tables of the subscription that were copied together."""
         return [relid for relid in self.bulk.parts if relid in self._states] if self.bulk is not None else []
 
+    # --- what the apply worker applies, and what it leaves to sync workers ------------------------
+
+    def watch(self, start: Lsn | None) -> None:
+        """An apply worker begins at `start`, and applies() will see every change; None: some never come that way."""
+        self._watched = start
+        self._missed.clear()
+
     def applies(self, relid: int, finish_lsn: Lsn) -> bool:
+        """Whether the apply worker applies a change; it asks in the stream's order."""
         state = self._states.get(relid)
-        return state is not None and state.applies(finish_lsn)
+        if state is not None and state.applies(finish_lsn):
+            return True
+        self._missed[relid] = finish_lsn
+        return False
+
+    def hand_over(self, relid: int, position: Lsn) -> None:
+        """From syncwait to catchup: the apply worker stands at `position`.
+
+        If it has passed over nothing of the table since the snapshot, it has seen for the sync worker that there is
+        nothing to catch up with. That stays so if another apply worker begins.
+        """
+        table = self._states[relid]
+        quiet = self._watched is not None and self._watched <= table.lsn > self._missed.get(relid, NOWHERE)
+        (self._quiet.add if quiet else self._quiet.discard)(relid)
+        self.move(relid, State.CATCHUP, catchup_target(table.lsn, position))
+
+    def is_quiet(self, relid: int) -> bool:
+        """Whether a table in catchup has nothing to catch up with."""
+        return relid in self._quiet
 
     def move(self, relid: int, state: State, lsn: Lsn) -> None:
         self._states[relid].move(state, lsn)

@@ -3,6 +3,9 @@
 Or it does the latter two with a group of tables that others have copied from one snapshot (pipeline/copy.py): slot,
 origin, progress row and lock are those of the relid GROUP then, and all tables move together.
 
+A table of which the apply worker has passed over nothing since the snapshot (tables.py) needs no stream to catch up.
+What is in built-in types, the same on both sides, is copied in binary, in which servers read and write faster.
+
 The states and why nothing is lost are told in apply/subrel.py. Kill points considered, the worker being
 killed, or a server, or a connection:
 
@@ -15,23 +18,26 @@ killed, or a server, or a connection:
   has its lock: while the backend of the worker before it works, the answer may still change.
 - in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
   from there, as no position is confirmed before it is durable.
+- in catchup with nothing to catch up with: the state goes back to finishedcopy. An apply worker that begins anew
+  has not seen what came since the snapshot, and the sync worker streams then.
 - after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
   applied is durable too. Slot, origin and progress row are dropped by the next apply worker (tidy.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import replace
 
 from subscriber import telemetry
+from subscriber.apply.binary_types import same_in_binary
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.subrel import State
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, store
-from subscriber.catalog.session import Catalog, Connection
+from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
 from subscriber.errors import StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
@@ -45,26 +51,18 @@ from subscriber.target import relations
 from subscriber.target.acting import NOBODY
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
-from subscriber.target.resolving import Resolver
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import explained, open_target, read_progress, resume, tagged
-from subscriber.worker.apply_worker import (
-    connect_publisher,
-    flush_for,
-    log_conflict,
-    log_notice,
-    read_sender_timeout,
-    stream_options,
-)
+from subscriber.worker.apply_session import explained, read_progress, resume, tagged, unbind
+from subscriber.worker.apply_worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.status import Report
 from subscriber.worker.streamed import Streamed
 from subscriber.worker.surroundings import SpoolPlace
+from subscriber.worker.sync_sessions import SyncSessions
 from subscriber.worker.tables import Tables
 
-_WORKER = "table synchronization worker"
 _SAVE_PROGRESS = (
     "INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({subid}, {relid}, '{lsn}')"
     " ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn"
@@ -89,7 +87,6 @@ class TableSync:
         flusher: Flusher,
         tables: Tables,
         report: Report,
-        resolvers: Mapping[str, Resolver],
         spool: SpoolPlace,
         hooks: Hooks | None,
     ) -> None:
@@ -109,55 +106,46 @@ class TableSync:
         self._flusher = flusher
         self._tables = tables
         self._report = report
-        self._resolvers = resolvers
         self._hooks = hooks
         self._spool = spool.spool(system_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
-    async def run(self) -> None:
-        subscription = self.subscription
-        origin = origins.table_sync_origin(subscription.oid, self.relid)
-        publisher = await connect_publisher(subscription, self.slot, _WORKER)
-        try:
-            async with open_target(
-                self._target,
-                f"{subscription.name} {self.table}",
-                subscription.oid,
-                self.relid,
-                self._conflict,
-                subscription.synchronous_commit,
-                subscription,
-                self._resolvers,
-            ) as target:
-                target.hooks = self._hooks
-                self._report.status.pid = target.pipeline.session.pid
-                try:
-                    if self.relid != bulk_copy.GROUP:
-                        await self._copy_if_needed(target, publisher, origin)
-                    await self._catch_up(target, publisher)
-                except SubscriberError as error:
-                    raise await explained(error, target, self._target) from error
-            await self._finish(origin)
-        finally:
-            publisher.session.abort()
+    async def run(self, sessions: SyncSessions) -> None:
+        """`sessions` are to be closed if this raises anything; they may be used again if not."""
+        origin = origins.table_sync_origin(self.subscription.oid, self.relid)
+        publisher = await sessions.publisher(self.slot)
+        async with sessions.target(self.table, self.relid, self._conflict) as target:
+            target.hooks = self._hooks
+            self._report.status.pid = target.pipeline.session.pid
+            try:
+                start = None
+                if self.relid != bulk_copy.GROUP:
+                    start = await self._copy_if_needed(target, publisher, origin)
+                await self._catch_up(target, sessions, start)
+            except SubscriberError as error:
+                raise await explained(error, target, self._target) from error
+        await self._finish(origin, await sessions.publisher(self.slot))
 
     # --- the copy -------------------------------------------------------------------------------
 
-    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
+    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> Lsn | None:
+        """The position of the copy, if it was made; None: one before us has made it."""
         state = await self._stored_state()
         if state in (State.SYNCDONE, State.READY):
             raise StaleCatalog("the table has been synchronized meanwhile")
-        if state in (State.INIT, State.DATASYNC):
-            if state is State.DATASYNC:
-                await publisher.drop_slot(self.slot, missing_ok=True)
-            async with self._catalog.use() as connection, connection.transaction():
-                await origins.create_origin(connection, origin)
-                await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
-            reach(Point.DATASYNC_STORED)
-            self._tables.move(self.relid, State.DATASYNC, Lsn(0))
-            async with tagged(target):  # for origin = none, as what is applied is
-                position = await self._copy(target, publisher)
-            self._tables.move(self.relid, State.FINISHEDCOPY, position)
+        if state not in (State.INIT, State.DATASYNC):
+            return None
+        if state is State.DATASYNC:
+            await publisher.drop_slot(self.slot, missing_ok=True)
+        async with self._catalog.use() as connection, connection.transaction():
+            await origins.create_origin(connection, origin)
+            await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+        reach(Point.DATASYNC_STORED)
+        self._tables.move(self.relid, State.DATASYNC, Lsn(0))
+        async with tagged(target):  # for origin = none, as what is applied is
+            position = await self._copy(target, publisher)
+        self._tables.move(self.relid, State.FINISHEDCOPY, position)
+        return position
 
     async def _stored_state(self) -> State:
         """As the catalog has it, now that the lock is ours: a worker before us may have committed its copy without
@@ -193,9 +181,9 @@ class TableSync:
             if not hook.reads_values:
                 table = replace(table, columns=tuple(table.columns[i] for i in hook.kept))
         self._report.status.copy_total_bytes = table.total_bytes
-        binary = self.subscription.binary and not (hook is not None and hook.reads_values)
-        copy_from = copy_target(mapping, copies_binary(binary, publisher.server_version))
-        copy_to = copy_statement(table, binary=binary, server_version=publisher.server_version)
+        binary = copies_binary(self.subscription.binary, publisher.server_version) or same_in_binary(mapping)
+        binary = binary and not (hook is not None and hook.reads_values)
+        copy_from, copy_to = copy_target(mapping, binary), copy_statement(table, binary=binary)
         chunks = self._chunks(publisher.session, copy_to)
         if hook is not None and hook.reads_values:
             chunks = self._hooked(hook, len(table.columns), publisher.session, copy_to)
@@ -235,20 +223,36 @@ class TableSync:
 
     # --- catching up ----------------------------------------------------------------------------
 
-    async def _catch_up(self, target: PostgresTarget, publisher: Publisher) -> None:
-        subscription = self.subscription
-        found = await read_progress(target.pipeline, subscription.oid, self.relid)
-        if found is None:
-            raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
-        start = found[0]
-        await resume(target, subscription.oid, self.relid, start, subscription.synchronous_commit)
+    async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions, start: Lsn | None) -> None:
+        """From `start`, None: where the progress row is, to where the apply worker takes over."""
+        if start is None:
+            found = await read_progress(target.pipeline, self.subscription.oid, self.relid)
+            if found is None:
+                raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
+            start = found[0]
         self._set_state("waiting for the apply worker")
         reach(Point.SYNCWAIT)
         self._move(State.SYNCWAIT, start)
         await self._tables.wait_until(self._may_catch_up)
-        self._move(State.CATCHUP, self._catchup or start)
+        position = self._catchup or start
+        self._move(State.CATCHUP, position)
         reach(Point.CATCHUP)
+        if all(map(self._tables.is_quiet, self.relids)):
+            await self._store_done(max(start, position))
+            return
         self._set_state("catching up")
+        await resume(target, self.subscription.oid, self.relid, start, self.subscription.synchronous_commit)
+        publisher = await sessions.publisher(self.slot)
+        sessions.give_away_publisher()
+        try:
+            await self._stream(target, publisher, start)
+        finally:
+            publisher.session.abort()
+        await unbind(target)
+
+    async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
+        """Apply what came for the table after `start`, up to where the apply worker is."""
+        subscription = self.subscription
         sender_timeout = await read_sender_timeout(publisher)
         options = stream_options(subscription)
         streaming = negotiated_streaming(options, publisher.server_version)
@@ -266,11 +270,7 @@ class TableSync:
         )
         self._report.follow(loop)
         await loop.run()
-        reach(Point.CAUGHT_UP)
-        async with self._catalog.use() as connection:  # synchronously: what was applied is durable then, too
-            await self._store_done(connection, loop.position)
-            reach(Point.SYNCDONE_STORED)
-            self._move(State.SYNCDONE, loop.position)
+        await self._store_done(loop.position)
         await stream.stop()
 
     def _may_catch_up(self) -> bool:
@@ -286,22 +286,23 @@ class TableSync:
             if table is not None and table.state is not state:
                 self._tables.move(relid, state, lsn)
 
-    async def _store_done(self, connection: Connection, position: Lsn) -> None:
-        async with connection.transaction():
-            for relid in self.relids:
-                await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
+    async def _store_done(self, position: Lsn) -> None:
+        """Synchronously: what was copied and applied is durable then, too."""
+        reach(Point.CAUGHT_UP)
+        async with self._catalog.use() as connection:
+            async with connection.transaction():
+                for relid in self.relids:
+                    await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
+            reach(Point.SYNCDONE_STORED)
+            self._move(State.SYNCDONE, position)
 
     async def _caught_up(self, position: Lsn) -> bool:
         assert self._catchup is not None
         return position >= self._catchup
 
-    async def _finish(self, origin: str) -> None:
+    async def _finish(self, origin: str, publisher: Publisher) -> None:
         """Slot, origin and progress row have served; missing ones are fine."""
-        publisher = await connect_publisher(self.subscription, self.slot, _WORKER)
-        try:
-            await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
-        finally:
-            await publisher.close()
+        await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
         reach(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)

@@ -53,6 +53,16 @@ async def test_worker_dies_at_each_place_of_table_synchronization_in_turn(faults
     assert counts["log"] > 300
 
 
+async def test_worker_dies_where_a_table_has_nothing_to_catch_up_with(faults: Scene) -> None:
+    """Nobody writes: the apply worker has seen that, until one begins that has not."""
+    await faults.append(300)
+    await faults.create_subscription()
+    for point in (Point.CAUGHT_UP, Point.SYNCDONE_STORED):
+        await faults.run_into(point)
+        await faults.append(5)
+    assert await faults.finish() == {"log": 310}
+
+
 async def test_worker_dies_at_each_place_of_applying_in_turn(faults: Scene) -> None:
     await faults.create_subscription()
     faults.worker.start()

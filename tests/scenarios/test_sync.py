@@ -18,6 +18,7 @@ SYNC_SLOTS = (
 SYNC_ORIGINS = r"""
 SELECT count(*) FROM pg_replication_origin o, subscriber.subscription s WHERE roname LIKE 'pg\_' || s.subid || '\_%'
 """
+SESSIONS = "SELECT sessions FROM pg_stat_database WHERE datname = current_database()"
 SYNC_PROGRESS = "SELECT count(*) FROM subscriber.progress WHERE relid <> 0"
 
 
@@ -38,6 +39,18 @@ async def test_many_tables_are_copied_and_nothing_is_left_over(pair: Pair) -> No
         await pair.assert_same(f"SELECT count(*), sum(id), max(v) FROM {name}")
     await pair.subscriber.wait_for_ready(pair.source)
     await assert_nothing_left(pair)
+
+
+async def test_sync_workers_keep_their_sessions_from_table_to_table(pair: Pair) -> None:
+    for number in range(20):
+        await pair.both(f"CREATE TABLE t{number} (id int PRIMARY KEY)")
+        await pair.source.execute(f"INSERT INTO t{number} VALUES ({number})")
+    before = await pair.target.value(SESSIONS)
+    await pair.subscribe("FOR ALL TABLES")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await assert_nothing_left(pair)
+    await anyio.sleep(0.2)  # sessions are counted when they end
+    assert await pair.target.value(SESSIONS) - before < 20
 
 
 async def test_without_copy_data_only_what_follows_arrives(pair: Pair) -> None:

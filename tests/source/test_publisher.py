@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from subscriber.apply.binary_types import SAME_IN_BINARY
 from subscriber.errors import ConninfoError, PublisherError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.source.publisher import Publisher
@@ -18,7 +19,7 @@ def needs(walsender: Publisher, major: int) -> None:
 
 async def copied(walsender: Publisher, table: PublishedTable) -> list[str]:
     """The rows that the table's copy statement gives, sorted."""
-    statement = copy_statement(table, binary=False, server_version=walsender.server_version)
+    statement = copy_statement(table, binary=False)
     rows = [row async for rows in walsender.session.copy_out(statement) for row in rows]
     return sorted(b"".join(rows).decode().splitlines())
 
@@ -137,6 +138,12 @@ async def test_a_root_hides_its_partitions(db: Database, walsender: Publisher) -
     assert root.total_bytes > 0
     assert await copied(walsender, root) == ["1\tx", "11\ty"]
     assert await copied(walsender, await walsender.table("public", "r2", ["leaves"])) == ["11\ty"]
+
+
+async def test_types_that_are_copied_in_binary_are_what_they_are_called(db: Database) -> None:
+    rows = await db.rows("SELECT oid, typname FROM pg_type WHERE oid < 10000")
+    names = {int(oid): str(name) for oid, name in rows}
+    assert {oid: names.get(oid) for oid in SAME_IN_BINARY} == SAME_IN_BINARY
 
 
 async def test_a_table_is_described(db: Database, walsender: Publisher) -> None:

@@ -104,6 +104,50 @@ async def test_everybody_who_waits_is_woken() -> None:
     assert changes == 2
 
 
+# --- nothing to catch up with ---------------------------------------------------------------------
+
+
+def handed_over(tables: Tables, snapshot: int, position: int) -> bool:
+    """Whether table 1, copied at `snapshot`, has nothing to catch up with when the apply worker is at `position`."""
+    tables.move(1, State.SYNCWAIT, Lsn(snapshot))
+    tables.hand_over(1, Lsn(position))
+    table = tables.get(1)
+    assert table is not None
+    assert (table.state, table.lsn) == (State.CATCHUP, max(snapshot, position))
+    return tables.is_quiet(1)
+
+
+@pytest.mark.parametrize(
+    ("passed_over", "quiet"), [((), True), ((49,), True), ((50,), False), ((40, 79), False)], ids=str
+)
+def test_a_table_is_quiet_if_nothing_of_it_was_passed_over_since_its_snapshot(
+    passed_over: tuple[int, ...], quiet: bool
+) -> None:
+    tables = loaded(stored(1, "f", 50), stored(2, "i"))
+    tables.watch(Lsn(30))
+    for finish_lsn in passed_over:
+        assert not tables.applies(1, Lsn(finish_lsn))
+    assert not tables.applies(2, Lsn(70))
+    assert handed_over(tables, 50, 80) is quiet
+
+
+@pytest.mark.parametrize("since", [None, 51])
+def test_no_table_is_quiet_that_was_not_watched_since_its_snapshot(since: int | None) -> None:
+    tables = loaded(stored(1, "f", 50))
+    tables.watch(None if since is None else Lsn(since))
+    assert not handed_over(tables, 50, 80)
+
+
+def test_what_an_apply_worker_has_seen_holds_when_the_next_one_begins() -> None:
+    tables = loaded(stored(1, "f", 50))
+    tables.watch(Lsn(30))
+    assert handed_over(tables, 50, 80)
+    tables.watch(Lsn(60))
+    assert tables.is_quiet(1)
+    tables.restore(1)  # the sync worker dies: the next one asks again, from where this one stood
+    assert not handed_over(tables, 50, 60)
+
+
 # --- the apply worker's part ----------------------------------------------------------------------
 
 
