@@ -1,6 +1,7 @@
 # make demo   two servers, a subscription, and what it does
 # make test   ruff, mypy and every test but the soak ones
 # make soak   the soak tests: kills, faults and random workloads at length; half an hour
+# make docs   the documentation as a site, in build/docs; its reference is written from the code
 # make matrix        publishers and targets of all supported versions in pairs, see docs/versions.md
 # make conformance   PostgreSQL's own tests of subscriptions, see docs/conformance.md
 # make lock   renew the locks (the only target that needs uv, from a throw-away venv)
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo test soak matrix conformance venv lock clean
+.PHONY: demo test soak docs matrix conformance venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
@@ -26,6 +27,9 @@ test: $(STAMP)
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800
+
+docs: $(STAMP)
+	@$(BIN)/python -m tests.site
 
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix --write
@@ -51,7 +55,7 @@ COMPILE = $(UV) pip compile --quiet --upgrade --universal --python-version 3.11 
 lock:
 	$(PYTHON) -m venv --clear $(VENV)-lock
 	$(VENV)-lock/bin/python -m pip --disable-pip-version-check install -q uv
-	$(COMPILE) --extra status --extra demo --extra fast --extra sql --extra dev -o requirements.lock
+	$(COMPILE) --extra status --extra demo --extra fast --extra sql --extra docs --extra dev -o requirements.lock
 	$(COMPILE) --extra spark --extra lake -c requirements.lock -o requirements-spark.lock
 	rm -rf $(VENV)-lock
 

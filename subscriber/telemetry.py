@@ -34,20 +34,14 @@ class Keys(TypedDict, total=False):
 
     event: str  # a name that stays when the message changes: worker.started, apply.conflict, …
     subscription: str  # its name
-    worker: str  # launcher, apply, tablesync
+    worker: str  # launcher, apply, parallel apply, tablesync
     relation: str  # schema.table on the target
-    slot: str
-    publisher: str  # host:port/dbname, never a whole connection string
+    slot: str  # on the publisher
     xid: int  # of the remote transaction
     finish_lsn: Lsn  # of its commit or prepare record: what SKIP takes
-    end_lsn: Lsn  # after that record: what is confirmed
-    conflict_type: str  # the names of PostgreSQL's conflict.h
-    error_class: str  # our class of error, see errors.py
-    sqlstate: str
-    state: str  # of a table: init, datasync, finishedcopy, …
-    seconds: float
-    rows: int
-    bytes: int
+    conflict_type: str  # PostgreSQL's names
+    error_class: str  # our class of error
+    sqlstate: str  # its five characters
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The tables of schema "subscriber", for alembic's comparison and for anyone who builds statements on them.
 
 The migrations are the tables' history and stand on their own; a test asserts that they end in exactly these. What
-runs in a worker uses the plain SQL of store.py: importing this module costs a third of a second.
+runs in a worker uses the plain SQL of store.py: importing this module costs a third of a second. What the documentation
+says of each table and column stands here, too: `info["doc"]` and `doc`.
 """
 
 from __future__ import annotations
@@ -65,194 +66,244 @@ ischema_names['"char"'] = Char
 ischema_names["pg_lsn"] = PgLsn
 
 
-def _subscription_column(name: str = "subid", *, primary_key: bool = True) -> Column[int]:
+SUBSCRIPTION = "the subscription"
+
+
+def _column(
+    name: str, type_: Any, doc: str, *, null: bool = False, default: str | None = None, **more: Any
+) -> Column[Any]:
+    """A column of no key; `default` is SQL."""
+    server_default = None if default is None else text(default)
+    return Column(name, type_, nullable=null, server_default=server_default, doc=doc, **more)
+
+
+def _key(name: str, type_: Any, doc: str, default: str | None = None) -> Column[Any]:
+    """A column of the primary key that no sequence fills."""
+    server_default = None if default is None else text(default)
+    return Column(name, type_, primary_key=True, autoincrement=False, server_default=server_default, doc=doc)
+
+
+def _id(name: str) -> Column[int]:
+    return Column(name, BigInteger, Identity(always=True), primary_key=True, doc="a number")
+
+
+def _of_subscription(name: str = "subid", *, key: bool = True, unique: bool | None = None) -> Column[int]:
     """A column that goes away with its subscription."""
-    return Column(name, OID, ForeignKey("subscriber.subscription.subid", ondelete="CASCADE"), primary_key=primary_key)
+    cascade = ForeignKey("subscriber.subscription.subid", ondelete="CASCADE")
+    return Column(name, OID, cascade, primary_key=key, nullable=False, unique=unique, doc=SUBSCRIPTION)
 
 
-def _count(name: str) -> Column[int]:
-    return Column(name, BigInteger, nullable=False, server_default=text("0"))
+def _count(name: str, doc: str) -> Column[int]:
+    return _column(name, BigInteger, doc, default="0")
 
+
+def _about(doc: str) -> dict[str, str]:
+    return {"doc": doc}
+
+
+TIME = DateTime(timezone=True)
 
 subscription = Table(
     "subscription",
     metadata,
-    Column("subid", OID, primary_key=True, server_default=text("subscriber.new_subscription_oid()")),
-    Column("subname", Name, nullable=False, unique=True),
-    Column("subowner", OID, nullable=False),
-    Column("subenabled", Boolean, nullable=False),
-    Column("subconninfo", Text, nullable=False),
-    Column("subslotname", Name),  # NULL: slot_name = NONE
-    Column("subsynccommit", Text, nullable=False),
-    Column("subpublications", ARRAY(Text), nullable=False),
-    Column("subbinary", Boolean, nullable=False),
-    Column("substream", Char, nullable=False),  # f off, t on, p parallel
-    Column("subtwophasestate", Char, nullable=False),  # d disabled, p pending, e enabled
-    Column("subdisableonerr", Boolean, nullable=False),
-    Column("subpasswordrequired", Boolean, nullable=False),
-    Column("subrunasowner", Boolean, nullable=False),
-    Column("suborigin", Text, nullable=False),
-    Column("subfailover", Boolean, nullable=False),
-    Column("subskiplsn", PgLsn, nullable=False, server_default=text("'0/0'::pg_lsn")),
-    Column("subconflictpolicy", Text, nullable=False, server_default=text("''")),
-    Column("subconflicthistory", Text, nullable=False, server_default=text("'decided'")),  # or all, none
-    Column("subconflictrows", Boolean, nullable=False, server_default=text("false")),
-    Column("subcopyengine", Text, nullable=False, server_default=text("'auto'")),  # or asyncio, spark
+    _key("subid", OID, "its number", "subscriber.new_subscription_oid()"),
+    _column("subname", Name, "its name", unique=True),
+    _column("subowner", OID, "the role that owns it"),
+    _column("subenabled", Boolean, "whether it is to run"),
+    _column("subconninfo", Text, "the connection string, as it was written"),
+    _column("subslotname", Name, "the slot on the publisher; NULL: `slot_name = NONE`", null=True),
+    _column("subsynccommit", Text, "`synchronous_commit`"),
+    _column("subpublications", ARRAY(Text), "the publications"),
+    _column("subbinary", Boolean, "`binary`"),
+    _column("substream", Char, "`streaming`: f off, t on, p parallel"),
+    _column("subtwophasestate", Char, "`two_phase`: d disabled, p pending until all tables are there, e enabled"),
+    _column("subdisableonerr", Boolean, "`disable_on_error`"),
+    _column("subpasswordrequired", Boolean, "`password_required`"),
+    _column("subrunasowner", Boolean, "`run_as_owner`"),
+    _column("suborigin", Text, "`origin`"),
+    _column("subfailover", Boolean, "`failover`"),
+    _column("subskiplsn", PgLsn, "what `SKIP` was told; 0/0: nothing", default="'0/0'::pg_lsn"),
+    _column("subconflictpolicy", Text, "`conflict_policy`", default="''"),
+    _column("subconflicthistory", Text, "`conflict_history`", default="'decided'"),
+    _column("subconflictrows", Boolean, "`conflict_log_rows`", default="false"),
+    _column("subcopyengine", Text, "`copy_engine`", default="'auto'"),
+    info=_about("What CREATE SUBSCRIPTION was told."),
 )
 
 subscription_rel = Table(
     "subscription_rel",
     metadata,
-    _subscription_column("srsubid"),
-    Column("srrelid", OID, primary_key=True, autoincrement=False),
-    Column("srsubstate", Char, nullable=False),  # i, d, f, s or r
-    Column("srsublsn", PgLsn),  # NULL until a position is known
-    Column("srsource", ARRAY(Text)),  # schema and name on the publisher, where hooks change the rows; NULL: nowhere
+    _of_subscription("srsubid"),
+    _key("srrelid", OID, "the table on the target"),
+    _column("srsubstate", Char, "i init, d data is being copied, f finished copy, s synchronized, r ready"),
+    _column("srsublsn", PgLsn, "the publisher's position of that state; NULL until one is known", null=True),
+    _column(
+        "srsource",
+        ARRAY(Text),
+        "schema and name on the publisher, where hooks change the rows; NULL: nowhere",
+        null=True,
+    ),
+    info=_about("The tables of each subscription, and how far their copies are."),
 )
 
 progress = Table(
     "progress",
     metadata,
-    _subscription_column(),
-    Column("relid", OID, primary_key=True, autoincrement=False, server_default=text("0")),  # 0: the apply worker
-    Column("remote_lsn", PgLsn, nullable=False),
-    Column("system_id", Text),  # the publisher's; NULL until its first connection
+    _of_subscription(),
+    _key("relid", OID, "0: the apply worker; else the table that is synchronized", "0"),
+    _column("remote_lsn", PgLsn, "everything the publisher committed before this is here"),
+    _column("system_id", Text, "the publisher's system identifier; NULL until its first connection", null=True),
+    info=_about("How far each worker is. Changed in the transaction that applies the changes; decides at a restart."),
 )
 
 confirmed = Table(
     "confirmed",
     metadata,
-    _subscription_column(),
-    Column("confirmed_lsn", PgLsn, nullable=False),  # the publisher has been told of nothing beyond it
+    _of_subscription(),
+    _column("confirmed_lsn", PgLsn, "the publisher has been told of nothing beyond it"),
+    info=_about("What was confirmed where the stream moved on with nothing in it for us."),
 )
 
 worker = Table(
     "worker",
     metadata,
-    _subscription_column(),
-    Column("relid", OID, primary_key=True, autoincrement=False, server_default=text("0")),  # 0: the apply worker
-    Column("worker_type", Text, nullable=False),
-    Column("pid", Integer),  # the backend on the target; NULL while there is no connection
-    Column("state", Text, nullable=False),
-    Column("received_lsn", PgLsn),
-    Column("last_msg_send_time", DateTime(timezone=True)),
-    Column("last_msg_receipt_time", DateTime(timezone=True)),
-    Column("latest_end_lsn", PgLsn),
-    Column("latest_end_time", DateTime(timezone=True)),
-    Column("error", Text),
-    Column("error_time", DateTime(timezone=True)),
-    Column("error_hint", Text),
-    Column("next_retry", DateTime(timezone=True)),
-    Column("started", DateTime(timezone=True), nullable=False),
-    _count("transactions"),
-    _count("changes"),
-    _count("bytes"),
-    _count("copy_rows"),
-    _count("copy_bytes"),
-    _count("copy_total_bytes"),
-    Column("updated_at", DateTime(timezone=True), nullable=False),
-    Column("leader_pid", Integer),  # of a parallel apply worker: the apply worker's `pid`
-    Column("waiting_for", Text),  # what the worker's backend has been waiting for
-    Column("streamed", JSONB, nullable=False, server_default=text("'[]'")),  # transactions that have not ended yet
-    Column("limits", ARRAY(Text)),  # what it has to do without; NULL: nothing
-    Column("one_by_one", JSONB, nullable=False, server_default=text("'{}'")),  # reason to number of changes
+    _of_subscription(),
+    _key("relid", OID, "0: the apply worker; else the table, or below 16384 the number of a parallel worker", "0"),
+    _column("worker_type", Text, "apply, parallel apply, table synchronization"),
+    _column("pid", Integer, "the backend on the target; NULL while there is no connection", null=True),
+    _column("state", Text, "what it does, as `subscriber status` says it"),
+    _column("received_lsn", PgLsn, "received so far", null=True),
+    _column("last_msg_send_time", TIME, "when the publisher sent the last message", null=True),
+    _column("last_msg_receipt_time", TIME, "when it came", null=True),
+    _column("latest_end_lsn", PgLsn, "the last position confirmed to the publisher", null=True),
+    _column("latest_end_time", TIME, "when that was", null=True),
+    _column("error", Text, "the last error, until changes flow again", null=True),
+    _column("error_time", TIME, "when that was", null=True),
+    _column("error_hint", Text, "what can be done about it", null=True),
+    _column("next_retry", TIME, "when it tries again; NULL: it works, or has stopped", null=True),
+    _column("started", TIME, "when it started"),
+    _count("transactions", "applied since then"),
+    _count("changes", "applied since then"),
+    _count("bytes", "received since then"),
+    _count("copy_rows", "rows copied"),
+    _count("copy_bytes", "bytes copied"),
+    _count("copy_total_bytes", "an estimate of what there is to copy: bytes on the publisher's disk"),
+    _column("updated_at", TIME, "when this row was written"),
+    _column("leader_pid", Integer, "of a parallel apply worker: the apply worker's `pid`", null=True),
+    _column("waiting_for", Text, "whom its backend has been waiting for, for a second or more", null=True),
+    _column("streamed", JSONB, "transactions that have not ended yet", default="'[]'"),
+    _column("limits", ARRAY(Text), "what it has to do without on this target; NULL: nothing", null=True),
+    _column("one_by_one", JSONB, "changes that were not applied set by set, by the reason why", default="'{}'"),
     prefixes=["UNLOGGED"],
+    info=_about("What each worker says of itself, once a second."),
 )
 
-# One row written by the prepared transaction itself, `committed`, and one beside it.
 prepared = Table(
     "prepared",
     metadata,
-    Column("subid", OID, primary_key=True, autoincrement=False),
-    Column("xid", BigInteger, primary_key=True, autoincrement=False),  # the publisher's
-    Column("committed", Boolean, primary_key=True),
-    Column("gid", Text, nullable=False),  # on the target
-    Column("publisher_gid", Text),
-    Column("prepare_end_lsn", PgLsn),
-    Column("prepared_at", DateTime(timezone=True)),  # on the publisher
+    _key("subid", OID, SUBSCRIPTION),
+    _key("xid", BigInteger, "the transaction on the publisher"),
+    _key("committed", Boolean, "true: written by the prepared transaction itself; false: beside it"),
+    _column("gid", Text, "its name on the target"),
+    _column("publisher_gid", Text, "its name on the publisher", null=True),
+    _column("prepare_end_lsn", PgLsn, "behind its PREPARE", null=True),
+    _column("prepared_at", TIME, "when it was prepared there", null=True),
+    info=_about("Transactions that are prepared on the target, and those that were committed there just now."),
 )
 
-CONFLICTS = (
-    "insert_exists",
-    "update_origin_differs",
-    "update_exists",
-    "update_missing",
-    "delete_origin_differs",
-    "delete_missing",
-    "multiple_unique_conflicts",
-)
+# The counters of pg_stat_subscription_stats, and what each conflict is.
+CONFLICTS = {
+    "insert_exists": "inserts of a key that was there",
+    "update_origin_differs": "updates of rows that somebody else wrote last",
+    "update_exists": "updates to a key that was there",
+    "update_missing": "updates of rows that were not there",
+    "delete_origin_differs": "deletes of rows that somebody else wrote last",
+    "delete_missing": "deletes of rows that were not there",
+    "multiple_unique_conflicts": "rows with several keys that were there",
+}
 
 subscription_stats = Table(
     "subscription_stats",
     metadata,
-    _subscription_column(),
-    _count("apply_error_count"),
-    _count("sync_error_count"),
-    *[_count(f"confl_{conflict}") for conflict in CONFLICTS],
-    Column("stats_reset", DateTime(timezone=True)),
+    _of_subscription(),
+    _count("apply_error_count", "errors of the apply worker"),
+    _count("sync_error_count", "errors of table synchronization"),
+    *[_count(f"confl_{conflict}", doc) for conflict, doc in CONFLICTS.items()],
+    _column("stats_reset", TIME, "since when they count; NULL: always", null=True),
+    info=_about("Errors and conflicts, counted."),
 )
 
-# What each conflict was about and what was done; see target/history.py.
 conflict_history = Table(
     "conflict_history",
     metadata,
-    Column("id", BigInteger, Identity(always=True), primary_key=True),
-    Column("subid", OID, ForeignKey("subscriber.subscription.subid", ondelete="CASCADE"), nullable=False),
-    Column("detected", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    Column("last_detected", DateTime(timezone=True), nullable=False, server_default=text("clock_timestamp()")),
-    Column("occurrences", BigInteger, nullable=False, server_default=text("1")),
-    Column("relid", OID, nullable=False),
-    Column("relation", Text, nullable=False),  # schema.table; a partition's own name
-    Column("conflict_type", Text, nullable=False),
-    Column("index_name", Text),  # the unique index that refused; NULL: the row to be changed, or none
-    Column("key", JSONB),  # column -> value
-    Column("remote_xid", BigInteger, nullable=False),
-    Column("remote_finish_lsn", PgLsn, nullable=False),  # what SKIP takes
-    Column("remote_commit_time", DateTime(timezone=True)),
-    Column("local_xid", BigInteger),  # this and the next two: of who wrote the target's row
-    Column("local_origin", Text),  # NULL: no replication origin, or one that does not exist any more
-    Column("local_commit_time", DateTime(timezone=True)),
-    Column("policy", Text, nullable=False),
-    Column("resolution", Text, nullable=False),
-    Column("local_row", JSONB),  # these two only with conflict_log_rows
-    Column("remote_row", JSONB),
+    _id("id"),
+    _of_subscription(key=False),
+    _column("detected", TIME, "when it was met first", default="clock_timestamp()"),
+    _column("last_detected", TIME, "when it was met last", default="clock_timestamp()"),
+    _column("occurrences", BigInteger, "how often: an error comes again with each attempt", default="1"),
+    _column("relid", OID, "the table on the target"),
+    _column("relation", Text, "schema.table; a partition's own name"),
+    _column("conflict_type", Text, "PostgreSQL's name of it"),
+    _column("index_name", Text, "the unique index that refused; NULL: the row to be changed, or none", null=True),
+    _column("key", JSONB, "the key's values by column; NULL if the whole row is the key", null=True),
+    _column("remote_xid", BigInteger, "the publisher's transaction"),
+    _column("remote_finish_lsn", PgLsn, "the position that `SKIP` takes"),
+    _column("remote_commit_time", TIME, "by the publisher's clock", null=True),
+    _column("local_xid", BigInteger, "who wrote the target's row", null=True),
+    _column("local_origin", Text, "by which replication origin; NULL: none, or one that is gone", null=True),
+    _column("local_commit_time", TIME, "and when", null=True),
+    _column("policy", Text, "the policy that decided"),
+    _column("resolution", Text, "what was done"),
+    _column("local_row", JSONB, "the target's row, values as texts; with `conflict_log_rows`", null=True),
+    _column("remote_row", JSONB, "the publisher's row, values as texts; with `conflict_log_rows`", null=True),
     Index("conflict_history_subid_detected_idx", "subid", "detected"),
     Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
+    info=_about("What each conflict was about and what was done."),
 )
 
 bulk_copy = Table(
     "bulk_copy",
     metadata,
-    Column("copyid", BigInteger, Identity(always=True), primary_key=True),
-    Column("subid", OID, ForeignKey("subscriber.subscription.subid", ondelete="CASCADE"), nullable=False, unique=True),
-    Column("lsn", PgLsn, nullable=False),  # of the snapshot
+    _id("copyid"),
+    _of_subscription(key=False, unique=True),
+    _column("lsn", PgLsn, "the position of the snapshot"),
+    info=_about("Copies by `subscriber copy` that are under way."),
 )
 
 bulk_copy_rel = Table(
     "bulk_copy_rel",
     metadata,
-    Column("copyid", BigInteger, ForeignKey("subscriber.bulk_copy.copyid", ondelete="CASCADE"), primary_key=True),
-    Column("relid", OID, primary_key=True, autoincrement=False),
-    Column("parts", Integer, nullable=False),
+    Column(
+        "copyid",
+        BigInteger,
+        ForeignKey("subscriber.bulk_copy.copyid", ondelete="CASCADE"),
+        primary_key=True,
+        doc="the copy",
+    ),
+    _key("relid", OID, "the table on the target"),
+    _column("parts", Integer, "into how many parts it is cut"),
+    info=_about("Their tables."),
 )
 
 copy_done = Table(
     "copy_done",
     metadata,
-    Column("copyid", BigInteger, primary_key=True, autoincrement=False),
-    Column("relid", OID, primary_key=True, autoincrement=False),
-    Column("part", Integer, primary_key=True, autoincrement=False),
-    Column("rows", BigInteger),
-    Column("bytes", BigInteger),
+    _key("copyid", BigInteger, "the copy"),
+    _key("relid", OID, "the table on the target"),
+    _key("part", Integer, "the number of the part"),
+    _column("rows", BigInteger, "rows copied", null=True),
+    _column("bytes", BigInteger, "bytes copied", null=True),
     ForeignKeyConstraint(
         ["copyid", "relid"], ["subscriber.bulk_copy_rel.copyid", "subscriber.bulk_copy_rel.relid"], ondelete="CASCADE"
     ),
+    info=_about("Their parts that are committed on the target."),
 )
 
 hold = Table(
     "hold",
     metadata,
-    _subscription_column(),
-    Column("stop_at", PgLsn, nullable=False),
-    Column("held_at", PgLsn),
+    _of_subscription(),
+    _column("stop_at", PgLsn, "the apply worker is to stop before a transaction that finishes here or later; 0/0: at once"),
+    _column("held_at", PgLsn, "and stays there now; NULL: not yet", null=True),
+    info=_about("Apply workers that are held while `subscriber verify` takes its snapshots."),
 )

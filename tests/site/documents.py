@@ -1,0 +1,53 @@
+"""The documents of the checkout, and the examples in them."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = sorted(
+    path.relative_to(ROOT)
+    for path in [
+        ROOT / "README.md",
+        ROOT / "CHANGELOG.md",
+        ROOT / "benchmarks/README.md",
+        *(ROOT / "docs").rglob("*.md"),
+    ]
+)
+
+_BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+_END = {"|", "||", "&", "&&", ";", "<", ">", ">>", "(", ")", "\n"}
+
+
+def blocks(document: Path, language: str) -> list[str]:
+    """The examples of a document in that language, in their order."""
+    found = _BLOCK.findall((ROOT / document).read_text())
+    return [textwrap.dedent(text) for _, name, text in found if name == language]
+
+
+def all_blocks(language: str) -> list[tuple[Path, str]]:
+    return [(document, block) for document in DOCUMENTS for block in blocks(document, language)]
+
+
+def prose(document: Path) -> str:
+    """A document without its blocks."""
+    return _BLOCK.sub("", (ROOT / document).read_text())
+
+
+def commands(shell: str, program: str) -> Iterator[list[str]]:
+    """The arguments of each call of `program`, a regular expression, in lines of a shell."""
+    shell = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*", r"\1", shell))
+    for call in re.finditer(rf"(?:^|[|;&(]|[\w]=\S+)\s*(?:{program})(?= |$)", shell, re.MULTILINE):
+        lexer = shlex.shlex(shell[call.end() :], posix=True, punctuation_chars="".join(set("".join(_END))))
+        lexer.whitespace = " \t"
+        arguments: list[str] = []
+        for token in lexer:
+            if set(token) <= set("".join(_END)):
+                break
+            arguments.append(token)
+        # The 2 of 2> is none of them.
+        yield arguments[:-1] if arguments[-1:] == ["2"] else arguments

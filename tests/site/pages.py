@@ -1,0 +1,72 @@
+"""What MkDocs calls: pages that are kept elsewhere in the checkout, and the links to them.
+
+Documents link to each other, and to examples and benchmarks, as they lie in the checkout, so that the links work where
+the checkout is shown. The site has the same documents under other addresses: each link is mended as its page is read.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+
+# In the checkout -> on the site. What is in docs/ keeps its name.
+ELSEWHERE = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "LICENSE": "licence.md",
+    "benchmarks/README.md": "benchmarks.md",
+    "examples": "examples.md",
+} | {f"examples/{name}": f"examples.md#{name.removesuffix('.py')}" for name in EXAMPLES}
+ORIGINS = {page: origin for origin, page in ELSEWHERE.items() if "#" not in page}
+
+LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(#[^)\s]*)?(?=\))")
+CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    for page in ORIGINS:
+        files.append(File.generated(config, page, content=_content(page)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    here = page.file.src_uri
+    origin = ORIGINS.get(here, f"docs/{here}")
+    parts = CODE.split(markdown)
+    parts[0::2] = [LINK.sub(lambda link: _mended(link, origin, here), part) for part in parts[0::2]]
+    parts[1::2] = [part.replace("\\|", "|") for part in parts[1::2]]  # a table's code needs no escape here
+    return "".join(parts)
+
+
+def _content(page: str) -> str:
+    if page == "examples.md":
+        return "\n\n".join(["# Examples", *map(_example, EXAMPLES)])
+    text = (ROOT / ORIGINS[page]).read_text()
+    return f"# Licence\n\n{text}" if page == "licence.md" else text
+
+
+def _example(name: str) -> str:
+    text = (ROOT / "examples" / name).read_text()
+    title = (ast.get_docstring(ast.parse(text)) or "").partition("\n")[0]
+    return f"## {name.removesuffix('.py')}\n\n{title}\n\n```python\n{text}```"
+
+
+def _mended(link: re.Match[str], origin: str, here: str) -> str:
+    """The address on the site for a link as it lies in the checkout; others as they are."""
+    path, anchor = link[1], link[2] or ""
+    if not path:
+        return link[0]
+    place = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
+    there = ELSEWHERE.get(place) or place.removeprefix("docs/")
+    if not place.startswith("docs/") and place not in ELSEWHERE:
+        return link[0]  # nowhere on the site: MkDocs says so
+    return posixpath.relpath(there, posixpath.dirname(here) or ".") + ("" if "#" in there else anchor)

@@ -1,0 +1,102 @@
+"""The pages that lead from one command to the next, run as they stand there, on servers of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from subscriber.ops.servers import Server
+from tests.plugins.fix_cluster import Database
+from tests.site.documents import ROOT, blocks
+
+TUTORIAL = Path("docs/tutorial.md")
+CUTOVER = Path("docs/cutover.md")
+SECONDS = 100
+
+
+def bash(script: str, folder: Path, programs: Path, **more: object) -> str:
+    """Run a script to its end; what it printed on stdout. What it left running is killed."""
+    environment = {
+        "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "HOME": str(folder),
+        "LC_ALL": "C",
+    }
+    options = {"cwd": folder, "env": environment, "text": True, "start_new_session": True, **more}
+    command = ["bash", "-euo", "pipefail", "-c", script]
+    log = folder / "stderr"
+    with log.open("a") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, stdin=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+        (folder / "bash.pid").write_text(f"{process.pid}\n")
+        try:
+            out: str = process.communicate(timeout=SECONDS)[0]
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    said = "".join(file.read_text() for file in [log, *folder.glob("*run.log")] if file.exists())
+    assert process.returncode == 0, f"{script}\nends with {process.returncode}:\n{out}\n{said[-5000:]}"
+    return out
+
+
+def free_port() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return str(probe.getsockname()[1])
+
+
+def test_the_first_subscription(publisher: Server, processes: Path) -> None:
+    """Its servers run as the account that servers can run as, and all else as ourselves."""
+    ports = {"54321": free_port(), "54322": free_port()}
+    install, servers, *rest, stop = [
+        re.sub("5432[12]", lambda port: ports[port[0]], block) for block in blocks(TUTORIAL, "sh")
+    ]
+    assert "make venv" in install
+    account = publisher.account
+    home = processes / "servers"  # the account's own
+    home.mkdir()
+    os.chown(home, account.uid, account.gid)
+    for server in ("publisher", "target"):  # ended with the others, however we end
+        (processes / f"{server}.pid").symlink_to(home / server / "postmaster.pid")
+    bash(servers, home, publisher.bin, **account.keywords)
+    try:
+        out = bash("".join(rest), processes, publisher.bin)
+    finally:
+        bash(stop, home, publisher.bin, **account.keywords)
+    (promised,) = blocks(TUTORIAL, "text")
+    assert promised in out
+    assert "0 errors, 0 warnings" in out
+    assert re.search(r"tables +1 ready", out)
+
+
+async def test_a_database_moves(source_db: Database, target_db: Database, processes: Path) -> None:
+    dsns, *rest = blocks(CUTOVER, "sh")
+    for name, database in (("old", source_db), ("new", target_db)):
+        dsns, found = re.subn(rf"postgresql://postgres@{name}.example/shop", database.dsn(), dsns)
+        assert found == 1
+    await source_db.execute(
+        "CREATE TABLE item (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text)",
+        "INSERT INTO item (name) SELECT 'n' || i FROM generate_series(1, 100) i",
+    )
+    script = "".join(block for block in rest if "subscriber verify" not in block)
+    open_again = 'psql -q "$SUBSCRIBER_TARGET_DSN" -c "INSERT INTO item (name) VALUES (\'new\')"\n'
+    came_back = "until psql -At \"$SUBSCRIBER_SOURCE_DSN\" -c 'SELECT name FROM item' | grep new; do sleep 0.2; done\n"
+    before, last, after = script.rpartition("subscriber exec --target")
+    bash(dsns + before + open_again + came_back + last + after, processes, source_db.server.bin)
+    assert await target_db.rows("SELECT count(*), max(id) FROM item") == [(101, 101)]
+    assert await source_db.rows("SELECT * FROM item ORDER BY id") == await target_db.rows(
+        "SELECT * FROM item ORDER BY id"
+    )
+    assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+
+
+@pytest.mark.parametrize("page", [TUTORIAL, CUTOVER])
+def test_what_is_run_is_all_there_is(page: Path) -> None:
+    assert (ROOT / page).read_text().count("```sh") == len(blocks(page, "sh"))
