@@ -5,6 +5,10 @@
 One subscription at a time, ours and PostgreSQL's own in turns. The transaction's statements take as long as they
 take; what is measured begins when its COMMIT has been answered on the publisher and ends when its last row can be
 read on the target. The publisher streams what exceeds WORK_MEM.
+
+Meanwhile another session commits one small transaction after another: the slowest is the time from the answer to
+its COMMIT until its row can be read on the target, which includes its wait in the publisher's WAL, behind what the
+large one has written there.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from time import monotonic
 
 import anyio
 
+from benchmarks.small import SMALL, small_ones
 from benchmarks.stage import INSERT, NATIVE, OURS, TABLE, Stage, connection, cpu_seconds, execute, stage, wait_for
 from subscriber.ops import demo_processes
 
@@ -35,6 +40,7 @@ class Sample:
     who: str
     transaction: float  # seconds that the publisher took for it, up to the answer of its COMMIT
     visible: float  # seconds from then on
+    slowest: float  # seconds until it was visible, of the small transactions committed meanwhile
     cpu: float  # seconds of processor time of our process, from the transaction's beginning on; 0 for PostgreSQL's
 
 
@@ -44,12 +50,13 @@ async def measure(rows: int, rounds: int) -> list[Sample]:
         await execute(
             where.source,
             TABLE,
+            SMALL,
             f"ALTER DATABASE postgres SET logical_decoding_work_mem = '{WORK_MEM}'",
-            "CREATE PUBLICATION p FOR TABLE items",
+            "CREATE PUBLICATION p FOR TABLE items, small",
         )
         await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
         for name in (OURS, NATIVE):
-            await execute(where.target, TABLE, dbname=name)
+            await execute(where.target, TABLE, SMALL, dbname=name)
         where.launcher = demo_processes.launcher(where.target.dsn(OURS), where.directory)
         where.launcher.start()
         turns = [
@@ -68,8 +75,8 @@ async def _sample(where: Stage, mode: str, who: str, rows: int) -> Sample:
         else:
             await execute(where.target, text, dbname=NATIVE)
 
-    await execute(where.source, "TRUNCATE items")
-    await execute(where.target, "TRUNCATE items", dbname=who)
+    await execute(where.source, "TRUNCATE items, small")
+    await execute(where.target, "TRUNCATE items, small", dbname=who)
     options = f"WITH (streaming = {mode})"
     await statement(f"CREATE SUBSCRIPTION {who} CONNECTION '{where.source.dsn()}' PUBLICATION p {options}")
     await execute(where.source, "INSERT INTO items (id) VALUES (0)")  # a table becomes ready at a transaction
@@ -85,14 +92,17 @@ async def _transaction(where: Stage, mode: str, who: str, rows: int) -> Sample:
     assert pid is not None
     async with connection(where.source) as source, connection(where.target, who) as target:
         cpu, began = cpu_seconds(pid), monotonic()
-        await source.execute(f"BEGIN; {INSERT.format(first=1, last=rows)}; COMMIT", timeout=None)
-        committed = monotonic()
-        while not await target.fetchval(f"SELECT EXISTS (SELECT FROM items WHERE id = {rows})"):
-            if where.launcher.pid is None:
-                raise RuntimeError(where.launcher.last_lines())
-            await anyio.sleep(POLL)
-        visible = monotonic() - committed
-        return Sample(mode, who, committed - began, visible, cpu_seconds(pid) - cpu if who == OURS else 0.0)
+        async with small_ones(where, who) as small:
+            await source.execute(f"BEGIN; {INSERT.format(first=1, last=rows)}; COMMIT", timeout=None)
+            committed = monotonic()
+            small.stop.set()
+            while not await target.fetchval(f"SELECT EXISTS (SELECT FROM items WHERE id = {rows})"):
+                if where.launcher.pid is None:
+                    raise RuntimeError(where.launcher.last_lines())
+                await anyio.sleep(POLL)
+            visible = monotonic() - committed
+            cpu = cpu_seconds(pid) - cpu if who == OURS else 0.0
+        return Sample(mode, who, committed - began, visible, small.slowest, cpu)
 
 
 def main() -> int:
@@ -107,7 +117,8 @@ def main() -> int:
         print(json.dumps(values, indent=2))
         return 0
     print(f"{arguments.rows:,} rows, medians of {arguments.rounds} rounds, on {os.cpu_count()} processors")
-    print(f"{'streaming':10} {'transaction':>12} {'ours':>8} {'native':>8} {'ratio':>6} {'our CPU':>8}")
+    head = f"{'streaming':10} {'transaction':>12} {'ours':>8} {'native':>8} {'ratio':>6} {'our CPU':>8}"
+    print(f"{head} {'slowest small':>14} {'native':>8}")
     for mode in MODES:
         ours, native = (
             [sample for sample in samples if (sample.mode, sample.who) == (mode, who)] for who in (OURS, NATIVE)
@@ -115,7 +126,9 @@ def main() -> int:
         visible, beside = median(s.visible for s in ours), median(s.visible for s in native)
         took = median(s.transaction for s in (*ours, *native))
         cpu = median(s.cpu for s in ours)
-        print(f"{mode:10} {took:>10.2f} s {visible:>6.2f} s {beside:>6.2f} s {visible / beside:>6.1f} {cpu:>6.2f} s")
+        small, small_beside = median(s.slowest for s in ours), median(s.slowest for s in native)
+        figures = f"{took:>10.2f} s {visible:>6.2f} s {beside:>6.2f} s {visible / beside:>6.1f} {cpu:>6.2f} s"
+        print(f"{mode:10} {figures} {small:>12.2f} s {small_beside:>6.2f} s")
     return 0
 
 

@@ -203,9 +203,13 @@ class SpooledTransaction:
             self._index.spilled()
         self._count(self.written + self._index.size)
 
-    async def pause(self) -> None:
-        """A stream block ends: write out the rest. A reader has all of it then, and nothing waits in memory."""
-        await self.write()
+    async def pause(self, *, keep: int = 0) -> None:
+        """A stream block ends: write out what is buffered, unless it is less than `keep` bytes.
+
+        With 0 a reader has all of it then. With more, write() is due before anybody reads.
+        """
+        if len(self._buffer) >= keep:
+            await self.write()
 
     async def _put(self, file: str, data: bytes | bytearray, at: int) -> None:
         new = file not in self._made

@@ -16,7 +16,7 @@ Source: section "STREAMED TRANSACTIONS" at the head of worker.c.
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,9 +28,12 @@ from subscriber.apply.progress import Progress
 from subscriber.catalog.store import StreamedStatus
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import StreamAbort
+from subscriber.spool.format import Record
 from subscriber.spool.transactions import Spool, SpooledTransaction
 from subscriber.worker.applier import Wants
 from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
+
+KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
 
 _PREFIX = 5  # bytes: the message's letter, and the xid that it has in a block
 
@@ -104,7 +107,7 @@ class Streamed:
         """The block ends for now."""
         spooled, self._open = self._open, None
         assert spooled is not None
-        await spooled.pause()
+        await spooled.pause(keep=0 if spooled.xid in self._assigned else KEEP)
         await self.spool.forget_replaced()
         self._tell(spooled.xid)
 
@@ -138,8 +141,14 @@ class Streamed:
         await self.forget(message.xid)
         telemetry.log(telemetry.DEBUG, "finished processing the STREAM ABORT command", xid=message.xid)
 
-    def get(self, xid: int) -> SpooledTransaction:
+    async def read(self, xid: int) -> AsyncIterator[list[Record]]:
         """What was kept of a transaction that has ended. Raises ProtocolError if nothing ever came of it."""
+        spooled = self._get(xid)
+        await spooled.write()
+        async for records in spooled.read():
+            yield records
+
+    def _get(self, xid: int) -> SpooledTransaction:
         spooled = self.spool.transactions.get(xid)
         if spooled is None:
             raise _unknown(xid)
@@ -166,7 +175,7 @@ class Streamed:
         """It has ended, and what was kept of it has served."""
         self._assigned.pop(xid, None)
         self._since.pop(xid, None)
-        await self.get(xid).remove()
+        await self._get(xid).remove()
 
     async def close(self) -> None:
         """Remove everything, whatever has become of the loop."""

@@ -197,7 +197,7 @@ class Transactions:
         """Of one that is passed over only what it says of tables: the publisher will not say it again."""
         applier = Applier(self._target, Dispatcher.replaying(transaction), self._wants, self._counters)
         decoder = Decoder()
-        async for records in streamed.get(transaction.xid).read():
+        async for records in streamed.read(transaction.xid):
             await applier.take_kept([message for _, _, message in records], decoder)
             self._target.pipeline.flush()
             await anyio.lowlevel.checkpoint()
