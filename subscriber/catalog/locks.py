@@ -41,13 +41,11 @@ def apply_worker_key(subid: int) -> tuple[int, int]:
 
 
 def table_sync_key(subid: int, relid: int) -> tuple[int, int]:
-    """Held by the worker that synchronizes target table `relid` for `subid`, on its target session."""
+    """Held by the worker that synchronizes target table `relid` for `subid`, on its target session.
+
+    By a parallel apply worker likewise: `relid` is its number, counted from 1.
+    """
     return int4(subid), int4(relid)
-
-
-def parallel_apply_key(subid: int, number: int) -> tuple[int, int]:
-    """Held by parallel apply worker `number` of `subid`, counted from 1, on its target session."""
-    return int4(subid), number
 
 
 LOCK = "SELECT pg_catalog.pg_advisory_lock($1::int4, $2::int4)"

@@ -27,13 +27,8 @@ def apply_origin(subid: int) -> str:
 
 
 def table_sync_origin(subid: int, relid: int) -> str:
-    """The origin of the worker that synchronizes target table `relid`."""
+    """The origin of the worker that synchronizes target table `relid`, or of parallel apply worker number `relid`."""
     return f"pg_{subid}_{relid}"
-
-
-def parallel_apply_origin(subid: int, number: int) -> str:
-    """The origin of a parallel apply worker; `number` counts a subscription's from 1."""
-    return f"pg_{subid}_{number}"
 
 
 def table_sync_slot(subid: int, relid: int, system_identifier: int) -> str:

@@ -104,7 +104,7 @@ async def test_no_worker_may_be_running(
     worker = await target_db.connect()
     for key in (
         locks.apply_worker_key(enabled),
-        locks.parallel_apply_key(enabled, 1),
+        locks.table_sync_key(enabled, 1),
         locks.table_sync_key(enabled, 20000),
     ):
         await locks.lock(worker, key)
@@ -208,10 +208,10 @@ async def test_dropping_takes_parallel_apply_workers_along(
 ) -> None:
     """One that hangs holds its lock and its origin; one is gone and left its origin."""
     for number in (1, 2):
-        await origins.create_origin(database, origins.parallel_apply_origin(enabled, number))
+        await origins.create_origin(database, origins.table_sync_origin(enabled, number))
     assert await origins.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
     worker = await target_db.connect()
-    await locks.lock(worker, locks.parallel_apply_key(enabled, 1))
+    await locks.lock(worker, locks.table_sync_key(enabled, 1))
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{enabled}_1")
     await run(database, "ALTER SUBSCRIPTION s SET (slot_name = NONE)")
     async with database.transaction():  # where workers are not asked to go, but ended
