@@ -12,14 +12,13 @@ from datetime import datetime
 from enum import StrEnum
 
 from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.apply.steps import FIRST_NORMAL_OID
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 
 VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
 
 _PLAIN_NAME = re.compile("[a-z_][a-z0-9_]*")  # keywords apart, what quote_identifier() leaves as it is
-
-_FIRST_TABLE = 16384  # FirstNormalObjectId: no table of a user has a smaller OID
 
 
 class ConflictType(StrEnum):
@@ -43,7 +42,7 @@ def is_ours(origin: str | None, ours: str) -> bool:
 
 def _worker(origin: str) -> str:
     head, _, number = origin.rpartition("_")
-    return head if head.count("_") == 1 and number.isdigit() and int(number) < _FIRST_TABLE else origin
+    return head if head.count("_") == 1 and number.isdigit() and int(number) < FIRST_NORMAL_OID else origin
 
 
 @dataclass(frozen=True, slots=True)

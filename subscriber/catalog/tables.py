@@ -303,7 +303,9 @@ hold = Table(
     "hold",
     metadata,
     _of_subscription(),
-    _column("stop_at", PgLsn, "the apply worker is to stop before a transaction that finishes here or later; 0/0: at once"),
+    _column(
+        "stop_at", PgLsn, "the apply worker is to stop before a transaction that finishes here or later; 0/0: at once"
+    ),
     _column("held_at", PgLsn, "and stays there now; NULL: not yet", null=True),
     info=_about("Apply workers that are held while `subscriber verify` takes its snapshots."),
 )

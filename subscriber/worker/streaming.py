@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from subscriber import telemetry
+from subscriber.apply.steps import FIRST_NORMAL_OID
 from subscriber.apply.subrel import NOWHERE, State
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError
@@ -37,10 +38,10 @@ SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription',
 """
 
 # Found by their locks, (subid, n) with n below every table's OID; see catalog/locks.py.
-_END_EARLIER = """
+_END_EARLIER = f"""
 SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l
  WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-   AND l.classid = $1::text::oid AND l.objid::bigint < 16384
+   AND l.classid = $1::text::oid AND l.objid::bigint < {FIRST_NORMAL_OID}
    AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
 """
 _POLL = 0.05  # seconds
