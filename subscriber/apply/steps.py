@@ -33,7 +33,8 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED
 
-FIRST_NORMAL_OID = 16384  # types below are the same on every server
+# FirstNormalObjectId: types below are the same on every server, and no table of a user has a smaller one.
+FIRST_NORMAL_OID = 16384
 
 NULL_CELL = b"\xff\xff\xff\xff"
 NULL_TEXT = b"\\N"  # compared by identity: a value may be the same two bytes
