@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
 
 from subscriber.lsn import Lsn
 
@@ -14,6 +15,18 @@ class Streaming(StrEnum):
     OFF = "f"
     ON = "t"
     PARALLEL = "p"
+
+    @property
+    def option(self) -> Literal["off", "on", "parallel"]:
+        """As CREATE SUBSCRIPTION and START_REPLICATION spell it."""
+        return _SPELT[self]
+
+
+_SPELT: dict[Streaming, Literal["off", "on", "parallel"]] = {
+    Streaming.OFF: "off",
+    Streaming.ON: "on",
+    Streaming.PARALLEL: "parallel",
+}
 
 
 class TwoPhaseState(StrEnum):

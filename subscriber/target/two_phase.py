@@ -59,6 +59,11 @@ _FORGET = "DELETE FROM subscriber.prepared WHERE subid = $1::oid AND xid = $2::b
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
+def gid_prefix(subid: int) -> str:
+    """What the names of all transactions begin with that a subscription has prepared on the target."""
+    return f"pg_gid_{subid}_"
+
+
 class TwoPhase:
     """The prepared transactions of one subscription, for its apply worker; not safe for two tasks at once."""
 
@@ -86,7 +91,7 @@ class TwoPhase:
         self._prepared.discard(name)
 
     def gid(self, xid: int) -> str:
-        return f"pg_gid_{self._subid}_{xid}"
+        return f"{gid_prefix(self._subid)}{xid}"
 
     async def prepare(self, target: PostgresTarget, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
         """Prepare what `target` has of the transaction, on its session, unless that was done before a restart."""

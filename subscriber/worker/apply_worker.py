@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Literal
 
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
@@ -19,7 +18,6 @@ from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
-from subscriber.subscription import Streaming as Streaming_
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
@@ -39,11 +37,6 @@ from subscriber.worker.tables import Tables
 from subscriber.worker.tidy import tidy
 from subscriber.worker.waits import Waits
 
-_STREAMING: dict[Streaming_, Literal["off", "on", "parallel"]] = {
-    Streaming_.OFF: "off",
-    Streaming_.ON: "on",
-    Streaming_.PARALLEL: "parallel",
-}
 _SET_SYSTEM_ID = """
 INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
 VALUES ($1::text::oid, 0, '0/0', $2) ON CONFLICT (subid, relid) DO UPDATE SET system_id = excluded.system_id
@@ -285,7 +278,7 @@ def stream_options(subscription: Subscription, *, two_phase: bool = False) -> St
     return StreamOptions(
         publications=subscription.publications,
         binary=subscription.binary,
-        streaming=_STREAMING[subscription.streaming],
+        streaming=subscription.streaming.option,
         two_phase=two_phase,
         origin=subscription.origin,
     )

@@ -27,7 +27,7 @@ from subscriber import telemetry
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ApplyError
 from subscriber.target.postgres import PostgresTarget
-from subscriber.target.two_phase import TwoPhase
+from subscriber.target.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.parallel import ParallelWorker, Pool
 from subscriber.worker.status import Report
 
@@ -75,7 +75,7 @@ class Waits:
         self._two_phase = two_phase
         self._rolled_back = rolled_back
         self._target = target
-        self._prefix = f"pg_gid_{subid}_"
+        self._prefix = gid_prefix(subid)
         self._catalog = catalog
         self._report = report
         self._workers: list[ParallelWorker] = pool.workers if pool is not None else []

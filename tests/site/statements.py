@@ -98,7 +98,9 @@ def _default(name: str) -> str:
         return "required"
     if isinstance(value, bool):
         return code(str(value).lower())
-    return code({Streaming.PARALLEL: "parallel"}.get(value) or str(value) or "''")
+    if isinstance(value, Streaming):
+        return code(value.option)
+    return code(str(value) or "''")
 
 
 def _where(name: str) -> str:
