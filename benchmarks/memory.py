@@ -15,6 +15,7 @@ import json
 import os
 import sys
 from dataclasses import asdict, dataclass
+from functools import partial
 from time import monotonic
 
 import anyio
@@ -50,8 +51,8 @@ class Phase:
     slowest_small: float | None = None  # seconds, of the transactions committed meanwhile; None: there were none
 
 
-async def measure(rows: int, transaction: int) -> list[Phase]:
-    """All phases, one after the other, of one process."""
+async def measure(rows: int, transaction: int, *, streaming_only: bool) -> list[Phase]:
+    """All phases, one after the other, of one process; or those of the three ways of streaming alone."""
     async with stage() as where:
         await execute(
             where.source, TABLE, INSERT.format(first=1, last=rows), SMALL, "CREATE PUBLICATION p FOR TABLE items, small"
@@ -64,13 +65,15 @@ async def measure(rows: int, transaction: int) -> list[Phase]:
             ("transaction: update", f"UPDATE items SET number = number + 1 WHERE id > {rows}"),
             ("transaction: delete", f"DELETE FROM items WHERE id > {rows}"),
         )
-        for name, statement in statements:
+        for name, statement in () if streaming_only else statements:
             phases.append(await _transaction(where, name, statement, transaction))
         for number, mode in enumerate(("off", "on", "parallel")):
             await demo_processes.execute(where.target.dsn(), f"ALTER SUBSCRIPTION s SET (streaming = {mode})")
             first = rows + transaction * number + 1
             insert = INSERT.format(first=first, last=first + transaction - 1)
-            phases.append(await _transaction(where, f"streaming {mode}", insert, transaction, small=mode != "off"))
+            phases.append(await _transaction(where, f"streaming {mode}", insert, transaction, small=True))
+            for server in (where.source, where.target):
+                await execute(server, "CHECKPOINT")  # or the write-ahead log of all three is kept
         return phases
 
 
@@ -123,9 +126,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.memory", description=__doc__)
     parser.add_argument("--rows", type=int, default=5_000_000, help="rows of the table that is copied")
     parser.add_argument("--transaction", type=int, default=1_000_000, help="rows of the transactions")
+    parser.add_argument("--streaming-only", action="store_true", help="only transactions with each way of streaming")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     arguments = parser.parse_args()
-    phases = anyio.run(measure, arguments.rows, arguments.transaction)
+    run = partial(measure, arguments.rows, arguments.transaction, streaming_only=arguments.streaming_only)
+    phases = anyio.run(run)
     within = all(phase.peak_bytes < LIMIT for phase in phases)
     if arguments.json:
         values = {"cpus": os.cpu_count(), "limit_bytes": LIMIT, "ok": within, "phases": [asdict(p) for p in phases]}
