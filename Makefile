@@ -6,7 +6,7 @@
 # make conformance   PostgreSQL's own tests of subscriptions, see docs/conformance.md
 # make lock   renew the locks (the only target that needs uv, from a throw-away venv)
 #
-# .venv is made by whichever needs it, and again when a lock, pyproject.toml or this file changed.
+# .venv is made by whichever needs it, and again when a lock, pyproject.toml, this file or what is compiled changed.
 
 PYTHON ?= python3
 VENV := .venv
@@ -39,13 +39,14 @@ conformance: $(STAMP)
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile
+$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatch_build.py subscriber/_native.c
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements-spark.lock
 	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
+	@$(BIN)/python -c 'from subscriber.native import why_not; why_not and print("Not compiled, so slower:", why_not)'
 	@touch $@
 
 UV := $(VENV)-lock/bin/uv
@@ -60,4 +61,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock subscriber/_native.*.so build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -79,7 +79,7 @@ async def _rows(transaction: subscriber.Transaction) -> int:
     count = 0
     async for batch in transaction.batches():
         for change in batch:
-            if isinstance(change, Insert | Update):
+            if isinstance(change, ROWS):
                 change.new.dict()
                 count += 1
     return count
@@ -88,11 +88,13 @@ async def _rows(transaction: subscriber.Transaction) -> int:
 async def _one_by_one(transaction: subscriber.Transaction) -> int:
     count = 0
     async for change in transaction:
-        if isinstance(change, Insert | Update):
+        if isinstance(change, ROWS):
             change.new.dict()
             count += 1
     return count
 
+
+ROWS = (Insert, Update)
 
 READ: dict[str, Callable[[subscriber.Transaction], Awaitable[int]]] = {
     "changes": _changes,
@@ -257,7 +259,7 @@ WORKLOADS: list[tuple[str, Callable[[Stage, int], Awaitable[int]]]] = [
 ]
 
 
-async def measure(rows: int, rounds: int) -> list[Result]:
+async def measure(rows: int, rounds: int, names: list[str]) -> list[Result]:
     results: dict[tuple[str, str], Result] = {}
     async with stage() as where:
         tables = [TABLE, "CREATE TABLE history (i int, text text)"]
@@ -266,15 +268,15 @@ async def measure(rows: int, rounds: int) -> list[Result]:
             await execute(where.source, "DELETE FROM items WHERE id > 1000000")
             for workload, write in WORKLOADS:
                 async with connection(where.source) as publisher:
-                    for name in NAMES:
+                    for name in names:
                         await publisher.execute(
                             "SELECT pg_create_logical_replication_slot($1, 'pgoutput')", _slot(name)
                         )
                     count = await write(where, rows)
                     await publisher.execute("CHECKPOINT")
                     end = await publisher.fetchval("SELECT pg_current_wal_lsn()::text")
-                    shift = number % len(NAMES)
-                    for name in NAMES[shift:] + NAMES[:shift]:
+                    shift = number % len(names)
+                    for name in names[shift:] + names[:shift]:
                         result = results.setdefault((workload, name), Result(workload, count, name))
                         await _run(where, result, end)
                         await _drop(publisher, _slot(name))
@@ -327,6 +329,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.consume", description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="these contenders")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--read", nargs=5, metavar=("NAME", "DSN", "SLOT", "ROWS", "END"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -334,7 +337,7 @@ def main() -> int:
         name, dsn, slot, rows, end = arguments.read
         read(name, dsn, slot, int(rows), end)
         return 0
-    results = anyio.run(measure, arguments.rows, arguments.rounds)
+    results = anyio.run(measure, arguments.rows, arguments.rounds, arguments.only)
     if arguments.json:
         print(json.dumps({"cpus": os.cpu_count(), "results": [vars(result) for result in results]}, indent=2))
         return 0

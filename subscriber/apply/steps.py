@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.native import compiled
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED
 
@@ -106,10 +107,10 @@ class TableBatch:
     def insert(self, data: bytes, pos: int) -> bool:
         """The row that begins at `pos` of `data` and goes to its end."""
         if self.binary:
-            row, end = _cells(data, pos, self.ncols, BINARY)
+            row, end = cells(data, pos, self.ncols, BINARY, NULL_CELL)
             nulls = 0
         else:
-            row, end, nulls = _values(data, pos, self.ncols)
+            row, end, nulls = values(data, pos, self.ncols, NULL_TEXT)
         if end != len(data) or not row or None in row:
             return False
         key: Key
@@ -133,11 +134,11 @@ class TableBatch:
         """The row as it was, at `pos`, and the new one after it."""
         if self._search is None:
             return False
-        old, end = _cells(data, pos, self.ncols, self._form)
+        old, end = cells(data, pos, self.ncols, self._form, NULL_CELL)
         marker, ncols = _head_at(data, end)
         if not old or marker != _NEW or ncols != self.ncols:
             return False
-        new, after = _cells(data, end + 3, self.ncols, self._form)
+        new, after = cells(data, end + 3, self.ncols, self._form, NULL_CELL)
         if after != len(data) or not new or self.strict:
             return False
         if any(old[i] != new[i] for i in self._search):
@@ -146,7 +147,7 @@ class TableBatch:
 
     def update(self, data: bytes, pos: int) -> bool:
         """The new row, which is found by its own key."""
-        new, end = _cells(data, pos, self.ncols, self._form)
+        new, end = cells(data, pos, self.ncols, self._form, NULL_CELL)
         return bool(new) and end == len(data) and self._update(new)
 
     def _update(self, new: Cells) -> bool:
@@ -172,20 +173,20 @@ class TableBatch:
         if self._single == 0 and data[pos] == self._form:
             end = pos + 5 + _length_at(data, pos + 1)[0]
             key = data[pos + (1 if self.binary else 5) : end]
-            cells: Cells = [data[pos + 1 : end]]
-            if data[end:] != self._rest and _cells(data, end, self.ncols - 1, self._form)[1] != len(data):
+            row: Cells = [data[pos + 1 : end]]
+            if data[end:] != self._rest and cells(data, end, self.ncols - 1, self._form, NULL_CELL)[1] != len(data):
                 return False
         else:
-            old, end = _cells(data, pos, self.ncols, self._form)
+            old, end = cells(data, pos, self.ncols, self._form, NULL_CELL)
             key = self._key(old) if old and end == len(data) else None
             if key is None:
                 return False
-            cells = [old[i] for i in self._search]
+            row = [old[i] for i in self._search]
         step = self._latest.get("delete")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
             step = self._begin(Kind.DELETE)
-        step.rows[key] = cells
+        step.rows[key] = row
         self._touched[key] = step.index
         return True
 
@@ -272,10 +273,11 @@ def add_decoded(table: TableBatch, change: Insert | Update | Delete) -> bool:
 # --- reading rows: nothing where the row has what a batch does not take -----------------------------
 
 
-def _cells(data: bytes, pos: int, ncols: int, wanted: int) -> tuple[Cells, int]:
+@compiled
+def cells(data: bytes, pos: int, ncols: int, wanted: int, null: bytes) -> tuple[Cells, int]:
     """`ncols` cells from `pos`, and where they end; no cells when one is neither `wanted`, NULL nor unchanged."""
-    cells: Cells = []
-    append = cells.append
+    row: Cells = []
+    append = row.append
     length_at = _length_at
     for _ in range(ncols):
         kind = data[pos]
@@ -285,19 +287,20 @@ def _cells(data: bytes, pos: int, ncols: int, wanted: int) -> tuple[Cells, int]:
             append(data[start:pos])
         elif kind == NULL:
             pos += 1
-            append(NULL_CELL)
+            append(null)
         elif kind == UNCHANGED:
             pos += 1
             append(None)
         else:
             return [], pos
-    return cells, pos
+    return row, pos
 
 
-def _values(data: bytes, pos: int, ncols: int) -> tuple[Cells, int, int]:
+@compiled
+def values(data: bytes, pos: int, ncols: int, null: bytes) -> tuple[Cells, int, int]:
     """The same for a row to insert in text: values without their lengths, and how many are NULL."""
-    values: Cells = []
-    append = values.append
+    row: Cells = []
+    append = row.append
     length_at = _length_at
     nulls = 0
     for _ in range(ncols):
@@ -309,10 +312,10 @@ def _values(data: bytes, pos: int, ncols: int) -> tuple[Cells, int, int]:
         elif kind == NULL or kind == UNCHANGED:  # noqa: SIM109 - "in" takes twice as long
             pos += 1
             nulls += 1
-            append(NULL_TEXT)
+            append(null)
         else:
             return [], pos, 0
-    return values, pos, nulls
+    return row, pos, nulls
 
 
 def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:

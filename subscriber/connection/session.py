@@ -295,6 +295,10 @@ class Session(asyncio.BufferedProtocol):
         unpack = wire.HEADER.unpack_from
         copied = self._copied
         while end - start >= 5:
+            start, size = wire.cut_copy_data(buffer, start, end, copied)
+            self._copied_bytes += size
+            if end - start < 5:
+                break
             kind, length = unpack(buffer, start)
             if not 4 <= length <= MAX_MESSAGE:
                 raise ProtocolError(f"the server sent a message of {length} bytes")
@@ -302,13 +306,8 @@ class Session(asyncio.BufferedProtocol):
             if stop > end:
                 break
             body = bytes(view[start + 5 : stop])
-            start = stop
-            if kind == b"d":
-                copied.append(body)
-                self._copied_bytes += length
-            else:
-                self._start = start
-                self._received(kind.decode("latin-1"), body)
+            start = self._start = stop
+            self._received(kind.decode("latin-1"), body)
         self._start = start
         if copied:
             self._notify()

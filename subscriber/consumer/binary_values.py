@@ -17,6 +17,7 @@ import asyncpg
 
 from subscriber.consumer.text_values import Decode, interval_of
 from subscriber.lsn import Lsn
+from subscriber.native import compiled
 
 _EPOCH = datetime(2000, 1, 1)
 _EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
@@ -33,9 +34,10 @@ _interval = struct.Struct(">qii").unpack
 _timetz = struct.Struct(">qi").unpack
 _tid = struct.Struct(">IH").unpack
 
-boolean: Decode = b"\1".__eq__
+boolean: Decode = compiled(b"\1".__eq__, "binary_values_boolean")
 
 
+@compiled
 def integer(value: bytes) -> int:
     return int.from_bytes(value, "big", signed=True)
 
@@ -44,6 +46,7 @@ def unsigned(value: bytes) -> int:
     return int.from_bytes(value, "big")
 
 
+@compiled
 def float8(value: bytes) -> float:
     number: float = _float8(value)[0]
     return number
@@ -54,6 +57,7 @@ def float4(value: bytes) -> float:
     return number
 
 
+@compiled
 def numeric(value: bytes) -> Decimal:
     """Groups of four decimal digits; `weight` is the power of 10000 of the first one."""
     ndigits, weight, sign, scale = _numeric(value)
@@ -69,6 +73,7 @@ def numeric(value: bytes) -> Decimal:
     return Decimal(f"{'-' if sign == 0x4000 else ''}{whole}{'.' if fraction else ''}{fraction}")
 
 
+@compiled
 def a_date(value: bytes) -> date:
     (days,) = _int32(value)
     if days in (_PAST_DAY, _FUTURE_DAY):
@@ -92,6 +97,7 @@ def _micros_of_day(micros: int) -> int:
     return micros
 
 
+@compiled
 def timestamp(value: bytes) -> datetime:
     (micros,) = _int64(value)
     if micros in (_PAST, _FUTURE):
@@ -99,6 +105,7 @@ def timestamp(value: bytes) -> datetime:
     return _EPOCH + timedelta(microseconds=micros)
 
 
+@compiled
 def timestamptz(value: bytes) -> datetime:
     (micros,) = _int64(value)
     if micros in (_PAST, _FUTURE):

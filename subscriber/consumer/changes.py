@@ -7,76 +7,60 @@
         case Truncate(relations): …
         case Message(prefix, content): …
 
-They come by the million and hold the bytes they came in; rows are made when somebody asks for them.
+They come by the million: a change is a few references, and its rows are the bytes they came in.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 from subscriber.consumer.rows import Relation, Row
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.native import compiled
 from subscriber.protocol.tuples import skip_columns
+from subscriber.protocol.walstream import XLOG_DATA
 
 _NEW = 0x4E  # N
 _KEY = 0x4B  # K
 _ROW = 0x4F  # O
+_I, _U, _D = b"IUD"
 
-_marker_at = struct.Struct(">BH").unpack_from
-_HEAD = 3  # bytes of that
+LETTER = 25  # where a message begins in a frame, behind the envelope
+
+_head_at = struct.Struct(">IBH").unpack_from  # relid, the first row's marker and its number of columns
 _xid_at = struct.Struct(">I").unpack_from
-
-# Where the first row's marker stands in a frame: envelope, letter, the xid that only blocks have, relid.
-MARKER = 25 + 1 + 4
-MARKER_IN_BLOCK = MARKER + 4
-MARKER_IN_MESSAGE = 1 + 4  # without its envelope
+_next_row = struct.Struct(">BH").unpack_from
+_NEXT_ROW = 3  # bytes of that
 
 
-class _RowChange:
-    """What the three share."""
+@compiled
+class RowChange:
+    """What the three share: which ones of the rows there are depends on the kind.
 
-    __slots__ = ("_data", "_pos", "relation")
+    `subxid` is the (sub)transaction that made the change, in a block that is handed over in progress; else None.
+    """
 
-    def __init__(self, relation: Relation, data: bytes, pos: int) -> None:
-        """`pos` is where in `data` the first row's marker stands; the last row ends with `data`."""
+    __slots__ = ("new", "old", "relation", "subxid")
+
+    def __init__(self, relation: Relation, old: Row | None, new: Row | None, subxid: int | None = None) -> None:
         self.relation = relation
-        self._data = data
-        self._pos = pos
-
-    @property
-    def subxid(self) -> int | None:
-        """The (sub)transaction that made the change, in a block that is handed over in progress; else None."""
-        return int(_xid_at(self._data, 26)[0]) if self._pos == MARKER_IN_BLOCK else None
+        self.old = old
+        self.new = new
+        self.subxid = subxid
 
 
-class Insert(_RowChange):
-    """A new row."""
+class Insert(RowChange):
+    """A new row: `new`."""
 
-    __slots__ = ("_new",)
+    __slots__ = ()
     __match_args__ = ("relation", "new")
     kind: ClassVar = "insert"
-    old: ClassVar[None] = None
-
-    def __init__(self, relation: Relation, data: bytes, pos: int) -> None:
-        self.relation = relation  # not by super(): this is the hottest line of a consumer
-        self._data = data
-        self._pos = pos
-        self._new: Row | None = None
-
-    @property
-    def new(self) -> Row:
-        """The row."""
-        row = self._new
-        if row is None:
-            data, pos, relation = self._data, self._pos, self.relation
-            marker, ncols = _marker(data, pos, "INSERT")
-            if marker != _NEW or ncols != len(relation.columns):
-                raise _unexpected("INSERT", marker) if marker != _NEW else _wrong_count(relation, ncols)
-            row = self._new = Row(relation, data, pos + _HEAD, len(data))
-        return row
+    old: None
+    new: Row
 
     @property
     def key(self) -> dict[str, Any]:
@@ -87,53 +71,17 @@ class Insert(_RowChange):
         return f"<Insert into {self.relation}>"
 
 
-class Update(_RowChange):
+class Update(RowChange):
     """A row before, as much of it as was sent, and after.
 
     `old` is the whole row under REPLICA IDENTITY FULL, the key's columns if one of them changed, and None
     otherwise. `new` has UNCHANGED for large values that were not touched, unless `old` is whole.
     """
 
-    __slots__ = ("_new", "_old")
+    __slots__ = ()
     __match_args__ = ("relation", "old", "new")
     kind: ClassVar = "update"
-
-    def __init__(self, relation: Relation, data: bytes, pos: int) -> None:
-        self.relation = relation
-        self._data = data
-        self._pos = pos
-        self._new: Row | None = None
-        self._old: Row | None = None
-
-    @property
-    def old(self) -> Row | None:
-        """The row before: whole, its key, or None when neither was sent."""
-        if self._new is None:
-            self._find_rows()
-        return self._old
-
-    @property
-    def new(self) -> Row:
-        """The row after."""
-        if self._new is None:
-            self._find_rows()
-            assert self._new is not None
-        return self._new
-
-    def _find_rows(self) -> None:
-        data, pos = self._data, self._pos
-        marker, ncols = _marker(data, pos, "UPDATE")
-        whole = None
-        if marker in (_KEY, _ROW):
-            pos += _HEAD
-            end = _end_of_row(data, pos, ncols, "UPDATE")
-            self._old = _row(self.relation, data, pos, end, ncols, key_only=marker == _KEY)
-            whole = self._old if marker == _ROW else None
-            pos = end
-            marker, ncols = _marker(data, pos, "UPDATE")
-        if marker != _NEW:
-            raise _unexpected("UPDATE", marker)
-        self._new = _row(self.relation, data, pos + _HEAD, len(data), ncols, older=whole)
+    new: Row
 
     @property
     def key(self) -> dict[str, Any]:
@@ -145,31 +93,14 @@ class Update(_RowChange):
         return f"<Update of {self.relation}>"
 
 
-class Delete(_RowChange):
+class Delete(RowChange):
     """A row that is gone: `old` is its key, or all of it under REPLICA IDENTITY FULL."""
 
-    __slots__ = ("_old",)
+    __slots__ = ()
     __match_args__ = ("relation", "old")
     kind: ClassVar = "delete"
-    new: ClassVar[None] = None
-
-    def __init__(self, relation: Relation, data: bytes, pos: int) -> None:
-        self.relation = relation
-        self._data = data
-        self._pos = pos
-        self._old: Row | None = None
-
-    @property
-    def old(self) -> Row:
-        """The row that was there: its key, or whole."""
-        row = self._old
-        if row is None:
-            marker, ncols = _marker(self._data, self._pos, "DELETE")
-            if marker not in (_KEY, _ROW):
-                raise _unexpected("DELETE", marker)
-            start, end = self._pos + _HEAD, len(self._data)
-            row = self._old = _row(self.relation, self._data, start, end, ncols, key_only=marker == _KEY)
-        return row
+    old: Row
+    new: None
 
     @property
     def key(self) -> dict[str, Any]:
@@ -232,44 +163,89 @@ class Message:
 
 Change = Insert | Update | Delete | Truncate | Message
 
+_KINDS = (Insert, Update, Delete, Row)
 
-def _marker(data: bytes, pos: int, name: str) -> tuple[int, int]:
+
+def row_changes(
+    frames: list[bytes], at: int, known: dict[int, Relation], batch: list[Change], letter: int, *, in_block: bool
+) -> int:
+    """Add the changes of rows in `frames` from `at` on to `batch`, up to the first that is something else: its place.
+
+    A message stands at `letter` of a frame, which is behind an envelope unless that is 0. `known` has tables by
+    OID. Raises ProtocolError for a change that is damaged, or of another table.
+    """
+    while True:
+        at = take_changes(frames, at, known, batch, letter, in_block, _KINDS)
+        if at == len(frames) or (change := row_change(frames[at], known, letter, in_block)) is None:
+            return at
+        batch.append(change)  # take_changes() need not take everything
+        at += 1
+
+
+@compiled
+def take_changes(
+    frames: list[bytes],
+    at: int,
+    known: dict[int, Relation],
+    batch: list[Change],
+    letter: int,
+    in_block: bool,
+    kinds: tuple[type[Insert], type[Update], type[Delete], type[Row]],
+) -> int:
+    """row_changes() as far as that is plain."""
+    for frame in frames[at:] if at else frames:
+        change = row_change(frame, known, letter, in_block)
+        if change is None:
+            break
+        batch.append(change)
+        at += 1
+    return at
+
+
+def row_change(
+    frame: bytes, known: Mapping[int, Relation], letter: int, in_block: bool
+) -> Insert | Update | Delete | None:
+    """The one change in `frame`; None if it is something else, or nothing."""
+    if len(frame) <= letter or (letter and frame[0] != XLOG_DATA):
+        return None
+    kind = frame[letter]
+    if kind not in _NAMES:
+        return None
+    pos = letter + 1
+    subxid = None
     try:
-        marker, ncols = _marker_at(data, pos)
-    except struct.error:
-        _cut_off(name)
-    return marker, ncols
-
-
-def _end_of_row(data: bytes, pos: int, ncols: int, name: str) -> int:
-    try:
-        return skip_columns(data, pos, ncols)
+        if in_block:
+            (subxid,) = _xid_at(frame, pos)
+            pos += 4
+        relid, marker, ncols = _head_at(frame, pos)
+        pos += 7
+        relation = known.get(relid)
+        if relation is None:
+            raise ProtocolError(f"no relation with OID {relid} has been described")
+        _check_count(relation, ncols)
+        if kind == _I and marker == _NEW:
+            return Insert(relation, None, Row(relation, frame, pos, len(frame)), subxid)
+        if kind == _U and marker == _NEW:
+            return Update(relation, None, Row(relation, frame, pos, len(frame)), subxid)
+        if kind != _I and marker in (_KEY, _ROW):
+            whole = marker == _ROW
+            if kind == _D:
+                return Delete(relation, Row(relation, frame, pos, len(frame), key_only=not whole), None, subxid)
+            end = skip_columns(frame, pos, ncols)
+            old = Row(relation, frame, pos, end, key_only=not whole)
+            marker, ncols = _next_row(frame, end)
+            if marker == _NEW:
+                _check_count(relation, ncols)
+                new = Row(relation, frame, end + _NEXT_ROW, len(frame), older=old if whole else None)
+                return Update(relation, old, new, subxid)
     except (IndexError, struct.error):
-        _cut_off(name)
+        raise ProtocolError(f"{_NAMES[kind]} message is too short", detail=f"It has {len(frame)} bytes.") from None
+    raise ProtocolError(f"unexpected row marker {chr(marker)!r} in {_NAMES[kind]} message")
 
 
-def _row(
-    relation: Relation,
-    data: bytes,
-    start: int,
-    end: int,
-    ncols: int,
-    *,
-    key_only: bool = False,
-    older: Row | None = None,
-) -> Row:
+_NAMES = {_I: "INSERT", _U: "UPDATE", _D: "DELETE"}
+
+
+def _check_count(relation: Relation, ncols: int) -> None:
     if ncols != len(relation.columns):
-        raise _wrong_count(relation, ncols)
-    return Row(relation, data, start, end, key_only=key_only, older=older)
-
-
-def _wrong_count(relation: Relation, ncols: int) -> ProtocolError:
-    return ProtocolError(f"a row of {relation} has {ncols} columns instead of {len(relation.columns)}")
-
-
-def _cut_off(name: str) -> NoReturn:
-    raise ProtocolError(f"{name} message is too short")
-
-
-def _unexpected(name: str, marker: int) -> ProtocolError:
-    return ProtocolError(f"unexpected row marker {chr(marker)!r} in {name} message")
+        raise ProtocolError(f"a row of {relation} has {ncols} columns instead of {len(relation.columns)}")

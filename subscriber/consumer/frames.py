@@ -1,43 +1,28 @@
 """From frames to changes: where a stream stands in what has arrived, and which tables it knows.
 
-The hot loop of a consumer is fill(): it makes one object for a change and looks at nothing else of it.
+The hot loop of a consumer is that of changes.row_changes(), which fill() calls.
 """
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterable
 
 import anyio
+import anyio.lowlevel
 
 from subscriber import telemetry
 from subscriber.consumer.acks import Acks
-from subscriber.consumer.changes import (
-    MARKER,
-    MARKER_IN_BLOCK,
-    MARKER_IN_MESSAGE,
-    Change,
-    Delete,
-    Insert,
-    Message,
-    Truncate,
-    Update,
-)
-from subscriber.consumer.link import FIRST_WAIT, KEEPALIVE_SIZE, LONGEST_WAIT, Link, Source, passes, position_of
+from subscriber.consumer.changes import LETTER as LETTER
+from subscriber.consumer.changes import Change, Message, Truncate, row_changes
+from subscriber.consumer.link import FIRST_WAIT, LONGEST_WAIT, Link, Source, passes
 from subscriber.consumer.rows import Relation
 from subscriber.consumer.types import TypeRow, Types
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.protocol import messages
 from subscriber.protocol.decode import Decoder
-from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA, decode_from_publisher
+from subscriber.protocol.walstream import XLOG_DATA, Keepalive, decode_from_publisher
 
-LETTER = 25  # where a message begins in a frame
-
-_I, _U, _D, _Y = b"IUDY"
-_ROW_CHANGES: dict[int, type[Insert] | type[Update] | type[Delete]] = {_I: Insert, _U: Update, _D: Delete}
-_row_change = _ROW_CHANGES.get
-
-_relid_at = struct.Struct(">I").unpack_from
+_TYPE = 0x59  # Y
 
 
 class Tables:
@@ -95,16 +80,16 @@ class Tables:
             case _:
                 raise ProtocolError(f"{message.message_type} message sent out of order")
 
-    def read(self, data: bytes) -> Change | messages.Relation | messages.Type:
-        """One message without envelope and without the xid of a block; Relation and Type are for the caller."""
-        kind = _row_change(data[0])
-        if kind is not None:
-            (relid,) = _relid_at(data, 1)
-            return kind(self.relation(relid), data, MARKER_IN_MESSAGE)
-        message = Decoder().decode(data)
-        if isinstance(message, messages.Relation | messages.Type):
-            return message
-        return self.change(message)
+    async def read(self, kept: list[bytes], batch: list[Change]) -> None:
+        """Add the changes in messages that were kept without their envelopes, and without the xid of a block."""
+        at = 0
+        while (at := row_changes(kept, at, self.known, batch, 0, in_block=False)) < len(kept):
+            message = Decoder().decode(kept[at])
+            at += 1
+            if isinstance(message, messages.Relation):
+                await self.describe(message)
+            elif not isinstance(message, messages.Type):
+                batch.append(self.change(message))
 
 
 class Frames:
@@ -125,6 +110,21 @@ class Frames:
         renewed = self._epoch != self._link.epoch
         self._epoch = self._link.epoch
         return renewed
+
+    async def more(self) -> bool:
+        """refill() in the plain case. False, and nothing has happened: it is not, or some are still to be dealt with.
+
+        Whoever is cancelled in it may ask again, and comes forward even if that is so every time.
+        """
+        link = self._link
+        if self._at < len(self._chunk) or self._epoch != link.epoch:
+            return False
+        await link.wait()
+        if self._epoch != link.epoch or not (chunk := link.take_at_once()):
+            return False
+        self._chunk, self._at = chunk, 0
+        await anyio.lowlevel.checkpoint()  # others get a turn: it may be that nothing ever has to be waited for
+        return True
 
     def _rest(self) -> list[bytes]:
         """The frames that are left, none of them when they are of a connection that is lost."""
@@ -171,34 +171,18 @@ class Frames:
     def fill(self, batch: list[Change], *, in_block: bool = False) -> bytes | None:
         """Turn frames into changes; the first frame that is none, or None when more have to be taken."""
         chunk, at = self._rest(), self._at
-        known = self.tables.known
-        relid_at = _relid_at
-        row_change = _row_change
-        append = batch.append
-        pos, marker = (LETTER + 5, MARKER_IN_BLOCK) if in_block else (LETTER + 1, MARKER)
-        try:
-            for frame in chunk[at:] if at else chunk:
-                at += 1
-                if frame[0] != XLOG_DATA:
-                    self._other(frame, between=False)
-                    continue
-                kind = row_change(frame[LETTER])
-                if kind is None:
-                    if frame[LETTER] == _Y:
-                        continue  # the catalog tells more
-                    return frame
-                append(kind(known[relid_at(frame, pos)[0]], frame, marker))
-        except KeyError:
-            self.tables.relation(relid_at(frame, pos)[0])
-        except (IndexError, struct.error):
-            raise ProtocolError("message is too short", detail=f"A frame has {len(frame)} bytes.") from None
-        finally:
-            self._at = at
+        while (at := row_changes(chunk, at, self.tables.known, batch, LETTER, in_block=in_block)) < len(chunk):
+            frame = chunk[at]
+            at += 1
+            if len(frame) <= LETTER or frame[0] != XLOG_DATA:
+                self._other(frame, between=False)
+            elif frame[LETTER] != _TYPE:  # of which the catalog tells more
+                self._at = at
+                return frame
+        self._at = at
         return None
 
     def _other(self, frame: bytes, *, between: bool) -> None:
-        if len(frame) == KEEPALIVE_SIZE and frame[0] == KEEPALIVE:
-            if between:
-                self._acks.note(position_of(frame))
-        else:
-            decode_from_publisher(frame)  # ignores what it does not know, raises for what is damaged
+        message = decode_from_publisher(frame)  # ignores what it does not know, raises for what is damaged
+        if between and isinstance(message, Keepalive):
+            self._acks.note(message.end)

@@ -34,15 +34,13 @@ from subscriber.consumer.acks import Acks
 from subscriber.consumer.types import TypeRow
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol.walstream import KEEPALIVE
+from subscriber.protocol.walstream import weigh
 
 CHUNK = 256  # frames handed out at once; other tasks get a turn in between
 
 STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
 RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
 FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds before the next attempt to connect
-
-KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
 
 # Connections, shutdowns, too many connections, a slot that is still in use by our predecessor.
 _PASSES = ("08", "57P", "53300", "55006")
@@ -104,13 +102,21 @@ class Link:
     async def take(self) -> list[bytes]:
         """The next frames, at most CHUNK; none when wake() was called. Raises what ended the stream for good."""
         await anyio.lowlevel.checkpoint()
-        if not self._queue:
-            if self._error is not None:
-                raise self._error
+        await self.wait()
+        if self._error is not None and not self._queue:
+            raise self._error
+        return self.take_at_once()
+
+    async def wait(self) -> None:
+        """Until there are frames, wake() was called or the stream has ended; nothing changes when that is cancelled."""
+        if not self._queue and self._error is None:
             await self._arrived.wait()
             self._arrived = anyio.Event()
-            if not self._queue:
-                return []
+
+    def take_at_once(self) -> list[bytes]:
+        """take() as far as they are there."""
+        if not self._queue:
+            return []
         self.between = False
         head, start = self._queue[0], self._taken
         chunk = head[start : start + CHUNK]
@@ -119,7 +125,7 @@ class Link:
             self._queue.popleft()
             self._taken = 0
             self._only_keepalives = not self._queue
-        self._queued -= sum(map(len, chunk))
+        self._queued -= weigh(chunk)[0]
         if self._queued <= self._limit:
             self._room.set()
         return chunk
@@ -200,19 +206,20 @@ class Link:
 
     def _arrive(self, frames: list[bytes]) -> None:
         self._asked = False
-        keepalives = [frame for frame in frames if len(frame) == KEEPALIVE_SIZE and frame[0] == KEEPALIVE]
+        size, keepalives = weigh(frames)
         if keepalives:
             end = position_of(keepalives[-1])
-            if any(frame[17] for frame in keepalives):
+            if any(keepalive[-1] for keepalive in keepalives):
                 self._news.set()
             if len(keepalives) == len(frames) and self.between and self._only_keepalives:
                 self._acks.note(end)
                 self._queue.clear()
                 self._queued = 0
                 frames = keepalives[-1:]
+                size = len(frames[0])
         if len(keepalives) < len(frames):
             self._only_keepalives = False
-        self._queued += sum(map(len, frames))
+        self._queued += size
         self._queue.append(frames)
         self._arrived.set()
 

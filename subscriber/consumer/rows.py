@@ -13,6 +13,7 @@ Rows come by the million: a row is the bytes it came in until somebody asks.
 from __future__ import annotations
 
 import struct
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -21,6 +22,7 @@ from subscriber.apply.missing import UNCHANGED as UNCHANGED
 from subscriber.apply.missing import Missing as Missing
 from subscriber.consumer.types import Types
 from subscriber.errors import ProtocolError, SubscriberError
+from subscriber.native import compiled
 from subscriber.protocol import messages
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.protocol.tuples import BINARY, NULL, TEXT
@@ -59,7 +61,7 @@ class Relation:
     `relid` is its OID there; `str()` gives `schema.name`. Two descriptions of one table are two objects.
     """
 
-    __slots__ = ("by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
+    __slots__ = ("blank", "by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
 
     def __init__(self, described: messages.Relation, types: Types) -> None:
         self.relid = described.relid
@@ -69,6 +71,7 @@ class Relation:
         self.columns = tuple([Column(column, types) for column in described.columns])
         self.key = tuple([column.name for column in self.columns if column.is_key])
         self.by_name = {column.name: number for number, column in enumerate(self.columns)}
+        self.blank: Values = dict.fromkeys(self.by_name)  # the row of NULLs
         self.plan = tuple([(column.name, column.text, column.binary) for column in self.columns])
 
     def __str__(self) -> str:
@@ -78,17 +81,21 @@ class Relation:
         return f"<Relation {self}>"
 
 
-class Row(Mapping[str, Any]):
-    """One row, a mapping from the names of all published columns to values, UNCHANGED or NOT_SENT.
-
-    `row["a"]` reads one value, `row.dict()` all at once. `text()` and `raw()` give what the publisher sent,
-    for types that Python has nothing like.
-    """
+@compiled
+class RowData(Mapping[str, Any]):
+    """What a Row is made of, and the way to all of its values at once."""
 
     __slots__ = ("_cut", "_data", "_end", "_key_only", "_older", "_start", "relation")
 
     def __init__(
-        self, relation: Relation, data: bytes, start: int, end: int, *, key_only: bool = False, older: Row | None = None
+        self,
+        relation: Relation,
+        data: bytes,
+        start: int,
+        end: int,
+        *,
+        key_only: bool = False,
+        older: Row | None = None,
     ) -> None:
         """The row whose columns are `data[start:end]`. `older` is the whole row before, where that was sent."""
         self.relation = relation
@@ -98,17 +105,6 @@ class Row(Mapping[str, Any]):
         self._key_only = key_only
         self._older = older
         self._cut: list[tuple[int, bytes | None]] | None = None
-
-    def __getitem__(self, name: str) -> Any:
-        number = self.relation.by_name[name]
-        status, value = self._columns()[number]
-        if value is None:
-            return self._without_value(number, status)
-        column = self.relation.columns[number]
-        try:
-            return column.text(value) if status == TEXT else column.binary(value)
-        except (ValueError, ArithmeticError, LookupError, struct.error):
-            raise _unreadable(self.relation, column) from None  # whose message may have the value in it
 
     def dict(self) -> Values:
         """All columns by name; faster than asking for one after the other."""
@@ -140,6 +136,30 @@ class Row(Mapping[str, Any]):
         if pos != self._end:
             raise _damaged(self.relation)
         return found
+
+    @abstractmethod
+    def _columns(self) -> list[tuple[int, bytes | None]]: ...
+
+
+class Row(RowData, Mapping[str, Any]):
+    """One row, a mapping from the names of all published columns to values, UNCHANGED or NOT_SENT.
+
+    `row["a"]` reads one value, `row.dict()` all at once. `text()` and `raw()` give what the publisher sent,
+    for types that Python has nothing like.
+    """
+
+    __slots__ = ()
+
+    def __getitem__(self, name: str) -> Any:
+        number = self.relation.by_name[name]
+        status, value = self._columns()[number]
+        if value is None:
+            return self._without_value(number, status)
+        column = self.relation.columns[number]
+        try:
+            return column.text(value) if status == TEXT else column.binary(value)
+        except (ValueError, ArithmeticError, LookupError, struct.error):
+            raise _unreadable(self.relation, column) from None  # whose message may have the value in it
 
     def sent(self) -> Values:
         """The columns that have a value, or are NULL."""

@@ -221,12 +221,7 @@ class Reading:
                 await self.let_go()
                 await self.spooled.remove()
                 break
-            for _, _, message in records:
-                change = tables.read(message)
-                if isinstance(change, pgoutput.Relation):
-                    await tables.describe(change)
-                elif not isinstance(change, pgoutput.Type):
-                    batch.append(change)
+            await tables.read([message for _, _, message in records], batch)
         return batch
 
     async def drop(self, transaction: Transaction) -> None:

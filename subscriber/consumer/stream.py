@@ -190,8 +190,11 @@ class Stream:
 
     async def pull(self, transaction: Transaction, source: Changes) -> list[Change]:
         """The next changes of `transaction`, which has them from `source`."""
-        if not self._errands.busy and not self.closed and (batch := source.at_once(transaction)) is not None:
-            return batch
+        while not self._errands.busy and not self.closed:
+            if (batch := source.at_once(transaction)) is not None:
+                return batch
+            if not await self.frames.more():
+                break
         return await self._undisturbed((source, transaction), partial(source.pull, transaction)) or []
 
     async def drop(self, transaction: Transaction, source: Changes) -> None:

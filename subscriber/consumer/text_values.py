@@ -20,12 +20,15 @@ from typing import Any
 import asyncpg
 
 from subscriber.lsn import Lsn
+from subscriber.native import compiled
 
 Decode = Callable[[bytes], Any]
 
 # What is no UTF-8 (a publisher in SQL_ASCII) comes as surrogate escapes and encodes back to the same bytes.
-text: Decode = methodcaller("decode", "utf-8", "surrogateescape")
-boolean: Decode = b"t".__eq__
+text: Decode = compiled(methodcaller("decode", "utf-8", "surrogateescape"), "text_values_text")
+boolean: Decode = compiled(b"t".__eq__, "text_values_boolean")
+integer: Decode = compiled(int, "text_values_integer")
+float8: Decode = compiled(float, "text_values_float8")
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|Infinity|NaN)", re.IGNORECASE)
 _INTERVAL_PART = re.compile(r"([-+]?\d+) (year|mon|day)s?")
@@ -41,6 +44,7 @@ def float4(value: bytes) -> float:
     return number
 
 
+@compiled
 def numeric(value: bytes) -> Decimal:
     return Decimal(value.decode())
 
@@ -52,6 +56,7 @@ def bytea(value: bytes) -> bytes:
     return _OCTAL.sub(lambda m: b"\\" if m[1] == b"\\" else bytes([int(m[1], 8)]), value)
 
 
+@compiled
 def a_date(value: bytes) -> date:
     if value.endswith(b"infinity"):
         return date.min if value.startswith(b"-") else date.max
@@ -62,6 +67,7 @@ def a_time(value: bytes) -> time:
     return time.fromisoformat(value.decode())
 
 
+@compiled
 def timestamp(value: bytes) -> datetime:
     try:
         return _from_iso(value.decode())
@@ -69,6 +75,7 @@ def timestamp(value: bytes) -> datetime:
         return _infinite(value)
 
 
+@compiled
 def timestamptz(value: bytes) -> datetime:
     try:
         return _from_iso(value.decode())

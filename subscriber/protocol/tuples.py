@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber.errors import ProtocolError
+from subscriber.native import compiled
 
 NULL = 0x6E  # n: NULL; in an old key also "not part of the key"
 UNCHANGED = 0x75  # u: an unchanged TOAST value that was not sent
@@ -39,22 +40,7 @@ class TupleData:
         status, never `value is None`, to tell NULL from "not sent". Text is in the client encoding
         and not NUL-terminated.
         """
-        raw = self.raw
-        length_at = _length_at
-        pos = 0
-        status = bytearray()
-        values: list[bytes | None] = []
-        for _ in range(self.ncols):
-            kind = raw[pos]
-            status.append(kind)
-            if kind == TEXT or kind == BINARY:  # noqa: SIM109 - "in" takes twice as long
-                start = pos + 5
-                pos = start + length_at(raw, pos + 1)[0]
-                values.append(raw[start:pos])
-            else:
-                pos += 1
-                values.append(None)
-        return bytes(status), values
+        return split_columns(self.raw, 0, self.ncols)
 
     @classmethod
     def join(cls, status: bytes, values: Sequence[bytes | None]) -> TupleData:
@@ -75,6 +61,26 @@ class TupleData:
         return cls(bytes(parts), len(status))
 
 
+@compiled
+def split_columns(data: bytes, pos: int, ncols: int) -> tuple[bytes, list[bytes | None]]:
+    """`ncols` columns from `pos` on as TupleData.split() gives them; they have been checked."""
+    length_at = _length_at
+    status = bytearray()
+    values: list[bytes | None] = []
+    for _ in range(ncols):
+        kind = data[pos]
+        status.append(kind)
+        if kind == TEXT or kind == BINARY:  # noqa: SIM109 - "in" takes twice as long
+            start = pos + 5
+            pos = start + length_at(data, pos + 1)[0]
+            values.append(data[start:pos])
+        else:
+            pos += 1
+            values.append(None)
+    return bytes(status), values
+
+
+@compiled
 def skip_columns(data: bytes, pos: int, ncols: int) -> int:
     """Check `ncols` columns that start at `pos` and return the position after them.
 

@@ -12,6 +12,7 @@ from typing import assert_never
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.native import compiled
 from subscriber.protocol.reader import left_over, too_short
 
 XLOG_DATA = 0x77  # w
@@ -80,6 +81,16 @@ def decode_from_publisher(frame: bytes) -> XLogData | Keepalive | None:
         _, end, send_time, reply_requested = _KEEPALIVE.unpack(frame)
         return Keepalive(Lsn(end), send_time, _boolean(reply_requested, "keepalive"))
     return None
+
+
+@compiled
+def weigh(frames: list[bytes]) -> tuple[int, list[bytes]]:
+    """How many bytes CopyData payloads are together, and those of them that are keepalives.
+
+    The last byte of a keepalive says whether an answer is wanted.
+    """
+    size = _KEEPALIVE.size
+    return sum(map(len, frames)), [frame for frame in frames if len(frame) == size and frame[0] == KEEPALIVE]
 
 
 def decode_from_subscriber(frame: bytes) -> StandbyStatus:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+from subscriber.native import compiled
 from subscriber.protocol.reader import Reader
 
 ENCODING = "utf-8"
@@ -21,6 +22,7 @@ HEADER = Struct(">cI")
 _INT16 = Struct(">H")
 _INT32 = Struct(">i")
 _BIND_HEAD = Struct(">cI")
+_COPY_DATA = 0x64  # d
 
 # No portal name, no row limit: every Execute runs its statement to the end.
 _EXECUTE = b"E\0\0\0\x09\0\0\0\0\0"
@@ -80,6 +82,24 @@ def text_parameters(values: Sequence[str | None]) -> bytes:
 
 def copy_data(payload: bytes) -> bytes:
     return HEADER.pack(b"d", len(payload) + 4) + payload
+
+
+@compiled
+def cut_copy_data(buffer: bytearray, start: int, end: int, found: list[bytes]) -> tuple[int, int]:
+    """Add the payloads of CopyData messages to `found`, from `start` up to the first other or incomplete message.
+
+    Where that begins, and the sum of the lengths that the messages say they have.
+    """
+    size = 0
+    while end - start >= 5 and buffer[start] == _COPY_DATA:
+        length = HEADER.unpack_from(buffer, start)[1]
+        stop = start + 1 + length
+        if length < 4 or stop > end:
+            break
+        found.append(bytes(buffer[start + 5 : stop]))
+        start = stop
+        size += length
+    return start, size
 
 
 def copy_fail(reason: str) -> bytes:

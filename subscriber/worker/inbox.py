@@ -10,13 +10,11 @@ from collections import deque
 
 import anyio
 
-from subscriber.protocol.walstream import KEEPALIVE
+from subscriber.protocol.walstream import weigh
 from subscriber.source.walsender import ReplicationStream
 from subscriber.worker.feedback import Feedback
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
-
-_KEEPALIVE_SIZE = 18  # bytes; the last one says whether an answer is wanted
 
 
 class Inbox:
@@ -38,10 +36,10 @@ class Inbox:
         while True:
             payloads = await self._stream.receive()
             feedback.received()
-            for payload in payloads:
-                self._size += len(payload)
-                if len(payload) == _KEEPALIVE_SIZE and payload[0] == KEEPALIVE and payload[17]:
-                    feedback.prompt()
+            size, keepalives = weigh(payloads)
+            self._size += size
+            if any(keepalive[-1] for keepalive in keepalives):
+                feedback.prompt()
             self.waiting.extend(payloads)
             self._arrived.set()
             while not self.has_room():

@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"connection"},
     {"telemetry"},
     {"protocol", "subscription"},
-    {"errors", "lsn"},
+    {"errors", "lsn", "native"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
