@@ -351,7 +351,8 @@ class _Keeper:
         if self._spark is None:
             results = await run_driver(self._master, tasks)
         else:
-            results = await _in_session(self._spark, tasks)
+            with spark_session(self._spark) as spark:
+                results = await run_in_thread(spark, copy_parts, tasks)
         return [failure for failures in results for failure in failures]
 
     async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
@@ -424,16 +425,6 @@ def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
     large = [part for part in parts if part.size >= SMALL]
     small = [part for part in parts if part.size < SMALL]
     return [(part,) for part in large] + [tuple(small[at : at + BUNDLE]) for at in range(0, len(small), BUNDLE)]
-
-
-async def _in_session(spark: SparkSession, tasks: Sequence[tuple[PartTask, ...]]) -> list[list[Failure]]:
-    from pyspark.errors import PySparkException
-
-    with spark_session(spark):
-        try:
-            return await run_in_thread(spark, copy_parts, tasks)
-        except PySparkException as error:
-            raise SubscriberError("Spark could not copy everything", detail=str(error).splitlines()[0]) from error
 
 
 async def _empty(connection: Connection, table: store.RelationState) -> None:

@@ -12,23 +12,23 @@ A task may be tried again, or run twice: what a sink does must be harmless then.
 from __future__ import annotations
 
 import gc
-import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from zlib import crc32
 
 from subscriber.errors import ApplyError, ConnectionLost, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.net import Net
+from subscriber.pipeline.tasks import spark_errors
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Delete, Insert, Relation, ReplicaIdentity, Update
 from subscriber.spool.changelog import PIECE, ChangeLog, Piece, scan
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 R_co = TypeVar("R_co", covariant=True)
@@ -41,8 +41,6 @@ LARGEST = 64 * 1024 * 1024  # bytes of the log that one task nets in memory
 PARTS = 8  # that a table is divided into at most, if there are as many executors
 
 _INSERT, _UPDATE, _TRUNCATE, _NEW = b"IUTN"
-_NETS = "relation string, part int, piece long, whole boolean, net binary"
-_RESULTS = "relation string, part int, result binary"
 
 
 class Sink(Protocol[R_co]):
@@ -90,79 +88,101 @@ def net_changes(
     """(schema.table, part, what the sink returned) for the net effect of (start, end].
 
     `wanted` are the tables, None all. Blocks: call it in a thread. Raises ApplyError where changes contradict each
-    other, and Spark's own errors when a sink keeps failing.
+    other, and SubscriberError when a sink keeps failing.
     """
-    from pyspark.sql import functions as f
+    from pyspark import StorageLevel
 
+    context = spark.sparkContext
     # Large pieces: a row that changes in several of them travels as often.
-    size = log.reach(start).size // (2 * spark.sparkContext.defaultParallelism)
+    size = log.reach(start).size // (2 * context.defaultParallelism)
     pieces = log.pieces(start, end, size=min(max(size, PIECE), LARGEST))
     if not pieces:
         return []
-    parts = max(1, min(PARTS, spark.sparkContext.defaultParallelism))
-    work = NetPieces(log.directory, tuple(pieces), keys, wanted, parts)
-    nets = spark.range(0, len(pieces), 1, len(pieces)).mapInArrow(work, _NETS).persist()
-    try:
-        failed = f.when(f.col("relation").isNull(), f.col("net")).alias("failed")
-        special = nets.where("whole OR relation IS NULL").select("relation", failed).collect()
-        for row in special:
-            if row.failed is not None:
-                raise pickle.loads(row.failed)
-        whole = sorted({row.relation for row in special})
-        placed = nets.withColumn("part", f.when(f.col("relation").isin(whole), f.lit(0)).otherwise(f.col("part")))
-        folded = (
-            placed.repartition(parts, "relation", "part")
-            .sortWithinPartitions("relation", "part", "piece")
-            .mapInArrow(_Fold(sink), _RESULTS)
+    parts = max(1, min(PARTS, context.defaultParallelism))
+    work = NetPieces(log.directory, keys, wanted, parts)
+    with spark_errors():
+        nets = (
+            context.parallelize(list(enumerate(pieces)), len(pieces))
+            .flatMap(work)
+            .persist(StorageLevel.MEMORY_AND_DISK)
         )
-        results = [(row.relation, row.part, pickle.loads(row.result)) for row in folded.collect()]
-        for _, _, result in results:
-            if isinstance(result, SubscriberError):
-                raise result
-        return results
-    finally:
-        nets.unpersist()
+        try:
+            special = nets.filter(_is_special).map(_what_is_special).collect()
+            for _, error in special:
+                if error is not None:
+                    raise error
+            place = _Place(frozenset(relation for relation, _ in special))
+            placed = nets.map(place).repartitionAndSortWithinPartitions(parts, _partition)
+            results = placed.mapPartitions(_Fold(sink)).collect()
+        finally:
+            nets.unpersist()
+    found = []
+    for relation, part, result in results:
+        if isinstance(result, SubscriberError):
+            raise result
+        found.append((relation, part, result))
+    return found
+
+
+class PieceNet(NamedTuple):
+    """What a piece of the log makes of one part of a table; or what is wrong with the piece."""
+
+    relation: str  # schema.name
+    part: int
+    piece: int  # number
+    whole: bool  # all of the table has to be one part
+    net: tuple[Table, bytes] | SubscriberError
+
+
+def _is_special(net: PieceNet) -> bool:
+    return net.whole or isinstance(net.net, SubscriberError)
+
+
+def _what_is_special(net: PieceNet) -> tuple[str, SubscriberError | None]:
+    return net.relation, net.net if isinstance(net.net, SubscriberError) else None
+
+
+Place: TypeAlias = tuple[str, int, int]  # relation, part, piece: also the order in which nets are folded
+
+
+class _Place:
+    """On an executor: where a net belongs, when `whole` are the tables that are not divided."""
+
+    def __init__(self, whole: frozenset[str]) -> None:
+        self._whole = whole
+
+    def __call__(self, net: PieceNet) -> tuple[Place, tuple[Table, bytes]]:
+        assert not isinstance(net.net, SubscriberError)
+        return (net.relation, 0 if net.relation in self._whole else net.part, net.piece), net.net
+
+
+def _partition(place: Place) -> int:
+    """The parts of one table go to different executors, and small tables to all of them."""
+    return place[1] + crc32(place[0].encode())
 
 
 class NetPieces:
     """On an executor: the nets of some pieces."""
 
-    def __init__(
-        self,
-        directory: Path,
-        pieces: tuple[Piece, ...],
-        keys: Keys,
-        wanted: frozenset[str] | None,
-        parts: int,
-    ) -> None:
+    def __init__(self, directory: Path, keys: Keys, wanted: frozenset[str] | None, parts: int) -> None:
         self._directory = directory
-        self._pieces = pieces
         self._keys = keys
         self._wanted = wanted
         self._parts = parts
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        def row(relation: str | None, part: int, piece: int, whole: bool, net: object) -> pa.RecordBatch:
-            values = [[relation], [part], [piece], [whole], [pickle.dumps(net)]]
-            types = [pa.string(), pa.int32(), pa.int64(), pa.bool_(), pa.binary()]
-            arrays = [pa.array(value, kind) for value, kind in zip(values, types, strict=True)]
-            return pa.RecordBatch.from_arrays(arrays, names=["relation", "part", "piece", "whole", "net"])
-
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                try:
-                    with _uncollected():
-                        found = self.nets(self._pieces[number])
-                except SubscriberError as error:  # what trying again cannot help
-                    yield row(None, 0, number, False, error)
-                    continue
-                for table, net in found:
-                    whole = net.truncated or net.moved
-                    divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
-                    for part, some in divided:
-                        yield row(table.label, part, number, whole, (table, some.dump()))
+    def __call__(self, numbered: tuple[int, Piece]) -> Iterator[PieceNet]:
+        number, piece = numbered
+        try:
+            with _uncollected():
+                found = self.nets(piece)
+        except SubscriberError as error:  # what trying again cannot help
+            yield PieceNet("", 0, number, False, error)
+            return
+        for table, net in found:
+            whole = net.truncated or net.moved
+            divided = [(0, net)] if whole or self._parts == 1 else net.parts(self._parts)
+            for part, some in divided:
+                yield PieceNet(table.label, part, number, whole, (table, some.dump()))
 
     def nets(self, piece: Piece) -> list[tuple[Table, Net]]:
         """Each table that changes in it, and its net. Raises ApplyError."""
@@ -229,23 +249,20 @@ class _Fold(Generic[R]):
     def __init__(self, sink: Sink[R]) -> None:
         self._sink = sink
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        import pyarrow as pa
-
-        rows: Iterator[dict[str, Any]] = (row for batch in batches for row in batch.to_pylist())
-        for (relation, part), nets in groupby(rows, key=lambda row: (row["relation"], row["part"])):
+    def __call__(
+        self, placed: Iterable[tuple[Place, tuple[Table, bytes]]]
+    ) -> Iterator[tuple[str, int, R | SubscriberError]]:
+        for (relation, part), nets in groupby(placed, key=lambda net: net[0][:2]):
             result: R | SubscriberError
             try:
                 with _uncollected():
-                    table, net = _folded(row["net"] for row in nets)
-                result = self._sink(table, net, part)
+                    table, folded = _folded(net for _, net in nets)
+                result = self._sink(table, folded, part)
             except ConnectionLost:
                 raise  # another attempt may not meet it
             except SubscriberError as error:
                 result = error
-            yield pa.RecordBatch.from_pydict(
-                {"relation": [relation], "part": pa.array([part], pa.int32()), "result": [pickle.dumps(result)]}
-            )
+            yield relation, part, result
 
 
 @contextmanager
@@ -258,12 +275,11 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _folded(nets: Iterator[bytes]) -> tuple[Table, Net]:
+def _folded(nets: Iterator[tuple[Table, bytes]]) -> tuple[Table, Net]:
     """One net of those that follow each other, and the table as the last one knows it."""
-    table, dumped = pickle.loads(next(nets))
+    table, dumped = next(nets)
     folded = Net.load(dumped)
-    for pickled in nets:
-        table, dumped = pickle.loads(pickled)
+    for table, dumped in nets:
         try:
             folded.then(Net.load(dumped))
         except ApplyError as error:

@@ -14,6 +14,7 @@ The process of the driver being killed ends the JVM, which reads from it, and it
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import sys
@@ -197,13 +198,23 @@ def _end_jvm() -> None:
 # --- code for executors ---------------------------------------------------------------------------
 
 
+_shipped: set[str] = set()  # applications that have the package
+
+
 def ship(session: SparkSession, directory: Path | None = None) -> None:
-    """Send this package to the session's executors, unless they are forks of this very Python."""
-    if session.conf.get("spark.master", "").startswith("local["):  # type: ignore[union-attr]
+    """Send this package to the session's executors, unless they are forks of this very Python.
+
+    It is served from `directory` as long as the session lives; None: a directory of this process.
+    """
+    context = session.sparkContext
+    if (context.master or "").startswith("local[") or context.applicationId in _shipped:
         return
-    with ExitStack() as stack:
-        place = directory or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="subscriber-spark-")))
-        session.addArtifacts(str(package_zip(place)), pyfile=True)
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    context.addPyFile(str(package_zip(directory)))
+    assert context.applicationId is not None
+    _shipped.add(context.applicationId)
 
 
 def package_zip(directory: Path) -> Path:

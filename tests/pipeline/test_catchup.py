@@ -57,7 +57,7 @@ async def test_a_backlog_in_batches_and_then_the_worker(
     await target_db.execute("ALTER TABLE pair ADD later int")
     end = await scene.archive()
     batches: list[CaughtUp] = []
-    done = await catch_up(target_db.dsn(), "s", scene.log, spark, batch=300, on_batch=batches.append)
+    done = await catch_up(target_db.dsn(), "s", scene.log, spark, batch=100, on_batch=batches.append)
     assert done == await position(target_db) >= end
     assert len(batches) > 1
     assert [batch.start for batch in batches[1:]] == [batch.end for batch in batches[:-1]]

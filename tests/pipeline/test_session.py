@@ -95,7 +95,7 @@ def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> Non
 @pytest.mark.soak
 def test_executors_of_other_processes_get_our_code(tmp_path: Path) -> None:
     session = 'master="local-cluster[2,1,1024]"'
-    out, err = run(PROGRAM.format(session=session, function="__import__('subscriber').lsn.Lsn"), without_java(tmp_path))
+    out, err = run(PROGRAM.format(session=session, function="__import__('subscriber').Lsn"), without_java(tmp_path))
     assert "Lsn" in out
     assert err == ""
 
