@@ -40,7 +40,7 @@ from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
 from subscriber.worker.transactions import Transactions
 
-TURN = 256  # messages handled before other tasks get a turn: nothing in the loop need ever wait
+TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
 CHANGES = (b"I", b"U", b"D")  # the first bytes of messages that are changes of rows
 
