@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import gc
+import logging
+import os
 import signal
 from pathlib import Path
+from typing import NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -14,8 +17,8 @@ from subscriber.worker.launcher import Launcher
 from subscriber.worker.surroundings import SpoolPlace
 
 
-async def run(target: str, spool_dir: str | None = None, spool_limit: int | None = None) -> int:
-    """Run all enabled subscriptions of `target` until SIGTERM or SIGINT; the exit status.
+async def run(target: str, spool_dir: str | None = None, spool_limit: int | None = None) -> NoReturn:
+    """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
     `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults.
     """
@@ -24,13 +27,21 @@ async def run(target: str, spool_dir: str | None = None, spool_limit: int | None
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
         await Launcher(target, spool=spool).run()
-    return 0
+    _leave()
 
 
 def _collect_rarely() -> None:
     """Applying makes objects by the million and hardly a cycle; looking for cycles took a fifth of the time."""
     gc.freeze()
     gc.set_threshold(20_000, 20, 100)
+
+
+def _leave() -> NoReturn:
+    """All tasks have ended. Closing the event loop would wait for threads as well, and a look-up of the target's name,
+    which nobody can stop, takes ten seconds or more where the name server is gone, too.
+    """
+    logging.shutdown()
+    os._exit(0)
 
 
 async def _stop_on_signal(tasks: TaskGroup) -> None:

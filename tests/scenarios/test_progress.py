@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 from time import monotonic
 
 import anyio
@@ -212,3 +214,37 @@ async def test_the_program_ends_on_sigterm_without_a_publisher(
     status, seconds = await program.stop()
     assert (status, seconds < 5) == (0, True)
     assert os.environ.get("PGPASSWORD", "none of it") not in program.text
+
+
+# Stands in for the look-up of a name where the name server is gone.
+STUCK = """
+import time
+import anyio.to_thread
+from subscriber.ops import cli
+from subscriber.worker.launcher import Launcher
+
+def stay():
+    print("stuck", flush=True)
+    time.sleep(60)
+
+async def run(self):
+    await anyio.sleep(0.1)
+    await anyio.to_thread.run_sync(stay, abandon_on_cancel=True)
+
+Launcher.run = run
+cli.main()
+"""
+
+
+def test_the_program_ends_on_sigterm_although_a_thread_is_stuck() -> None:
+    command = [sys.executable, "-c", STUCK, "run", "--target", "postgresql://nowhere.invalid/x", "--log-format", "json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "stuck\n"
+            process.terminate()
+            _, said = process.communicate(timeout=5)
+        finally:
+            process.kill()
+    assert process.returncode == 0
+    assert "received shutdown request" in said
