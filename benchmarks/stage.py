@@ -60,11 +60,11 @@ async def stage() -> AsyncIterator[Stage]:
         target = await servers.create("target", SETTINGS)
         await source.start()
         await target.start()
-        launcher = demo_processes.launcher(target.dsn(), servers.directory)
+        where = Stage(source, target, demo_processes.launcher(target.dsn(), servers.directory), servers.directory)
         try:
-            yield Stage(source, target, launcher, servers.directory)
+            yield where
         finally:
-            await launcher.stop()
+            await where.launcher.stop()  # the last one: subscribe_both() puts another in its place
 
 
 async def subscribe_both(where: Stage, tables: Sequence[str], options: str, *, source_dsn: str | None = None) -> None:
