@@ -119,11 +119,12 @@ class Frames:
         link = self._link
         if self._at < len(self._chunk) or self._epoch != link.epoch:
             return False
-        await link.wait()
+        waited = await link.wait()
         if self._epoch != link.epoch or not (chunk := link.take_at_once()):
             return False
         self._chunk, self._at = chunk, 0
-        await anyio.lowlevel.checkpoint()  # others get a turn: it may be that nothing ever has to be waited for
+        if not waited:
+            await anyio.lowlevel.checkpoint()  # it may be that nothing ever has to be waited for
         return True
 
     def _rest(self) -> list[bytes]:

@@ -107,11 +107,16 @@ class Link:
             raise self._error
         return self.take_at_once()
 
-    async def wait(self) -> None:
-        """Until there are frames, wake() was called or the stream has ended; nothing changes when that is cancelled."""
-        if not self._queue and self._error is None:
-            await self._arrived.wait()
-            self._arrived = anyio.Event()
+    async def wait(self) -> bool:
+        """Until there are frames, wake() was called or the stream has ended; nothing changes when that is cancelled.
+
+        False when that is so already: then other tasks have had no turn.
+        """
+        if self._queue or self._error is not None:
+            return False
+        await self._arrived.wait()
+        self._arrived = anyio.Event()
+        return True
 
     def take_at_once(self) -> list[bytes]:
         """take() as far as they are there."""
@@ -187,15 +192,21 @@ class Link:
         raise lost
 
     async def _read(self, connection: Connection) -> None:
+        half = RECEIVER_TIMEOUT / 2
         while True:
-            with anyio.move_on_after(RECEIVER_TIMEOUT / 2) as waiting:
-                self._arrive(await connection.receive())
-            if waiting.cancelled_caught:
-                self._silent()
+            with anyio.move_on_after(self._heard + half - monotonic()):  # one for many, a timeout is not cheap
+                while True:
+                    self._arrive(await connection.receive())
+                    self._heard = monotonic()
+                    if self._queued > self._limit:
+                        break
             while self._queued > self._limit:
                 self._room = anyio.Event()
                 await self._room.wait()
                 self._heard = monotonic()  # the silence was ours
+            if monotonic() - self._heard >= half:
+                self._heard = monotonic()
+                self._silent()
 
     def _silent(self) -> None:
         """Nothing has come for half of the timeout."""
