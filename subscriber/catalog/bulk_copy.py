@@ -7,6 +7,7 @@ which is no table's. Told at the head of pipeline/copy.py.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
@@ -36,11 +37,17 @@ SELECT d.relid::bigint AS relid, array_agg(d.part) AS parts, sum(d.rows)::bigint
   FROM subscriber.copy_done d WHERE d.copyid = $1 GROUP BY d.relid
 """
 
-# For executors: no row comes back when the part has been copied already.
-CLAIM = """
-INSERT INTO subscriber.copy_done (copyid, relid, part) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING RETURNING 1
+# In one order, so that who is after the same parts waits and nobody for each other.
+_CLAIM = """
+INSERT INTO subscriber.copy_done (copyid, relid, part)
+SELECT $1, relid, part FROM unnest($2::oid[], $3::int[]) AS t (relid, part) ORDER BY relid, part
+ON CONFLICT DO NOTHING RETURNING relid::bigint, part
 """
-COPIED = "UPDATE subscriber.copy_done SET rows = $4, bytes = $5 WHERE copyid = $1 AND relid = $2 AND part = $3"
+_RECORD = """
+UPDATE subscriber.copy_done d SET rows = t.rows, bytes = t.bytes
+  FROM unnest($2::oid[], $3::int[], $4::bigint[], $5::bigint[]) AS t (relid, part, rows, bytes)
+ WHERE d.copyid = $1 AND d.relid = t.relid AND d.part = t.part
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,3 +109,18 @@ async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copie
         row["relid"]: Copied(set(row["parts"]), row["rows"] or 0, row["bytes"] or 0)
         for row in await connection.fetch(_DONE, copyid)
     }
+
+
+async def claim(connection: asyncpg.Connection, copyid: int, parts: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
+    """For executors: those of `parts` (relid, number) that nobody has copied; waits for who is copying one of them."""
+    relids, numbers = zip(*parts, strict=True)
+    return {(row[0], row[1]) for row in await connection.fetch(_CLAIM, copyid, relids, numbers)}
+
+
+async def record(
+    connection: asyncpg.Connection, copyid: int, counts: Mapping[tuple[int, int], tuple[int, int]]
+) -> None:
+    """Of each claimed part, by (relid, number): how many rows and bytes it had."""
+    relids, numbers = zip(*counts, strict=True)
+    rows, sizes = zip(*counts.values(), strict=True)
+    await connection.execute(_RECORD, copyid, relids, numbers, rows, sizes)

@@ -67,8 +67,8 @@ if TYPE_CHECKING:
 
 APPLICATION_NAME = "subscriber copy"
 POLL = 0.5  # seconds between two looks at what was copied
-SMALL = 4 * 1024 * 1024  # bytes
-BUNDLE = 8  # parts below that which are one task
+BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
+BUNDLE = 32  # and so many of them at most
 DRIVERS = 5  # times a driver may end without having copied anything
 # Tables that others refer to cannot be truncated alone.
 _IS_REFERRED_TO = "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE confrelid = $1 AND contype = 'f')"
@@ -421,10 +421,17 @@ def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProg
 
 
 def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
-    """What is one task: a part of some size, or BUNDLE small ones, which cost more to begin than to copy."""
-    large = [part for part in parts if part.size >= SMALL]
-    small = [part for part in parts if part.size < SMALL]
-    return [(part,) for part in large] + [tuple(small[at : at + BUNDLE]) for at in range(0, len(small), BUNDLE)]
+    """What is one task: a part of a table that was cut, or whole tables that together have the size of a small part."""
+    bundles: list[tuple[PartTask, ...]] = [(part,) for part in parts if not part.is_whole]
+    together: list[PartTask] = []
+    size = 0
+    for part in [part for part in parts if part.is_whole]:
+        if together and (size + part.size > BUNDLE_BYTES or len(together) == BUNDLE):
+            bundles.append(tuple(together))
+            together, size = [], 0
+        together.append(part)
+        size += part.size
+    return [*bundles, tuple(together)] if together else bundles
 
 
 async def _empty(connection: Connection, table: store.RelationState) -> None:

@@ -2,7 +2,9 @@
 
 One transaction on the target holds the part's row in subscriber.copy_done and the part's rows, so a part is there
 whole and once, whoever is killed and however often it is begun: the row is inserted first, which waits for an earlier
-attempt that is still alive, and finds out whether that one came through.
+attempt that is still alive, and finds out whether that one came through. Small parts are copied together: their rows
+of copy_done are inserted in one order by everybody, before anything else, so that attempts wait for each other and
+never in a circle.
 
 Nothing of a row's values is decoded here, or can get into an error that leaves here.
 """
@@ -43,7 +45,10 @@ TARGET_SETTINGS = {
     "lock_timeout": "0",
     "synchronous_commit": "off",
 }
-_FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
+_FILENODES = """
+SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)
+  FROM unnest($1::pg_catalog.text[]) WITH ORDINALITY AS t (heap, number) ORDER BY number
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class PartTask:
     role: str  # to insert as; "none": the session's own
     binary: bool
     size: int  # about, in bytes
+    is_whole: bool  # the only part of its table
 
     def __repr__(self) -> str:
         return f"PartTask({self.schema}.{self.name}, part {self.number})"
@@ -80,30 +86,37 @@ class Failure:
 
 
 def copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
-    """Copy the parts that have not been, one after the other, all between the same two servers.
+    """Copy the parts that have not been, all between the same two servers, together in one transaction of each.
 
-    Raises ConnectionLost for what another attempt may not meet.
+    One that cannot be copied costs the others nothing but being begun again. Raises ConnectionLost for what another
+    attempt may not meet.
     """
     return anyio.run(_copy_parts, tasks)
 
 
 async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
-    waiting, failures = deque(tasks), list[Failure]()
+    waiting, failures = deque([tasks]), list[Failure]()
     while waiting:  # a failure costs the connections
         error = await _attempt(waiting)
-        if error is not None:
-            if error.sqlstate.startswith(TRANSIENT):
-                raise ConnectionLost(error.message)
-            failures.append(Failure(waiting.popleft().relid, error.message, error.hint, error.sqlstate))
+        if error is None:
+            break
+        if error.sqlstate.startswith(TRANSIENT):
+            raise ConnectionLost(error.message)
+        failed = waiting.popleft()
+        if len(failed) > 1:  # one by one, which tells whose error it is
+            waiting.extendleft((task,) for task in reversed(failed))
+        else:
+            failures.append(Failure(failed[0].relid, error.message, error.hint, error.sqlstate))
     return failures
 
 
-async def _attempt(waiting: deque[PartTask]) -> SubscriberError | None:
-    """Copy them off the front; what went wrong with the first that is left, None when none is."""
+async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | None:
+    """Copy what is together off the front; what went wrong with the first that is left, None when nothing is."""
     try:
-        target = await connect(waiting[0].target, application_name="subscriber copy", settings=TARGET_SETTINGS)
+        first_one = waiting[0][0]
+        target = await connect(first_one.target, application_name="subscriber copy", settings=TARGET_SETTINGS)
         try:
-            source = await connect(waiting[0].source, application_name="subscriber copy", settings=SOURCE_SETTINGS)
+            source = await connect(first_one.source, application_name="subscriber copy", settings=SOURCE_SETTINGS)
             try:
                 while waiting:
                     await _copy(waiting[0], source, target)
@@ -124,24 +137,37 @@ async def _attempt(waiting: deque[PartTask]) -> SubscriberError | None:
     return None
 
 
-async def _copy(task: PartTask, source: Connection, target: Connection) -> None:
+async def _copy(tasks: tuple[PartTask, ...], source: Connection, target: Connection) -> None:
     async with target.transaction():
-        if not await target.fetchval(bulk_copy.CLAIM, task.copyid, task.relid, task.number):
+        claimed = await bulk_copy.claim(target, tasks[0].copyid, [(task.relid, task.number) for task in tasks])
+        ours = [task for task in tasks if (task.relid, task.number) in claimed]
+        if not ours:
             return
         async with source.transaction(isolation="repeatable_read", readonly=True):
-            await source.execute(f"SET TRANSACTION SNAPSHOT '{task.snapshot}'")
-            # Until its end this transaction keeps the lock, and with it the heap as it is.
-            await source.execute(f"LOCK TABLE {task.part.heap} IN ACCESS SHARE MODE")
-            if await source.fetchval(_FILENODE, task.part.heap) != task.part.filenode:
-                raise SubscriberError(
-                    f'table "{task.part.schema}.{task.part.name}" of the publisher was rewritten while it was copied',
-                    hint="It will be copied again from the beginning.",
-                    sqlstate="55000",
-                )
-            await target.execute("SELECT pg_catalog.set_config('role', $1, true)", task.role)
-            rows, size = await _pipe(task, source, target)
+            await source.execute(f"SET TRANSACTION SNAPSHOT '{ours[0].snapshot}'")
+            await _lock(ours, source)
+            role, counts = "none", dict[tuple[int, int], tuple[int, int]]()
+            for task in ours:
+                if task.role != role:
+                    role = task.role
+                    await target.execute("SELECT pg_catalog.set_config('role', $1, true)", role)
+                counts[task.relid, task.number] = await _pipe(task, source, target)
         await target.execute("RESET ROLE")
-        await target.execute(bulk_copy.COPIED, task.copyid, task.relid, task.number, rows, size)
+        await bulk_copy.record(target, ours[0].copyid, counts)
+
+
+async def _lock(tasks: list[PartTask], source: Connection) -> None:
+    """Until its end the transaction keeps the locks, and with them the heaps as they are."""
+    heaps = [task.part.heap for task in tasks]
+    await source.execute(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
+    filenodes = [row[0] for row in await source.fetch(_FILENODES, heaps)]
+    for task, filenode in zip(tasks, filenodes, strict=True):
+        if filenode != task.part.filenode:
+            raise SubscriberError(
+                f'table "{task.part.schema}.{task.part.name}" of the publisher was rewritten while it was copied',
+                hint="It will be copied again from the beginning.",
+                sqlstate="55000",
+            )
 
 
 async def _pipe(task: PartTask, source: Connection, target: Connection) -> tuple[int, int]:

@@ -69,6 +69,7 @@ class TablePlan:
                 role=self.role,
                 binary=self.binary,
                 size=self.total_bytes // len(self.parts),
+                is_whole=len(self.parts) == 1,
             )
             for number, part in enumerate(self.parts)
             if number not in done

@@ -9,6 +9,8 @@ import pytest
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
+from subscriber.pipeline.copy import BUNDLE, bundle
+from subscriber.pipeline.copy_part import PartTask
 from subscriber.source.parts import Part, cut, whole
 from tests.plugins.fix_cluster import Database
 
@@ -66,3 +68,17 @@ async def test_a_rewritten_table_has_another_filenode(source_db: Database) -> No
     await source_db.execute("VACUUM FULL t")
     (after,) = await parts_of(source_db, "t", 8192)
     assert before.filenode != after.filenode
+
+
+def task(relid: int, size: int, *, is_whole: bool) -> PartTask:
+    part = Part("public", "t", None)
+    return PartTask("", "", "", 1, relid, 0, part, "", "public", "t", (), "none", True, size, is_whole)
+
+
+def test_small_tables_are_one_task_and_parts_of_large_ones_are_not() -> None:
+    parts = [task(1, 100, is_whole=False), task(1, 100, is_whole=False), task(2, 10**8, is_whole=True)]
+    parts += [task(relid, 10_000, is_whole=True) for relid in range(3, 3 + BUNDLE + 5)]
+    assert [len(together) for together in bundle(parts)] == [1, 1, 1, BUNDLE, 5]
+    assert [part for together in bundle(parts) for part in together] == parts
+    assert bundle(parts[:2]) == [(parts[0],), (parts[1],)]
+    assert bundle([]) == []
