@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+import subscriber as library
+from subscriber import Hook, Hooks
 from subscriber.errors import ApplyError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.catchup import CaughtUp, catch_up
@@ -107,3 +109,18 @@ async def test_what_must_be_applied_one_by_one_is_refused(
     await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
     with pytest.raises(StatementError, match="is enabled"):
         await catch_up(target_db.dsn(), "s", scene.log, spark)
+
+
+async def test_a_subscription_with_hooks_is_refused(scene: Scene, target_db: Database, spark: SparkSession) -> None:
+    """Its rows have to go through functions that only the program has."""
+    async with library.connect(target_db.dsn(), hooks={"s": Hooks({"log": Hook(mask={"text": "x"})})}) as db:
+        await db.execute("ALTER SUBSCRIPTION s ENABLE")
+        async with db.running():
+            await scene.source.wait_for_catchup("s")
+        await db.execute("ALTER SUBSCRIPTION s DISABLE")
+    before = await position(target_db)
+    await scene.archive()
+    with pytest.raises(StatementError, match='1 tables of subscription "s" have hooks') as refused:
+        await catch_up(target_db.dsn(), "s", scene.log, spark)
+    assert refused.value.sqlstate == "0A000"
+    assert await position(target_db) == before
