@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack
 
-import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal
 
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.servers import Server, Servers
@@ -21,26 +19,11 @@ from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.resolving import Resolver
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
-from tests.plugins.fix_cluster import SETTINGS, Database, numbers
+from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.target import kept
 
 SUBID = 3599999998
 LONG_AGO, IN_FUTURE = 1_000_000, 4_000_000_000_000_000  # microseconds since 2000: before, after what a test writes
-
-_CLEAN = f"""
-SET client_min_messages = error;
-SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid();
-DROP SCHEMA IF EXISTS public CASCADE;
-CREATE SCHEMA public;
-SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin;
-DELETE FROM subscriber.subscription;
-INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
-       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover)
-VALUES ({SUBID}, 's', current_user::regrole, true, 'dbname=x', 's', 'off', '{{p}}', false, 'p', 'd', false, true,
-        false, 'any', false);
-INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({SUBID}, 0, '0/0')
-"""
 
 
 def _start(portal: BlockingPortal, servers: Servers, name: str) -> Server:
@@ -66,26 +49,15 @@ def tracking_too(portal: BlockingPortal, session_servers: Servers) -> Server:
 
 @pytest.fixture(scope="session")
 def tracking_name(portal: BlockingPortal, tracking: Server) -> str:
-    """A database of it with schema "subscriber", made once."""
-    name = f"tracking_{next(numbers)}"
-
-    async def create() -> None:
-        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(tracking.dsn())
-        await root.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
-        await root.close()
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(tracking.dsn(name))
-        await ensure_schema(connection)
-        await connection.close()
-
-    portal.call(create)
-    return name
+    return kept.make(portal, tracking, "tracking")
 
 
 @pytest.fixture
 async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
-    """That database with a subscription and nothing else in it."""
+    """A database of that server with a subscription and nothing else in it."""
     database = Database(tracking, tracking_name)
-    await database.execute(_CLEAN)
+    await kept.clean(database, SUBID)
+    await database.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")  # of others, too
     yield database
     for connection in database._connections:
         connection.terminate()

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 
-import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal
 
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.servers import Server
@@ -29,7 +27,8 @@ from subscriber.protocol.tuples import TupleData
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.apply_session import open_target, read_progress, resume
 from tests.apply.build import row
-from tests.plugins.fix_cluster import Database, numbers
+from tests.plugins.fix_cluster import Database
+from tests.target import kept
 
 SUBID = 3599999999
 Values = tuple[object, ...]
@@ -38,43 +37,14 @@ Change = tuple[Relation, Insert | Update | Delete] | tuple[list[Relation], Trunc
 
 @pytest.fixture(scope="session")
 def database_name(portal: BlockingPortal, target: Server) -> str:
-    """A database with schema "subscriber", made once: that takes a second."""
-    name = f"target_{next(numbers)}"
-
-    async def create() -> None:
-        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(target.dsn())
-        await root.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
-        await root.close()
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(target.dsn(name))
-        await ensure_schema(connection)
-        await connection.close()
-
-    portal.call(create)
-    return name
-
-
-_CLEAN = f"""
-SET client_min_messages = error;
-SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
- WHERE datname = current_database() AND pid <> pg_backend_pid();
-DROP SCHEMA IF EXISTS public, s, ext CASCADE;
-CREATE SCHEMA public;
-SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname LIKE 'pg\\_{SUBID}%';
-DELETE FROM subscriber.subscription;
-INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
-       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover)
-VALUES ({SUBID}, 's', current_user::regrole, true, 'dbname=x', 's', 'off', '{{p}}', false, 'p', 'd', false, true,
-        false, 'any', false);
-INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({SUBID}, 0, '0/0')
-"""
+    return kept.make(portal, target, "target")
 
 
 @pytest.fixture
 async def db(target: Server, database_name: str) -> AsyncIterator[Database]:
-    """That database with a subscription and nothing else in it."""
+    """A database with a subscription and nothing else in it."""
     database = Database(target, database_name)
-    await database.execute(f"ALTER DATABASE {database_name} RESET ALL", _CLEAN)
+    await kept.clean(database, SUBID)
     yield database
     for connection in database._connections:
         connection.terminate()
