@@ -30,7 +30,6 @@ import anyio
 
 from subscriber.consumer.changes import Delete, Insert, Message, Truncate, Update
 from subscriber.consumer.opening import open_stream
-from subscriber.consumer.source import Create
 from subscriber.consumer.stream import MEMORY, STOP_TIMEOUT, Stream
 from subscriber.consumer.transaction import Kind, Transaction
 from subscriber.lsn import Lsn
@@ -142,7 +141,6 @@ async def consume(
 
     The options are those of stream(), which raises the same.
     """
-    how: Create = "temporary" if slot is None else create
     options = StreamOptions(
         tuple(publications),
         binary=binary,
@@ -155,7 +153,7 @@ async def consume(
         source,
         options,
         slot=slot,
-        create=how,
+        create=create,
         failover=failover,
         start=start,
         until=until,
@@ -164,7 +162,7 @@ async def consume(
         memory=memory,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
-        application_name=application_name or slot or "subscriber stream",
+        application_name=application_name,
         stop_timeout=stop_timeout,
     ) as stream:
         await drive(consumer, stream)

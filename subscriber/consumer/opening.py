@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Literal
 
-from subscriber.consumer.source import Create, SlotSource
+from subscriber.consumer.source import SlotSource
 from subscriber.consumer.spooled import Spooled
 from subscriber.consumer.stream import MEMORY, STOP_TIMEOUT, Stream
 from subscriber.lsn import Lsn
@@ -83,7 +83,7 @@ async def stream(
         source,
         options,
         slot=slot,
-        create="temporary" if slot is None else create,
+        create=create,
         failover=failover,
         start=start,
         until=until,
@@ -92,7 +92,7 @@ async def stream(
         memory=memory,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
-        application_name=application_name or slot or "subscriber stream",
+        application_name=application_name,
         stop_timeout=stop_timeout,
     ) as opened:
         yield opened
@@ -104,7 +104,7 @@ async def open_stream(
     options: StreamOptions,
     *,
     slot: str | None,
-    create: Create,
+    create: Literal["never", "missing", "replace"],
     failover: bool,
     start: Lsn,
     until: Lsn | None,
@@ -113,7 +113,7 @@ async def open_stream(
     memory: int,
     spool_folder: Path | None,
     spool_limit: int | None,
-    application_name: str,
+    application_name: str | None,
     stop_timeout: float,
 ) -> AsyncIterator[Stream]:
     """What stream() and consume() share. `hold`: see Stream."""
@@ -121,10 +121,10 @@ async def open_stream(
         source,
         slot,
         options,
-        create=create,
+        create="temporary" if slot is None else create,
         failover=failover,
         start=start,
-        application_name=application_name,
+        application_name=application_name or slot or "subscriber stream",
     )
     async with Stream(
         found,
