@@ -1,6 +1,6 @@
 """How fast a program gets decoded rows: stream(), psycopg2's replication cursor and pg_recvlogical, in one run.
 
-    python -m benchmarks.consume [--rows 200000] [--rounds 3] [--json]
+    python -m benchmarks.consume [--rows 200000] [--rounds 3] [--only NAME …] [--dam] [--json]
 
 Each has a slot of its own on the same publisher. The backlog is written once for all; then each reads its slot to
 the end, as a process of its own, and who goes first changes from round to round.
@@ -13,6 +13,9 @@ the end, as a process of its own, and who goes first changes from round to round
     stream, one by one   the same with `async for change in transaction` instead of batches
     stream, binary rows  row.dict() with binary=True
     stream, spooled      the same with streaming, and a publisher that keeps 1 MB of a transaction in memory
+
+With --dam a proxy receives the whole backlog first (dam.py): then nobody waits for the publisher, and processor time is
+what reading takes at full speed. SUBSCRIBER_PURE=1 has `stream` run without its compiled part.
 
 Rows have six columns: bigint, integer, numeric, timestamptz, boolean, text. psycopg2 comes with the extra `benchmark`.
 """
@@ -28,10 +31,11 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
+from functools import partial
 from struct import Struct
 from time import monotonic
 from typing import Any
@@ -39,6 +43,7 @@ from typing import Any
 import anyio
 
 import subscriber
+from benchmarks.dam import dammed
 from benchmarks.stage import INSERT, TABLE, Stage, connection, execute, stage
 from subscriber import Insert, Lsn, Update
 
@@ -259,7 +264,7 @@ WORKLOADS: list[tuple[str, Callable[[Stage, int], Awaitable[int]]]] = [
 ]
 
 
-async def measure(rows: int, rounds: int, names: list[str]) -> list[Result]:
+async def measure(rows: int, rounds: int, names: list[str], *, dam: bool) -> list[Result]:
     results: dict[tuple[str, str], Result] = {}
     async with stage() as where:
         tables = [TABLE, "CREATE TABLE history (i int, text text)"]
@@ -278,7 +283,8 @@ async def measure(rows: int, rounds: int, names: list[str]) -> list[Result]:
                     shift = number % len(names)
                     for name in names[shift:] + names[:shift]:
                         result = results.setdefault((workload, name), Result(workload, count, name))
-                        await _run(where, result, end)
+                        async with dammed(where.source.port) if dam else nullcontext(where.source.port) as port:
+                            await _run(where, result, end, port)
                         await _drop(publisher, _slot(name))
     return list(results.values())
 
@@ -294,7 +300,7 @@ async def _drop(publisher: Any, slot: str) -> None:
     await publisher.execute("SELECT pg_drop_replication_slot($1)", slot)
 
 
-async def _run(where: Stage, result: Result, end: str) -> None:
+async def _run(where: Stage, result: Result, end: str, port: int) -> None:
     if result.name == FLOOR:
         options = [
             "--slot",
@@ -309,12 +315,13 @@ async def _run(where: Stage, result: Result, end: str) -> None:
         ]
         started = monotonic()
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        await where.source.program("pg_recvlogical", "-d", "postgres", *options, "-f", "/dev/null")
+        await where.source.program("pg_recvlogical", "-d", "postgres", "-p", str(port), *options, "-f", "/dev/null")
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         result.seconds.append(monotonic() - started)
         result.cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
         return
-    command = [sys.executable, "-m", "benchmarks.consume", "--read", result.name, where.source.dsn()]
+    dsn = where.source.dsn().replace(f":{where.source.port}/", f":{port}/")
+    command = [sys.executable, "-m", "benchmarks.consume", "--read", result.name, dsn]
     command += [_slot(result.name), str(result.rows), end]
     done = await anyio.run_process(command, stderr=subprocess.STDOUT, check=False)
     if done.returncode:
@@ -330,6 +337,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="these contenders")
+    parser.add_argument("--dam", action="store_true", help="let the backlog gather before it is read")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--read", nargs=5, metavar=("NAME", "DSN", "SLOT", "ROWS", "END"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -337,7 +345,7 @@ def main() -> int:
         name, dsn, slot, rows, end = arguments.read
         read(name, dsn, slot, int(rows), end)
         return 0
-    results = anyio.run(measure, arguments.rows, arguments.rounds, arguments.only)
+    results = anyio.run(partial(measure, arguments.rows, arguments.rounds, arguments.only, dam=arguments.dam))
     if arguments.json:
         print(json.dumps({"cpus": os.cpu_count(), "results": [vars(result) for result in results]}, indent=2))
         return 0

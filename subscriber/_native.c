@@ -22,7 +22,7 @@ typedef unsigned char byte;
 
 static PyObject *references;   /* name: the Python function or class */
 static PyObject *decimal_type; /* decimal.Decimal */
-static PyObject *name_plan, *name_blank, *name_dict;
+static PyObject *name_plan, *name_dict;
 
 /* --- bytes ------------------------------------------------------------------------------------- */
 
@@ -537,9 +537,24 @@ typedef struct
     PyObject  *data; /* bytes */
     PyObject  *older;
     PyObject  *cut;
+    PyObject  *plan; /* of the relation; NULL when there is nothing to read by */
     Py_ssize_t start, end;
     char       key_only;
 } RowData;
+
+/* How rows of `relation` are read: (the row of NULLs, (name, from text, from binary) of each column); NULL if unknown. */
+static PyObject *
+plan_of(PyObject *relation)
+{
+    PyObject *plan = PyObject_GetAttr(relation, name_plan);
+
+    if (plan == NULL)
+        PyErr_Clear();
+    else if (!PyTuple_CheckExact(plan) || PyTuple_GET_SIZE(plan) != 2 ||
+             !PyDict_CheckExact(PyTuple_GET_ITEM(plan, 0)) || !PyTuple_CheckExact(PyTuple_GET_ITEM(plan, 1)))
+        Py_CLEAR(plan);
+    return plan;
+}
 
 static PyObject *
 row_new(PyTypeObject *type, PyObject *args, PyObject *named)
@@ -561,6 +576,7 @@ row_new(PyTypeObject *type, PyObject *args, PyObject *named)
     row->data = Py_NewRef(data);
     row->older = Py_NewRef(older);
     row->cut = Py_NewRef(Py_None);
+    row->plan = plan_of(relation);
     row->start = start;
     row->end = end;
     row->key_only = (char) key_only;
@@ -576,19 +592,19 @@ row_dealloc(PyObject *self)
     Py_XDECREF(row->data);
     Py_XDECREF(row->older);
     Py_XDECREF(row->cut);
+    Py_XDECREF(row->plan);
     Py_TYPE(self)->tp_free(self);
 }
 
 /* All columns; NULL, perhaps with an error, when one cannot be read here. */
 static PyObject *
-row_values(RowData *row, PyObject *plan)
+row_values(RowData *row)
 {
+    PyObject   *plan = PyTuple_GET_ITEM(row->plan, 1);
     const byte *at = (byte *) PyBytes_AS_STRING(row->data) + row->start;
     const byte *end = (byte *) PyBytes_AS_STRING(row->data) + row->end;
-    PyObject   *blank = PyObject_GetAttr(row->relation, name_blank); /* copied, it need not grow */
-    PyObject   *found = blank == NULL || !PyDict_CheckExact(blank) ? NULL : PyDict_Copy(blank);
+    PyObject   *found = PyDict_Copy(PyTuple_GET_ITEM(row->plan, 0)); /* which need not grow */
 
-    Py_XDECREF(blank);
     if (found == NULL)
         return NULL;
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(plan); i++)
@@ -630,14 +646,11 @@ static PyObject *
 row_dict(PyObject *self, PyObject *Py_UNUSED(none))
 {
     RowData  *row = (RowData *) self;
-    PyObject *plan, *found = NULL, *type;
+    PyObject *found, *type;
 
-    if (!row->key_only)
+    if (!row->key_only && row->plan != NULL)
     {
-        plan = PyObject_GetAttr(row->relation, name_plan);
-        if (plan != NULL && PyTuple_CheckExact(plan))
-            found = row_values(row, plan);
-        Py_XDECREF(plan);
+        found = row_values(row);
         if (found != NULL)
             return found;
         if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
@@ -744,6 +757,7 @@ typedef struct
     int           in_block;
     uint32_t      relid;
     PyObject     *relation; /* its; NULL before the first */
+    PyObject     *plan;
     Py_ssize_t    ncols;
 } Making;
 
@@ -760,11 +774,11 @@ find_relation(Making *making, uint32_t relid)
         return 0;
     relation = PyDict_GetItemWithError(making->known, key);
     Py_DECREF(key);
-    plan = relation == NULL ? NULL : PyObject_GetAttr(relation, name_plan);
+    plan = relation == NULL ? NULL : plan_of(relation);
     if (plan == NULL)
         return 0;
-    making->ncols = PyTuple_CheckExact(plan) ? PyTuple_GET_SIZE(plan) : -1;
-    Py_DECREF(plan);
+    making->ncols = PyTuple_GET_SIZE(PyTuple_GET_ITEM(plan, 1));
+    Py_XSETREF(making->plan, plan);
     Py_XSETREF(making->relation, Py_NewRef(relation));
     making->relid = relid;
     return 1;
@@ -782,6 +796,7 @@ make_row(Making *making, PyObject *data, const byte *start, const byte *end, int
     row->data = Py_NewRef(data);
     row->older = Py_NewRef(older);
     row->cut = Py_NewRef(Py_None);
+    row->plan = Py_NewRef(making->plan);
     row->start = start - first;
     row->end = end - first;
     row->key_only = (char) key_only;
@@ -899,6 +914,7 @@ changes_take_changes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
             break;
     }
     Py_XDECREF(making.relation);
+    Py_XDECREF(making.plan);
     return PyErr_Occurred() ? NULL : PyLong_FromSsize_t(at);
 }
 
@@ -1144,9 +1160,8 @@ PyInit__native(void)
     Py_DECREF(decimal);
     references = PyDict_New();
     name_plan = PyUnicode_InternFromString("plan");
-    name_blank = PyUnicode_InternFromString("blank");
     name_dict = PyUnicode_InternFromString("dict");
-    if (decimal_type == NULL || references == NULL || name_plan == NULL || name_blank == NULL || name_dict == NULL)
+    if (decimal_type == NULL || references == NULL || name_plan == NULL || name_dict == NULL)
         return NULL;
     if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&RowDataType) < 0 || PyType_Ready(&RowChangeType) < 0)
         return NULL;

@@ -61,7 +61,7 @@ class Relation:
     `relid` is its OID there; `str()` gives `schema.name`. Two descriptions of one table are two objects.
     """
 
-    __slots__ = ("blank", "by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
+    __slots__ = ("by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
 
     def __init__(self, described: messages.Relation, types: Types) -> None:
         self.relid = described.relid
@@ -71,8 +71,11 @@ class Relation:
         self.columns = tuple([Column(column, types) for column in described.columns])
         self.key = tuple([column.name for column in self.columns if column.is_key])
         self.by_name = {column.name: number for number, column in enumerate(self.columns)}
-        self.blank: Values = dict.fromkeys(self.by_name)  # the row of NULLs
-        self.plan = tuple([(column.name, column.text, column.binary) for column in self.columns])
+        # How its rows are read: the row of NULLs, and each column.
+        self.plan = (
+            dict.fromkeys(self.by_name),
+            tuple([(column.name, column.text, column.binary) for column in self.columns]),
+        )
 
     def __str__(self) -> str:
         return f"{self.schema}.{self.name}"
@@ -114,7 +117,7 @@ class RowData(Mapping[str, Any]):
         found: Values = {}
         name = ""
         try:
-            for name, text, binary in self.relation.plan:
+            for name, text, binary in self.relation.plan[1]:
                 kind = data[pos]
                 if kind == TEXT:
                     start = pos + 5

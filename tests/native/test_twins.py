@@ -291,14 +291,14 @@ def test_any_error_of_a_type_is_told_as_the_reference_tells_it() -> None:
         def broken(value: bytes, error: type[Exception] = error) -> object:
             raise error("of the type")
 
-        relation.plan = (("c0", broken, broken),)
+        relation.plan = {"c0": None}, (("c0", broken, broken),)
         row = Row(relation, b"t\0\0\0\1x", 0, 6)
         assert outcome(row.dict) == outcome(native.references["rows_RowData"].dict, row)
 
     def stopped(value: bytes) -> object:
         raise KeyboardInterrupt
 
-    relation.plan = (("c0", stopped, stopped),)
+    relation.plan = {"c0": None}, (("c0", stopped, stopped),)
     with pytest.raises(KeyboardInterrupt):
         Row(relation, b"t\0\0\0\1x", 0, 6).dict()
 

@@ -1,0 +1,62 @@
+"""A proxy that keeps a walsender's changes until all of them are there, and then lets them go at once.
+
+A walsender is slower than those who read from it here: they wait for it, in small pieces, and what is measured is
+mostly waiting. Behind the dam they read as fast as they can.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import anyio
+
+QUIET = 0.5  # seconds without anything from the walsender: it has sent what it has
+CHUNK = 1024 * 1024  # bytes
+
+
+@asynccontextmanager
+async def dammed(port: int) -> AsyncIterator[int]:
+    """A dam before `port` of this machine; its own port."""
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        above_reader, above_writer = await asyncio.open_connection("127.0.0.1", port)
+        started = asyncio.Event()
+
+        async def up() -> None:
+            while data := await reader.read(CHUNK):
+                if b"START_REPLICATION" in data:
+                    started.set()
+                above_writer.write(data)
+                await above_writer.drain()
+            above_writer.close()
+
+        async def down() -> None:
+            kept: list[bytes] = []
+            opened = False
+            while True:
+                try:
+                    async with asyncio.timeout(QUIET if kept else None):
+                        data = await above_reader.read(CHUNK)
+                except TimeoutError:
+                    opened = True
+                    data = b"".join(kept)
+                    kept.clear()
+                if not data:
+                    break
+                if started.is_set() and not opened:
+                    kept.append(data)
+                else:
+                    writer.write(data)
+                    await writer.drain()
+            writer.close()
+
+        with suppress(OSError, ExceptionGroup):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(up)
+                tasks.start_soon(down)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0, limit=CHUNK)
+    async with server:
+        yield server.sockets[0].getsockname()[1]
