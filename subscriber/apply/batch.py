@@ -120,10 +120,11 @@ class Batch:
             length = len(payload)
             if len(changes) >= most or size >= largest or payload[0] != XLOG_DATA or length > LARGE:
                 break
-            table, add = adders.get(payload[BODY:VALUES], _UNKNOWN)
-            if add is None or table is None or table.found_by is not changes:
+            known, add = adders.get(payload[BODY:VALUES], _UNKNOWN)
+            if add is None or known is None or known.found_by is not changes:
                 table = find(payload[BODY + 1 : BODY + 5]) if payload[BODY] in b"IUD" else None
-                add = table.adder(payload[BODY:VALUES]) if table is not None else None
+                if table is not known or add is None:
+                    add = table.adder(payload[BODY:VALUES]) if table is not None else None
                 if add is None or table is None:
                     break
                 table.found_by = changes

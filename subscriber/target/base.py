@@ -51,6 +51,12 @@ class Target(Protocol):
         make_room() has to be awaited.
         """
 
+    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
+        """commit(), if all of `transaction` was taken and is kept; false, and nothing done, if it was not.
+
+        Afterwards make_room() has to be awaited.
+        """
+
     async def make_room(self) -> None:
         """Do what was gathered if it is much."""
 

@@ -164,19 +164,27 @@ class BatchingTarget(PostgresTarget):
         return why_not(mapping, change)
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
-        portions = self._batch.portions
-        if transaction is not self._sent and not (portions and portions[-1].transaction is transaction):
+        if transaction is self._sent:
+            self._note_end(transaction, end_lsn, on_committed)
+            await self._send()
+        elif self.take_commit(transaction, end_lsn, on_committed):
+            await self.make_room()
+        else:
             await self._go_plain(transaction, "nothing")
             self._plain = None
             await super().commit(transaction, end_lsn, on_committed)
-            return
+
+    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
+        portions = self._batch.portions
+        if transaction is self._sent or not portions or portions[-1].transaction is not transaction:
+            return False
+        self._note_end(transaction, end_lsn, on_committed)
+        return True
+
+    def _note_end(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         portion = self._batch.portion(transaction)
         portion.end_lsn, portion.on_committed = end_lsn, on_committed
         self._end = end_lsn
-        if transaction is self._sent:
-            await self._send()
-        else:
-            await self.make_room()
 
     # --- whatever is not part of a batch ------------------------------------------------------------
 

@@ -215,6 +215,10 @@ class PostgresTarget:
         """Take changes as the walsender sent them, where that is quicker (batch.py): number and bytes. None here."""
         return 0, 0
 
+    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
+        """commit(), where all of the transaction was taken and nothing has to be waited for. Never here."""
+        return False
+
     async def make_room(self) -> None:
         """To be awaited after take()."""
 

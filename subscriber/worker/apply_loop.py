@@ -42,7 +42,7 @@ from subscriber.worker.transactions import Transactions
 
 TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
-CHANGES = (b"I", b"U", b"D")  # the first bytes of messages that are changes of rows
+MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
 
 
 class ApplyLoop:
@@ -64,6 +64,7 @@ class ApplyLoop:
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
         confirming: Confirming | None = None,
         before: Callable[[Lsn], Awaitable[None]] | None = None,
+        unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
         """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
 
@@ -73,6 +74,7 @@ class ApplyLoop:
         `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
         `beside` runs as long as the loop.
         `before(finish_lsn)` is waited for before anything of a transaction can be seen on the target.
+        Where `unattended(position)` is true neither this nor `at_boundary` would do anything, and they are not called.
         `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
         """
         self.progress = Progress(start)
@@ -98,6 +100,7 @@ class ApplyLoop:
             parallel,
             two_phase,
             before,
+            unattended,
         )
         self._inbox = Inbox(stream)
         self._committed = anyio.Event()
@@ -156,7 +159,7 @@ class ApplyLoop:
         while True:
             left = min(TURN, len(self._inbox.waiting))
             while left > 0:
-                if taken := self._take_changes(left):
+                if taken := self._take_many(left):
                     await self._target.make_room()
                 elif await self._take():
                     return
@@ -165,7 +168,7 @@ class ApplyLoop:
                 await self._target.rest()
             self._target.pipeline.flush()
             self.progress.note(self.position)
-            self._feedback.moved()
+            self._tell()
             if self._transactions.idle and await self._at_boundary(self.position):
                 return
             if self._inbox.waiting:
@@ -173,17 +176,17 @@ class ApplyLoop:
             else:
                 await self._inbox.wait()
 
-    def _take_changes(self, limit: int) -> int:
-        """Have the target take changes of rows as they came, up to `limit`; how many it took."""
+    def _take_many(self, limit: int) -> int:
+        """Have the target take what it can as it came, up to `limit` payloads; how many it took."""
         waiting = self._inbox.waiting
         first, before = waiting[0], len(waiting)
-        if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in CHANGES:
+        if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
             return 0
         size = self._transactions.take(waiting, limit)
         if size:
             self._took(size)
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
-            self.position = max(self.position, Lsn(start))
+            self.position = max(self.position, Lsn(start), self._transactions.ended)
         return before - len(waiting)
 
     def _took(self, size: int) -> None:
@@ -228,7 +231,12 @@ class ApplyLoop:
             self.progress.made_durable(number)
         else:
             self._committed.set()
-        self._feedback.moved()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the publisher told how far we are, unless there is more to do and a flush is going to say more."""
+        if self._flush is None or not self._inbox.waiting:
+            self._feedback.moved()
 
     async def _flushing(self, flush: Callable[[], Awaitable[None]]) -> None:
         while True:

@@ -147,6 +147,7 @@ class ApplyWorker:
             two_phase=two_phase,
             beside=[waits.run],
             before=self._before,
+            unattended=self._unattended,
         )
         streaming.position = lambda: loop.position
         self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED
@@ -157,6 +158,11 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    def _unattended(self, position: Lsn) -> bool:
+        """Whether nobody has to look at a transaction that begins or ends at `position`."""
+        pending = self.subscription.two_phase is TwoPhaseState.PENDING
+        return not (pending or self._tables.unready or self._skip_lsn() or self._holding.concerns(position))
 
     async def _before(self, finish_lsn: Lsn) -> None:
         """A transaction is about to be applied, or skipped."""

@@ -32,6 +32,10 @@ class Holding:
             event, self._changed = self._changed, anyio.Event()
             event.set()
 
+    def concerns(self, position: Lsn) -> bool:
+        """Whether stay() would not return at once."""
+        return self._stop_at is not None and position >= self._stop_at
+
     async def stay(self, position: Lsn, settle: Callable[[], Awaitable[None]]) -> None:
         """Called where the worker may go on to `position`: return when nobody wants it to stay before that."""
         while (stop_at := self._stop_at) is not None and position >= stop_at:

@@ -17,6 +17,7 @@ from functools import partial
 import anyio.lowlevel
 
 from subscriber import telemetry
+from subscriber.apply.batch import BODY
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import (
     Abort,
@@ -30,16 +31,20 @@ from subscriber.apply.dispatcher import (
     Resolve,
 )
 from subscriber.apply.progress import Progress
+from subscriber.apply.subrel import NOWHERE
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
-from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.protocol.messages import Begin, Commit, CommitPrepared, RollbackPrepared
+from subscriber.protocol.walstream import XLOG_DATA
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.applier import Applier, Counters, Wants
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
+
+_XLOG_DATA = bytes([XLOG_DATA])
 
 
 class Transactions:
@@ -57,7 +62,9 @@ class Transactions:
         parallel: bool,
         two_phase: TwoPhase | None,
         before: Callable[[Lsn], Awaitable[None]] | None = None,
+        unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
+        self.ended = NOWHERE  # the end of the last transaction that take() has taken
         self._target = target
         self._wants = wants
         self._progress = progress
@@ -67,6 +74,7 @@ class Transactions:
         self._streamed = streamed
         self._two_phase = two_phase
         self._before = before
+        self._unattended = unattended
         self._dispatcher = Dispatcher()
         self._applier = Applier(target, self._dispatcher, wants, counters)
         self._decoder = Decoder(parallel=parallel)
@@ -76,12 +84,65 @@ class Transactions:
         """Whether the stream stands between two transactions."""
         return self._dispatcher.idle
 
-    def take(self, waiting: deque[bytes], limit: int) -> int:
-        """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
+    # --- what needs nobody's attention ------------------------------------------------------------
 
-        0 where receive() has to see the next one. Afterwards the target wants make_room().
+    def take(self, waiting: deque[bytes], limit: int) -> int:
+        """Have the target take what it can off the front of `waiting`, as the walsender sent it; its bytes.
+
+        That is changes of rows, and BEGIN and COMMIT where nobody has to look at their transaction: a task that
+        were asked for each of them would take longer than the transaction. 0 where receive() has to see the next one.
+        Afterwards the target wants make_room(), and `ended` is where the last transaction ended.
         """
-        return self._applier.take(waiting, limit)
+        size, stop = 0, max(0, len(waiting) - limit)
+        while (left := len(waiting) - stop) > 0:
+            taken = self._applier.take(waiting, left) or self._take_end(waiting)
+            if not taken:
+                break
+            size += taken
+        return size
+
+    def _take_end(self, waiting: deque[bytes]) -> int:
+        """The BEGIN or COMMIT of a plain transaction; its bytes."""
+        frame, dispatcher = waiting[0], self._dispatcher
+        if frame[:1] != _XLOG_DATA or dispatcher.block is not None:
+            return 0
+        match frame[BODY : BODY + 1]:
+            case b"B" if dispatcher.transaction is None:
+                begin = self._decoder.decode(frame, BODY)
+                assert isinstance(begin, Begin)
+                if not self._unattended(begin.final_lsn):
+                    return 0
+                dispatcher.receive(begin)
+            case b"C" if dispatcher.transaction is not None:
+                commit = self._decoder.decode(frame, BODY)
+                assert isinstance(commit, Commit)
+                if not self._take_commit(dispatcher.transaction, commit):
+                    return 0
+                dispatcher.receive(commit)
+            case _:
+                return 0
+        waiting.popleft()
+        return len(frame)
+
+    def _take_commit(self, transaction: RemoteTransaction, commit: Commit) -> bool:
+        if commit.commit_lsn != transaction.finish_lsn or transaction.gid is not None:
+            return False
+        if not self._unattended(commit.end_lsn):
+            return False
+        if transaction.changed:
+            done = partial(self._on_committed, self._progress.sent + 1)
+            if not self._target.take_commit(transaction, commit.end_lsn, done):
+                return False
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            self._progress.commit_sent(commit.end_lsn)
+            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        else:
+            self._progress.note(commit.end_lsn)
+        self._counters.transactions += 1
+        self.ended = commit.end_lsn
+        return True
+
+    # --- one message after another ------------------------------------------------------------------
 
     async def receive(self, payload: bytes) -> Lsn | None:
         """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""

@@ -267,10 +267,11 @@ class Path:
     def __init__(self, target: BatchingTarget) -> None:
         self.target = target
         self.committed: list[int] = []
-        progress = Progress(Lsn(0))
+        progress, chance = Progress(Lsn(0)), Random(0)
         self.transactions = Transactions(
-            target, lambda *_: True, progress, Counters(), self.committed.append, None, None, False, None
-        )
+            target, lambda *_: True, progress, Counters(), self.committed.append, None, None, False, None,
+            unattended=lambda _: chance.random() < 0.7,
+        )  # fmt: skip
 
     async def give(self, waiting: deque[bytes], random: Random) -> None:
         while waiting:

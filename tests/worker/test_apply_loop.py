@@ -77,6 +77,7 @@ class Target:
         self.stuck.set()
         self.failed: SubscriberError | None = None
         self.settled = False
+        self.keeps = False
 
     async def watch(self) -> None:
         while self.failed is None:
@@ -91,6 +92,16 @@ class Target:
 
     def take(self, *_: object) -> tuple[int, int]:
         return 0, 0
+
+    def take_commit(self, _: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
+        """As of a batch that has all of it, in the test that asks for it."""
+        if self.keeps:
+            self.done.append(int(end_lsn))
+            self.commits.append(on_committed)
+        return self.keeps
+
+    async def make_room(self) -> None:
+        pass
 
     async def rest(self) -> None:
         pass
@@ -142,7 +153,7 @@ def transaction(start: int, *relids: int, size: int = 1) -> list[bytes]:
 class Run:
     """A running loop."""
 
-    def __init__(self, *, flush: Callable[[], Awaitable[None]] | None = None) -> None:
+    def __init__(self, *, flush: Callable[[], Awaitable[None]] | None = None, unattended: bool = False) -> None:
         self.stream, self.target = Stream(), Target()
         self.boundaries: list[int] = []
         self.ends_at: int | None = None
@@ -155,6 +166,7 @@ class Run:
             at_boundary=self._at_boundary,
             flush=flush,
             sender_timeout=0,
+            unattended=lambda _: unattended,
         )
 
     async def _at_boundary(self, position: Lsn) -> bool:
@@ -200,6 +212,33 @@ async def test_a_commit_is_confirmed_when_it_was_answered() -> None:
         run.answer()
         await settled()
         assert run.stream.statuses[-1] == (108, 108, 108)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+async def test_transactions_that_nobody_has_to_look_at_are_confirmed_alike(keeps: bool) -> None:
+    async with running(Run(unattended=True)) as run:
+        run.target.keeps = keeps
+        run.stream.send(*transaction(100, 1), *transaction(200, 2), *transaction(300, 1, 1), keepalive(400))
+        await settled()
+        assert run.target.done == [("s.t1", "INSERT"), 108, ("s.t1", "INSERT"), ("s.t1", "INSERT"), 308]
+        assert run.stream.statuses[-1] == (400, 10, 10)
+        assert 208 not in run.boundaries
+        run.answer()
+        await settled()
+        assert run.stream.flushed == 208
+        run.answer()
+        await settled()
+        assert run.stream.statuses[-1] == (400, 400, 400)
+        assert run.loop.counters.transactions == 3
+
+
+async def test_a_commit_of_another_transaction_is_refused_whoever_looks() -> None:
+    async with running(Run(unattended=True)) as run:
+        run.stream.send(*transaction(100, 1)[:-1], wire(Commit(Lsn(104), Lsn(108), 0), 108))
+        await settled()
+    assert run.error is not None
+    assert "incorrect commit LSN" in str(run.error)
+    assert run.target.done == [("s.t1", "INSERT")]
 
 
 async def test_and_with_synchronous_commit_off_when_it_was_flushed() -> None:
