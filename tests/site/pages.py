@@ -28,6 +28,8 @@ ELSEWHERE = {
 } | {f"examples/{name}": f"examples.md#{name.removesuffix('.py')}" for name in EXAMPLES}
 ORIGINS = {page: origin for origin, page in ELSEWHERE.items() if "#" not in page}
 
+# In a list, where Markdown as MkDocs knows it has no fences.
+NESTED = re.compile(r"^( +)```\w*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
 
@@ -41,6 +43,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     here = page.file.src_uri
     origin = ORIGINS.get(here, f"docs/{here}")
+    markdown = NESTED.sub(lambda block: re.sub("^(?=.)", "    ", block[2], flags=re.MULTILINE), markdown)
     parts = CODE.split(markdown)
     parts[0::2] = [LINK.sub(lambda link: _mended(link, origin, here), part) for part in parts[0::2]]
     parts[1::2] = [part.replace("\\|", "|") for part in parts[1::2]]  # a table's code needs no escape here

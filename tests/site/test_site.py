@@ -27,8 +27,12 @@ def test_the_reference_has_no_other_pages() -> None:
 def test_every_page_and_every_link_is_there(tmp_path: Path) -> None:
     site.build_site(tmp_path)
     home = (tmp_path / "index.html").read_text()
-    for page in ("operations/", "examples/#masking", "changelog/", "benchmarks/", "reference/commands/"):
-        assert f'href="{page}"' in home
+    for address in ("operations/", "examples/#masking", "changelog/", "benchmarks/", "reference/commands/"):
+        assert f'href="{address}"' in home
+    for page in tmp_path.rglob("*.html"):  # fences and tables that were not understood as such
+        text = page.read_text()
+        assert "```" not in text, page
+        assert "<p>|" not in text, page
     for name in EXAMPLES:
         assert f'id="{name.removesuffix(".py")}"' in (tmp_path / "examples" / "index.html").read_text()
 
