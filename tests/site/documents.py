@@ -20,7 +20,7 @@ DOCUMENTS = sorted(
 )
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_END = {"|", "||", "&", "&&", ";", "<", ">", ">>", "(", ")", "\n"}
+_END = "|&;<>()\n"  # what a call ends with
 
 
 def blocks(document: Path, language: str) -> list[str]:
@@ -42,11 +42,11 @@ def commands(shell: str, program: str) -> Iterator[list[str]]:
     """The arguments of each call of `program`, a regular expression, in lines of a shell."""
     shell = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*", r"\1", shell))
     for call in re.finditer(rf"(?:^|[|;&(]|[\w]=\S+)\s*(?:{program})(?= |$)", shell, re.MULTILINE):
-        lexer = shlex.shlex(shell[call.end() :], posix=True, punctuation_chars="".join(set("".join(_END))))
-        lexer.whitespace = " \t"
+        lexer = shlex.shlex(shell[call.end() :], posix=True, punctuation_chars=_END)
+        lexer.whitespace, lexer.whitespace_split = " \t", True
         arguments: list[str] = []
         for token in lexer:
-            if set(token) <= set("".join(_END)):
+            if set(token) <= set(_END):
                 break
             arguments.append(token)
         # The 2 of 2> is none of them.
