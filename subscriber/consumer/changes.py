@@ -112,7 +112,7 @@ class Delete(RowChange):
 
 
 class Truncate:
-    """Tables emptied by one statement."""
+    """Tables emptied by one statement: `relations`; `cascade` and `restart_identity` as it was written."""
 
     __match_args__ = ("relations",)
     kind: ClassVar = "truncate"
@@ -135,7 +135,7 @@ class Truncate:
 
 
 class Message:
-    """What pg_logical_emit_message() wrote.
+    """What pg_logical_emit_message() wrote: `prefix`, and `content` in bytes.
 
     `transactional` is False for one that belongs to no transaction; `lsn` is its position.
     """

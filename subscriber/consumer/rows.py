@@ -37,7 +37,11 @@ Texts = dict[str, str | Missing | None]
 
 
 class Column:
-    """A published column. `type_name` is as format_type() writes it, without a modifier."""
+    """A published column.
+
+    `name`; `type_name`, as format_type() writes it, without a modifier; `is_key`: it is part of the replica identity,
+    as every column is under FULL. `type_oid` is on the publisher, `type_modifier` -1 for none.
+    """
 
     __slots__ = ("binary", "is_key", "name", "text", "type_modifier", "type_name", "type_oid")
 
@@ -58,7 +62,9 @@ class Column:
 class Relation:
     """A table on the publisher, as it was when the change was made.
 
-    `relid` is its OID there; `str()` gives `schema.name`. Two descriptions of one table are two objects.
+    `schema` and `name`; `columns`, each a Column; `key`, the names of those that make up the replica identity, and
+    `replica_identity`, which one that is. `relid` is its OID there; `str()` gives `schema.name`. Two descriptions of
+    one table are two objects.
     """
 
     __slots__ = ("by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
