@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 
-QUIET = 0.5  # seconds without anything from the walsender: it has sent what it has
+QUIET = 1.0  # seconds without anything from the walsender: it has sent what it has
 CHUNK = 1024 * 1024  # bytes
 
 

@@ -1110,6 +1110,92 @@ failed:
     return defer("steps_values", args, nargs);
 }
 
+#define BODY 25 /* where the message begins in the walsender's payload, and behind it the columns of a change */
+#define VALUES 33
+
+/* The row of a change that begins with `head`, to its end; NULL when it is another change or another row, or an error. */
+static PyObject *
+row_of_run(PyObject *payload, PyObject *head, Py_ssize_t ncols, Py_ssize_t wanted, PyObject *null, Py_ssize_t *nulls)
+{
+    const byte *at = (byte *) PyBytes_AS_STRING(payload), *end = at + PyBytes_GET_SIZE(payload);
+    Py_ssize_t  before = *nulls;
+    Column      column;
+    PyObject   *row;
+
+    if (end - at < VALUES || *at != 'w' || memcmp(at + BODY, PyBytes_AS_STRING(head), VALUES - BODY) != 0)
+        return NULL;
+    at += VALUES;
+    row = PyList_New(ncols);
+    for (Py_ssize_t i = 0; row != NULL && i < ncols; i++)
+    {
+        PyObject *cell = NULL;
+        int       with_length = wanted != 0;
+
+        if (next_column(&at, end, &column))
+        {
+            if (column.status == (with_length ? wanted : 't'))
+                cell = PyBytes_FromStringAndSize(
+                    (const char *) column.value - 4 * with_length, column.length + 4 * with_length);
+            else if (column.status == 'n' || (column.status == 'u' && !with_length))
+                cell = Py_NewRef(null), ++*nulls;
+        }
+        if (cell == NULL)
+            Py_CLEAR(row);
+        else
+            PyList_SET_ITEM(row, i, cell);
+    }
+    if (row != NULL && at != end)
+        Py_CLEAR(row);
+    if (row == NULL)
+        *nulls = before;
+    return row;
+}
+
+/* (waiting, most, largest, longest, head, ncols, wanted, null) */
+static PyObject *
+steps_cut_run(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t most, largest, longest, ncols, wanted, size = 0, nulls = 0;
+    PyObject  *waiting, *payload, *changes, *rows;
+
+    if (nargs != 8 || !as_size(args[1], &most) || !as_size(args[2], &largest) || !as_size(args[3], &longest) ||
+        !PyBytes_CheckExact(args[4]) || PyBytes_GET_SIZE(args[4]) != VALUES - BODY || !as_size(args[5], &ncols) ||
+        ncols > 0xFFFF || ncols == 0 || !as_size(args[6], &wanted))
+        return defer("steps_cut_run", args, nargs);
+    waiting = PyObject_GetIter(args[0]);
+    if (waiting == NULL)
+        return defer("steps_cut_run", args, nargs);
+    changes = PyList_New(0);
+    rows = PyList_New(0);
+    while (changes != NULL && rows != NULL && PyList_GET_SIZE(rows) < most && size < largest &&
+           (payload = PyIter_Next(waiting)) != NULL)
+    {
+        PyObject *row = NULL;
+
+        if (PyBytes_CheckExact(payload) && PyBytes_GET_SIZE(payload) <= longest)
+            row = row_of_run(payload, args[4], ncols, wanted, args[7], &nulls);
+        if (row != NULL && PyList_Append(rows, row) == 0)
+        {
+            size += PyBytes_GET_SIZE(payload);
+            PyList_Append(changes, payload);
+        }
+        Py_DECREF(payload);
+        if (row == NULL)
+            break;
+        Py_DECREF(row);
+        if (PyErr_Occurred())
+            break;
+    }
+    Py_DECREF(waiting);
+    if (changes == NULL || rows == NULL || PyErr_Occurred())
+    {
+        Py_XDECREF(changes);
+        Py_XDECREF(rows);
+        return NULL;
+    }
+    return Py_BuildValue("NNnn", changes, rows, size, nulls);
+}
+
 /* --- the module --------------------------------------------------------------------------------------- */
 
 /* Take in the reference of `name`; called by @compiled. */
@@ -1138,6 +1224,7 @@ static PyMethodDef functions[] = {
     FUNCTION(tuples_split_columns),
     FUNCTION(steps_cells),
     FUNCTION(steps_values),
+    FUNCTION(steps_cut_run),
     {NULL},
 };
 

@@ -14,23 +14,22 @@ from dataclasses import dataclass, field
 
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.apply.steps import Adder, TableBatch, add_decoded, refusal
+from subscriber.apply.steps import BODY as BODY
+from subscriber.apply.steps import VALUES, Adder, TableBatch, add_decoded, refusal
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, TupleData
-from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+from subscriber.protocol.walstream import XLOG_DATA
 
 ROWS = 10_000  # changes after which a batch is applied
 BYTES = 2 * 1024 * 1024  # of messages, the same
 STEPS = 24  # of one table: more of them and the batch is no batch
 SMALL = 1000  # changes of a transaction whose end is worth waiting for when a batch is full
+RUN = 8  # changes alike, one after the other, that are worth being taken together
 LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
 
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
-
-BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
-VALUES = BODY + 8  # where the first row's columns begin in that of a change
 
 
 _UNKNOWN = (None, None)
@@ -114,9 +113,9 @@ class Batch:
         """
         changes: list[Payload] = []
         adders = self._adders
-        size = 0
         most, largest = min(limit, ROWS + SMALL - self.rows), 2 * BYTES - self.bytes
-        for payload in waiting:
+        size = self._take_run(changes, waiting, most, largest, find)
+        for payload in () if changes else waiting:
             length = len(payload)
             if len(changes) >= most or size >= largest or payload[0] != XLOG_DATA or length > LARGE:
                 break
@@ -143,6 +142,27 @@ class Batch:
             self.rows += len(changes)
             self.bytes += size
         return len(changes), size
+
+    @staticmethod
+    def _take_run(
+        changes: list[Payload],
+        waiting: deque[bytes],
+        most: int,
+        largest: int,
+        find: Callable[[bytes], TableBatch | None],
+    ) -> int:
+        """take() for changes alike at the front of `waiting`, if there are: adds them to `changes`; their bytes."""
+        if len(waiting) < RUN:
+            return 0
+        head = waiting[0][BODY:VALUES]
+        if head != waiting[RUN - 1][BODY:VALUES] or head[:1] not in (b"I", b"U"):
+            return 0
+        table = find(head[1:5])
+        if table is None:
+            return 0
+        run, size = table.take_run(head, waiting, max(most, 0), max(largest, 0), LARGE)
+        changes += run
+        return size
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Where changes of that table go."""

@@ -25,7 +25,7 @@ COPY BINARY, the elements of an array and TupleData have in common; rows to inse
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -33,6 +33,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.native import compiled
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 
 # FirstNormalObjectId: types below are the same on every server, and no table of a user has a smaller one.
 FIRST_NORMAL_OID = 16384
@@ -82,6 +83,7 @@ class TableBatch:
         self._may_skip_versions = _may_skip_versions(mapping)
         self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
         self._has_identity_always = any(column.identity_always for column in mapping.attributes)
+        self._may_take_runs = not self.strict
         self._all = (True,) * self.ncols
         self._rest = b"n" * (self.ncols - 1)  # what comes after the key in most deletes
         self._form = BINARY if binary else TEXT
@@ -101,6 +103,53 @@ class TableBatch:
         if kind == _UPDATE:
             return self.update if marker == _NEW else self.update_from if marker in (_KEY, _ROW) else None
         return self.delete if kind == _DELETE and marker in (_KEY, _ROW) else None
+
+    # --- many changes alike ------------------------------------------------------------------------
+
+    def take_run(
+        self, head: bytes, waiting: Iterable[bytes], most: int, largest: int, longest: int
+    ) -> tuple[list[bytes], int]:
+        """Take inserts or updates that begin with `head` off the front of `waiting`, as cut_run() does.
+
+        They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
+        by itself, as are those that come after them.
+        """
+        add = self.adder(head)
+        if not self._may_take_runs or (add != self.insert and add != self.update):
+            return [], 0
+        kind = Kind.INSERT if add == self.insert else Kind.UPDATE
+        as_values = kind is Kind.INSERT and not self.binary
+        wanted, null = (0, NULL_TEXT) if as_values else (self._form, NULL_CELL)
+        changes, rows, size, nulls = cut_run(waiting, most, largest, longest, head, self.ncols, wanted, null)
+        keys = self._keys(rows, 0 if as_values or self.binary else 4)
+        by: object = self._all if kind is Kind.UPDATE else kind.value
+        step = self._latest.get(by)
+        touched = dict.fromkeys(keys, len(self.steps) if step is None else step.index)
+        if len(touched) < len(rows) or not self._touched.keys().isdisjoint(touched):
+            self._may_take_runs = False
+            return [], 0
+        if not rows or (
+            nulls and kind is Kind.UPDATE and any(row[i] is null for row in rows for i in self._search or ())
+        ):
+            return [], 0
+        if step is None:
+            step = self._begin(kind, self._all if kind is Kind.UPDATE else ())
+        step.rows.update(zip(keys, rows, strict=True))
+        if as_values:
+            step.nulls += nulls
+        self._touched.update(touched)
+        return changes, size
+
+    def _keys(self, rows: list[Cells], start: int) -> list[Key]:
+        """What whole rows are known by; `start`: where in a cell its value begins."""
+        if self._single is not None:
+            single = self._single
+            return [row[single][start:] for row in rows]  # type: ignore[index]
+        if self._search is None:
+            self._serial += len(rows)
+            return list(range(self._serial - len(rows) + 1, self._serial + 1))
+        search = self._search
+        return [tuple([row[i][start:] for i in search]) for row in rows]  # type: ignore[index]
 
     # --- one change each; False: it cannot be part of a batch --------------------------------------
 
@@ -316,6 +365,44 @@ def values(data: bytes, pos: int, ncols: int, null: bytes) -> tuple[Cells, int, 
         else:
             return [], pos, 0
     return row, pos, nulls
+
+
+BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
+VALUES = BODY + 8  # where the first row's columns begin in that of a change
+
+
+@compiled
+def cut_run(
+    waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, ncols: int, wanted: int, null: bytes
+) -> tuple[list[bytes], list[Cells], int, int]:
+    """Changes at the front of `waiting` that all begin with `head` and have one row, all of which was sent.
+
+    At most `most` of them, up to `largest` bytes and none longer than `longest`. The changes, their rows as cells()
+    gives them, or values() if `wanted` is 0; their bytes, and how many values are NULL.
+    """
+    changes: list[bytes] = []
+    rows: list[Cells] = []
+    size = nulls = 0
+    for payload in waiting:
+        if len(rows) >= most or size >= largest or len(payload) > longest:
+            break
+        if payload[BODY:VALUES] != head or payload[0] != XLOG_DATA:
+            break
+        try:
+            if wanted:
+                row, end = cells(payload, VALUES, ncols, wanted, null)
+                count = sum([cell is null for cell in row])
+            else:
+                row, end, count = values(payload, VALUES, ncols, null)
+        except (IndexError, struct.error):
+            break
+        if end != len(payload) or not row or None in row:
+            break
+        changes.append(payload)
+        rows.append(row)
+        size += len(payload)
+        nulls += count
+    return changes, rows, size, nulls
 
 
 def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:

@@ -9,6 +9,7 @@ That no byte is read past the end is for a checked build to say (here: no findin
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
@@ -343,6 +344,14 @@ def test_copy_data(sent: list[tuple[bytes, bytes]], start: int, data: st.DataObj
 @given(st.lists(frames.map(walstream.encode) | st.binary(max_size=20), max_size=6))
 def test_weigh(sent: list[bytes]) -> None:
     both("walstream_weigh", sent)
+
+
+@given(st.lists(good_rows(3) | rows, max_size=6), st.sampled_from([0, 0x62, 0x74]), st.integers(1, 200), st.data())
+def test_runs(given: list[TupleData], wanted: int, most: int, data: st.DataObject) -> None:
+    head = b"I\0\0\0\1N\0\3"
+    waiting = deque([damaged(b"w" + bytes(24) + head + row.raw, data) for row in given])
+    null = steps.NULL_CELL if wanted else steps.NULL_TEXT
+    both("steps_cut_run", waiting, most % 8, most, most + 20, head, 3, wanted, null)
 
 
 WRONG: list[Any] = [None, -1, 2**70, "x", b"", [], {}, 1.5]

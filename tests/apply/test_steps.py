@@ -1,0 +1,93 @@
+"""Changes taken together come to the same as changes taken one after the other."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subscriber.apply import batch
+from subscriber.apply.batch import Batch
+from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.relation_map import ColumnSets, RelationMapping
+from subscriber.apply.steps import BODY, VALUES, TableBatch
+from subscriber.lsn import Lsn
+from subscriber.protocol import encode
+from subscriber.protocol.messages import Delete, Insert, OldPart, Update
+from tests.apply import build
+
+ENVELOPE = b"w" + bytes(24)
+RELID = 16384
+SETS = ColumnSets(23, -1, False, "pg_catalog.int4", 1007, True, True)
+
+
+def mapping(search: tuple[int, ...] | None, *, other_unique: bool) -> RelationMapping:
+    columns = tuple(replace(build.column(name), sets=SETS) for name in ("a", "b", "c"))
+    local = replace(build.local(*columns, identity=("a",)), bare=True, other_unique=other_unique)
+    return RelationMapping(build.remote("a*", "b*", "c"), local, columns, search, None, ())
+
+
+def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batch, "RUN", run)
+        found, left, transaction = Batch(), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
+        found.tables[RELID.to_bytes(4, "big")] = table
+        while left and found.take(transaction, left, 7, lambda _: table)[0]:
+            pass
+        steps = [(step.kind, step.sent, list(step.rows.items()), step.nulls) for step in table.steps]
+        changes = [portion.changes for portion in found.portions]
+        return steps, changes, found.rows, found.bytes, list(left), table._touched
+
+
+@st.composite
+def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
+    """A few runs of changes of one kind, over few keys or many."""
+
+    def value(number: int) -> str | bytes | object | None:
+        special = draw(st.sampled_from([None, build.UNSENT, *[0] * 30]))
+        return special if special != 0 else number.to_bytes(4, "big") if binary else str(number)
+
+    found = []
+    for _ in range(draw(st.integers(1, 4))):
+        kind, first = draw(st.sampled_from("IIUUKD")), draw(st.integers(0, 40))
+        for number in range(draw(st.integers(1, 12))):
+            key = draw(st.integers(0, 3)) if draw(st.integers(0, 30)) == 0 else first + number
+            row = build.row(value(key), value(key % 2), value(7))
+            match kind:
+                case "I":
+                    message: Insert | Update | Delete = Insert(None, RELID, row)
+                case "U":
+                    message = Update(None, RELID, None, None, row)
+                case "K":
+                    message = Update(None, RELID, OldPart.KEY, build.row(value(key), value(1), None), row)
+                case _:
+                    message = Delete(None, RELID, OldPart.KEY, build.row(value(key), value(key % 2), None))
+            found.append(ENVELOPE + encode.encode(message))
+    return found
+
+
+@given(st.data(), st.booleans(), st.sampled_from([(0,), (0, 1), (2,), None]), st.booleans())
+def test_a_run_is_as_good_as_its_changes(
+    data: st.DataObject, binary: bool, search: tuple[int, ...] | None, other_unique: bool
+) -> None:
+    waiting = data.draw(runs(binary))
+    table = mapping(search, other_unique=other_unique)
+    together = gathered(waiting, TableBatch(table, binary=binary), 2)
+    assert together == gathered(waiting, TableBatch(table, binary=binary), 10**6)
+
+
+def test_a_run_is_taken_as_one() -> None:
+    """And none that touches a row twice."""
+    table = TableBatch(mapping((0,), other_unique=False), binary=False)
+    rows = [Insert(None, RELID, build.row(str(number), "1", None)) for number in range(20)]
+    waiting = [ENVELOPE + encode.encode(row) for row in rows]
+    head = waiting[0][BODY:VALUES]
+    changes, size = table.take_run(head, waiting, 100, 10**6, 10**6)
+    assert changes == waiting
+    assert size == sum(map(len, waiting))
+    assert [step.nulls for step in table.steps] == [20]
+    assert table.take_run(head, waiting, 100, 10**6, 10**6) == ([], 0)
