@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import anyio
 import pytest
 
 from subscriber.ops.servers import Server
@@ -19,6 +21,7 @@ from tests.site.documents import ROOT, blocks
 
 TUTORIAL = Path("docs/tutorial.md")
 CUTOVER = Path("docs/cutover.md")
+EMBEDDING = Path("docs/embedding.md")
 SECONDS = 100
 
 
@@ -95,6 +98,30 @@ async def test_a_database_moves(source_db: Database, target_db: Database, proces
         "SELECT * FROM item ORDER BY id"
     )
     assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+
+
+async def test_a_subscription_in_a_program(
+    source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE city (id int PRIMARY KEY, name text)")
+    await source_db.execute("INSERT INTO city VALUES (1, 'Ulm')", "CREATE PUBLICATION atlas FOR TABLE city")
+    program, *_, lifespan = blocks(EMBEDDING, "python")[:4]
+    names: dict[str, Any] = {}
+    exec(program.partition("asyncio.run(")[0], names)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(names["main"], source_db.dsn(), target_db.dsn())
+        with anyio.fail_after(30):
+            while "all tables are copied" not in capsys.readouterr().out:
+                await anyio.sleep(0.05)
+        tasks.cancel_scope.cancel()
+    assert await target_db.rows("SELECT name FROM city") == [("Ulm",)]
+
+    given = {**names, "TARGET_DSN": target_db.dsn(), "FastAPI": lambda lifespan: lifespan}
+    exec(lifespan, given)
+    async with given["application"](None):
+        await source_db.execute("INSERT INTO city VALUES (2, 'Brno')")
+        await target_db.wait_for("SELECT count(*) FROM city", 2)
 
 
 @pytest.mark.parametrize("page", [TUTORIAL, CUTOVER])
