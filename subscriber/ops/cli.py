@@ -214,6 +214,9 @@ def copy_(
         str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
     ] = "local[*,4]",
     part_size: Annotated[int, typer.Option(help="MiB of a table that one task copies.", min=1)] = 128,
+    indexes: Annotated[
+        bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
 ) -> None:
     """Make the initial copy of a subscription's tables with Spark.
@@ -223,7 +226,8 @@ def copy_(
     """
     from subscriber.ops.copy import run_copy
 
-    _finish(run_copy, target, name, master=master, part_bytes=part_size * 1024 * 1024, quiet=quiet)
+    part_bytes = part_size * 1024 * 1024
+    _finish(run_copy, target, name, master=master, part_bytes=part_bytes, indexes=indexes, quiet=quiet)
 
 
 app.command()(cli_log.archive)

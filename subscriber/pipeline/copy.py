@@ -28,6 +28,7 @@ Kill points considered:
   again and copied from another snapshot, by the next keeper. A table that was not empty is one part, and needs that
   not. Before that the tables that are complete are handed over, as there is one group at a time.
 - between the creation of the slot and the catalog's row of the copy: the next keeper drops the slot by its name.
+- indexes that are built after the copy: told in copy_indexes.py.
 - after the last table: the slot is the launcher's, and dropped after the hand-over (worker/handover.py, tidy.py).
 
 A row of a part is visible on the target as soon as the part is committed, before the rest of its table.
@@ -52,8 +53,9 @@ from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.pipeline.copy_indexes import complete_with_indexes
 from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, copy_parts
-from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan
+from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan, bundle
 from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
 from subscriber.pipeline.tasks import run_in_thread
@@ -67,8 +69,6 @@ if TYPE_CHECKING:
 
 APPLICATION_NAME = "subscriber copy"
 POLL = 0.5  # seconds between two looks at what was copied
-BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
-BUNDLE = 32  # and so many of them at most
 DRIVERS = 5  # times a driver may end without having copied anything
 # Tables that others refer to cannot be truncated alone.
 _IS_REFERRED_TO = "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE confrelid = $1 AND contype = 'f')"
@@ -97,12 +97,14 @@ async def copy_tables(
     spark: SparkSession | None = None,
     master: str = MASTER,
     part_bytes: int = PART_BYTES,
+    indexes: bool = False,
     on_progress: OnProgress = lambda _phase, _tables: None,
 ) -> list[TableProgress]:
     """Copy the tables of subscription `name` that wait for it; what was copied of each.
 
     `target` is the connection string of the subscription's database. `spark` is a session to do it in; with None a
-    driver is started for it, as another process, on `master`. Catching up and handing over is the launcher's work,
+    driver is started for it, as another process, on `master`. With `indexes` those that the publisher's tables have and
+    the target's lack are built after the copy (copy_indexes.py). Catching up and handing over is the launcher's work,
     which goes on when this is done. `on_progress(phase, tables)` is called about twice a second.
 
     Raises StatementError if there is no such subscription, ConnectionLost, ServerError, PublisherError, MappingError;
@@ -116,7 +118,7 @@ async def copy_tables(
                 raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
             if not await locks.try_lock(connection, locks.table_sync_key(subscription.oid, GROUP)):
                 await _wait_for_handover(connection, subscription, on_progress)
-        keeper = _Keeper(catalog, subscription, target, spark, master, part_bytes, on_progress)
+        keeper = _Keeper(catalog, subscription, target, spark, master, part_bytes, indexes, on_progress)
         return await keeper.run()
 
 
@@ -143,6 +145,7 @@ class _Keeper:
         spark: SparkSession | None,
         master: str,
         part_bytes: int,
+        indexes: bool,
         on_progress: OnProgress,
     ) -> None:
         self._catalog = catalog
@@ -152,6 +155,8 @@ class _Keeper:
         self._spark = spark
         self._master = master
         self._part_bytes = part_bytes
+        self._indexes = indexes
+        self._unbuilt: list[Failure] = []  # indexes, of tables that an earlier keeper has copied
         self._on_progress = on_progress
         self._started = monotonic()
         self._complete: set[int] = set()
@@ -175,10 +180,13 @@ class _Keeper:
             tables = await self._claim_tables(publisher, system_id)
             if not tables:
                 await self._withdraw()
+                if self._unbuilt:
+                    raise self._failed([], self._unbuilt)
                 return []
             created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
             assert created.snapshot_name is not None
             plans, failures = await self._plan(tables, created.snapshot_name)
+            failures += self._unbuilt
             if plans:
                 copyid = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
                 failures += await self._copy(plans, created.snapshot_name, copyid)
@@ -209,7 +217,7 @@ class _Keeper:
     async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
         """Take the tables out of `copy` that are not complete, or cannot be caught up as their slot is gone."""
         states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
-        left = 0
+        left, complete = 0, list[tuple[int, str, str]]()
         for relid, parts in copy.parts.items():
             async with connection.transaction():
                 state = states.get(relid)
@@ -217,13 +225,14 @@ class _Keeper:
                 if state is not None and len(done.parts) == parts and has_slot:
                     left += 1
                     if state.state == State.DATASYNC:
-                        await store.set_relation_state(connection, self._subid, relid, State.FINISHEDCOPY, None)
+                        complete.append((relid, state.namespace, state.name))
                     continue
                 await bulk_copy.remove_table(connection, copy.copyid, relid)
                 if state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY):
                     if parts > 1 or done.parts:
                         await _empty(connection, state)
                     await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
+        self._unbuilt += await self._store_complete(connection, complete)
         if not left:
             async with connection.transaction():
                 await store.remove_progress(connection, self._subid, GROUP)
@@ -324,6 +333,11 @@ class _Keeper:
                         raise
             tasks.cancel_scope.cancel()
         await self._look(plans, copyid)
+        if self._indexes:
+            self._on_progress("building indexes", ())
+            complete = [(plan.relid, plan.schema, plan.name) for plan in plans if plan.relid in self._complete]
+            async with self._catalog.use() as connection:
+                failures += await self._store_complete(connection, complete)
         return failures
 
     async def _missing(
@@ -337,11 +351,7 @@ class _Keeper:
             for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
             if plan.relid not in failed
             for task in plan.tasks(
-                self._subscription.conninfo,
-                self._target,
-                snapshot,
-                copyid,
-                done.get(plan.relid, Copied()).parts,
+                self._subscription.conninfo, self._target, snapshot, copyid, done.get(plan.relid, Copied()).parts
             )
         ]
 
@@ -367,8 +377,8 @@ class _Keeper:
             pid = connection.get_server_pid()
             for plan, table in zip(plans, progress, strict=True):
                 if table.parts_done == table.parts and plan.relid not in self._complete:
-                    # Synchronously, so that all parts are durable when it is.
-                    await store.set_relation_state(connection, self._subid, plan.relid, State.FINISHEDCOPY, None)
+                    if not self._indexes:
+                        await self._store_complete(connection, [(plan.relid, plan.schema, plan.name)])
                     self._complete.add(plan.relid)
                 if self._reported.get(plan.relid) != table:
                     self._reported[plan.relid] = table
@@ -376,6 +386,14 @@ class _Keeper:
         self._on_progress("copying", progress)
         if self._spark is None and len(self._complete) == len(plans):
             self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
+
+    async def _store_complete(self, connection: Connection, tables: Sequence[tuple[int, str, str]]) -> list[Failure]:
+        """Synchronously, so that all parts are durable when it is; what was not to be built."""
+        if self._indexes:
+            return await complete_with_indexes(self._subscription.conninfo, connection, self._subid, tables)
+        for relid, _, _ in tables:
+            await store.set_relation_state(connection, self._subid, relid, State.FINISHEDCOPY, None)
+        return []
 
     def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
         return store.WorkerStatus(
@@ -418,20 +436,6 @@ def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProg
         parts=parts,
         seconds_left=round(passed / done * (parts - done)) if done else None,
     )
-
-
-def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
-    """What is one task: a part of a table that was cut, or whole tables that together have the size of a small part."""
-    bundles: list[tuple[PartTask, ...]] = [(part,) for part in parts if not part.is_whole]
-    together: list[PartTask] = []
-    size = 0
-    for part in [part for part in parts if part.is_whole]:
-        if together and (size + part.size > BUNDLE_BYTES or len(together) == BUNDLE):
-            bundles.append(tuple(together))
-            together, size = [], 0
-        together.append(part)
-        size += part.size
-    return [*bundles, tuple(together)] if together else bundles
 
 
 async def _empty(connection: Connection, table: store.RelationState) -> None:

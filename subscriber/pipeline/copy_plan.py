@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber.catalog.session import Connection
@@ -15,6 +16,8 @@ from subscriber.subscription import Subscription
 from subscriber.target.postgres import PostgresTarget
 
 PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
+BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
+BUNDLE = 32  # and so many of them at most
 
 # Types the server itself comes with. Their binary form is the same everywhere but for those that name an object,
 # which has another OID elsewhere, and one that has no binary form.
@@ -119,3 +122,17 @@ class Planner:
             and types.get(column.name) == column.type_oid
             for column in published.columns
         )
+
+
+def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
+    """What is one task: a part of a table that was cut, or whole tables that together have the size of a small part."""
+    bundles: list[tuple[PartTask, ...]] = [(part,) for part in parts if not part.is_whole]
+    together: list[PartTask] = []
+    size = 0
+    for part in [part for part in parts if part.is_whole]:
+        if together and (size + part.size > BUNDLE_BYTES or len(together) == BUNDLE):
+            bundles.append(tuple(together))
+            together, size = [], 0
+        together.append(part)
+        size += part.size
+    return [*bundles, tuple(together)] if together else bundles

@@ -179,6 +179,51 @@ async def test_a_table_that_cannot_be_copied_is_named_and_the_others_are(pair: P
     assert await pair.source.value("SELECT count(*) FROM pg_replication_slots WHERE slot_name LIKE 'pg\\_%'") == 0
 
 
+@pytest.mark.timeout(300)
+async def test_indexes_that_are_missing_are_built_after_the_copy(pair: Pair, spark: SparkSession) -> None:
+    """Also when the keeper has gone between the copy and the index; what cannot be built is told, and no more."""
+    await pair.subscribe(enabled=False)
+    await pair.source.execute(
+        "CREATE INDEX by_note ON big (lower(note)) WHERE a > 3",
+        "CREATE INDEX known ON big (a)",
+        "CREATE UNIQUE INDEX on_parts ON parts (id, v)",
+        "CREATE FUNCTION ours(int) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT $1'",
+        "CREATE INDEX elsewhere_unknown ON no_key (ours(a))",
+    )
+    await pair.target.execute("CREATE INDEX known ON big (price)")
+
+    def go(phase: str, _tables: Sequence[TableProgress]) -> None:
+        if phase == "building indexes":
+            raise GivenUp
+
+    with pytest.raises(GivenUp):
+        await copy_tables(pair.target.dsn(), "s", spark=spark, part_bytes=PART, indexes=True, on_progress=go)
+    states = "SELECT DISTINCT srsubstate::text FROM subscriber.subscription_rel"
+    assert await pair.target.rows(states) == [("d",)]
+    copied = anyio.Event()
+
+    def wait(phase: str, _tables: Sequence[TableProgress]) -> None:
+        if phase.startswith("waiting for the launcher"):
+            copied.set()
+
+    async def enable() -> None:
+        await copied.wait()
+        assert await pair.target.rows(states) == [("f",)]
+        await pair.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(enable)
+        with pytest.raises(SubscriberError, match=r'an index of table "public\.no_key" was not built') as caught:
+            await copy_tables(pair.target.dsn(), "s", spark=spark, part_bytes=PART, indexes=True, on_progress=wait)
+    assert caught.value.sqlstate == "42883"
+    await pair.hand_over()
+    definitions = dict(await pair.target.rows("SELECT indexname, indexdef FROM pg_indexes WHERE schemaname = 'public'"))
+    assert "WHERE (a > 3)" in definitions["by_note"]
+    assert "(price)" in definitions["known"]
+    assert definitions.keys().isdisjoint({"elsewhere_unknown", "on_parts"})
+    await pair.assert_same()
+
+
 # --- kill -9 ----------------------------------------------------------------------------------------
 
 

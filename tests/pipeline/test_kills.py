@@ -1,4 +1,4 @@
-"""The commands killed while they work: driver, executors' Python workers, the target. Exact rows afterwards.
+"""The commands killed while they work: driver, JVM, executors' Python workers, the target. Exact rows afterwards.
 
 Each attempt starts a Spark of its own, which is most of the time this takes.
 """
@@ -11,12 +11,14 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import anyio
 import pytest
 
 from subscriber.ops.demo_processes import Process
+from subscriber.ops.servers import Server
 from subscriber.pipeline.lake import Lake
 from tests.pipeline.scene import NAMES, TABLES, Scene, archived
 from tests.plugins.fix_cluster import Database
@@ -35,8 +37,8 @@ def command(directory: Path, *arguments: str) -> Process:
     return Process(arguments[0], [sys.executable, "-m", "subscriber", *arguments], directory)
 
 
-def python_workers(pid: int) -> list[int]:
-    """The processes that Spark has forked for Python code, of the driver with that id."""
+def descendants(pid: int) -> dict[int, str]:
+    """All processes below one, and their command lines."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -46,35 +48,61 @@ def python_workers(pid: int) -> list[int]:
             except OSError:
                 continue
 
-    def below(process: int) -> bool:
-        return process == pid or (process in parents and below(parents[process]))
+    def is_below(process: int) -> bool:
+        while process := parents.get(process, 0):
+            if process == pid:
+                return True
+        return False
 
-    daemons = {process for process, name in names.items() if "pyspark.daemon" in name and below(process)}
-    return [process for process in daemons if parents[process] in daemons]
+    return {process: name for process, name in names.items() if is_below(process)}
 
 
-async def kill_until_done(process: Process, victims: list[str], target: Database | None, seed: int) -> None:
-    """Start it, kill one of them each time, until it has ended well by itself after the last."""
-    chance = random.Random(seed)
-    while victims:
-        victim = victims.pop()
+def python_workers(pid: int) -> list[int]:
+    """The processes that Spark has forked for Python code, of the driver with that id."""
+    daemons = [process for process, name in descendants(pid).items() if "pyspark.daemon" in name]
+    return [process for daemon in daemons for process in descendants(daemon)]
+
+
+def jvm(pid: int) -> list[int]:
+    return [process for process, name in descendants(pid).items() if "org.apache.spark.deploy.SparkSubmit" in name]
+
+
+async def kill_until_done(
+    process: Process, victims: list[str], servers: dict[str, Server], scene: Scene, seed: int
+) -> list[str]:
+    """Start it with more to do, and kill one of them, each time; at the end have it end well. Who was killed at work.
+
+    They are killed when Spark's work has begun, so at whatever is done then.
+    """
+    chance, killed = random.Random(seed), list[str]()
+    for victim in victims:
+        await scene.write(1000)
+        await scene.archive()
         process.start()
-        await anyio.sleep(chance.uniform(4.0, 20.0))
-        if victim == "worker":
-            with anyio.move_on_after(20):
-                while process.pid is not None and not (workers := python_workers(process.pid)):
-                    await anyio.sleep(0.01)
-                if process.pid is not None:
-                    os.kill(chance.choice(workers), signal.SIGKILL)
+        while process.pid is not None and not python_workers(process.pid):
+            await anyio.sleep(0.02)
+        await anyio.sleep(chance.uniform(0.0, 2.0))
+        if process.pid is None:
             assert await process.wait() == 0, process.last_lines()
-        elif victim == "target" and target is not None:
-            await target.server.kill9()
-            await target.server.start()
+            continue
+        if victim in servers:
+            await servers[victim].kill9()
+            await servers[victim].start()
             await process.wait()
-        else:
+        elif victim == "driver":
             await process.kill9()
+        else:
+            found = jvm(process.pid) if victim == "jvm" else python_workers(process.pid)
+            if not found:
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(found), signal.SIGKILL)
+            status = await process.wait()
+            assert status == 0 or victim == "jvm", process.last_lines()
+        killed.append(victim)
     process.start()
     assert await process.wait() == 0, process.last_lines(40)
+    return killed
 
 
 async def test_catchup_is_killed(scene: Scene, target_db: Database, subscriber: Subscriber, tmp_path: Path) -> None:
@@ -84,11 +112,11 @@ async def test_catchup_is_killed(scene: Scene, target_db: Database, subscriber: 
     await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
     await scene.source.wait_for("SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's'")
     await subscriber.stop()
-    await scene.write(3000)
-    await scene.archive()
     log = str(tmp_path / "log")
-    process = command(tmp_path, "catchup", "s", "--target", target_db.dsn(), "--log", log, "--batch", "1500")
-    await kill_until_done(process, ["driver", "worker", "target", "driver", "worker"], target_db, seed=1)
+    process = command(tmp_path, "catchup", "s", "--target", target_db.dsn(), "--log", log, "--batch", "300")
+    victims = ["driver", "worker", "target", "jvm", "worker", "driver"]
+    killed = await kill_until_done(process, victims, {"target": target_db.server}, scene, seed=1)
+    assert len(killed) > 2, killed
     for table in NAMES:
         assert await scene.rows(target_db, table) == await scene.rows(scene.source, table), table
     subscriber.start()
@@ -101,16 +129,16 @@ async def test_catchup_is_killed(scene: Scene, target_db: Database, subscriber: 
 
 async def test_lake_is_killed(scene: Scene, tmp_path: Path) -> None:
     lake, log = Lake(tmp_path / "lake"), str(tmp_path / "log")
-    arguments = ["--log", log, "--to", str(lake.directory), "--source", scene.source.dsn(), "--batch", "1500"]
+    arguments = ["--log", log, "--to", str(lake.directory), "--source", scene.source.dsn(), "--batch", "300"]
     load = command(tmp_path, "lake", *arguments, "--no-history")
     load.start()
     await anyio.sleep(0.8)
     await load.kill9()  # while it loads
     load.start()
     assert await load.wait() == 0, load.last_lines()
-    await scene.write(3000)
-    await scene.archive()
-    await kill_until_done(command(tmp_path, "lake", *arguments), ["driver", "worker", "driver", "worker"], None, seed=2)
+    victims = ["driver", "worker", "jvm", "driver", "worker"]
+    killed = await kill_until_done(command(tmp_path, "lake", *arguments), victims, {}, scene, seed=2)
+    assert len(killed) > 2, killed
     for table in NAMES:
         found = lake.table(f"public.{table}").to_pyarrow_table().to_pylist()
         assert Counter(tuple(row.values()) for row in found) == Counter(

@@ -9,8 +9,8 @@ import pytest
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.pipeline.copy import BUNDLE, bundle
 from subscriber.pipeline.copy_part import PartTask
+from subscriber.pipeline.copy_plan import BUNDLE, bundle
 from subscriber.source.parts import Part, cut, whole
 from tests.plugins.fix_cluster import Database
 

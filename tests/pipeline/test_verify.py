@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -119,15 +120,39 @@ def expect(found: Comparison) -> None:
     assert "secret" not in said
 
 
+# By what is wrong with a row of the target: what does it, and what undoes it.
+WRONG = {
+    "missing": (["CREATE TABLE kept AS SELECT * FROM {t} WHERE id = {k}", "DELETE FROM {t} WHERE id = {k}"], True),
+    "changed": (["CREATE TABLE kept AS SELECT * FROM {t} WHERE id = {k}", "UPDATE {t} SET f = 7 WHERE id = {k}"], True),
+    "extra": (["INSERT INTO {t} (id, a) VALUES ({k}, 1)"], False),
+}
+
+
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
-async def test_nothing_is_found_where_nothing_differs_a_hundred_times(
+async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times(
     source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:
+    """Every other time nothing differs. SUBSCRIBER_VERIFY_ROUNDS says how often, 100 by default."""
+    chance = random.Random(5)
     async with subscribed(source_db, target_db, subscriber):
-        for _ in range(100):
+        for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
+            wrong = chance.choice(list(WRONG))
+            table, key = f"t{chance.randrange(TABLES)}", chance.randrange(1, 100) * (-1 if wrong == "extra" else 1)
+            plant, kept = WRONG[wrong]
+            if number % 2:
+                await on_target(target_db, *(statement.format(t=table, k=key) for statement in plant))
             found = await verify(target_db.dsn(), "s", spark=spark)
-            assert found.is_same, list(describe(found))
+            if not number % 2:
+                assert found.is_same, list(describe(found))
+                continue
+            (differs,) = [one for one in found.tables if not one.is_same]
+            rows = {"missing": differs.missing, "extra": differs.extra, "changed": list(differs.changed)}
+            expected = {name: [(str(key),)] if name == wrong else [] for name in rows}
+            assert (differs.name, rows) == (f"public.{table}", expected)
+            await on_target(target_db, f"DELETE FROM {table} WHERE id = {key}")
+            if kept:
+                await on_target(target_db, f"INSERT INTO {table} SELECT * FROM kept", "DROP TABLE kept")
 
 
 async def test_without_a_launcher_it_says_so(

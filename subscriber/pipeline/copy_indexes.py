@@ -1,0 +1,78 @@
+"""Indexes of the publisher's tables that the target's lack, made when the rows are there.
+
+An index that is filled row by row costs the copy more than one that is built at once. So the tables are made with
+their keys alone, and what else the publisher has is built after the copy, from its definitions. Nothing that is there
+is dropped or changed: an index of a name that the target knows is left out, as are those of constraints and of
+partitioned tables.
+
+Kill points considered: an index is built in the transaction that stores its table as complete. Before that the table
+is one of which all parts are there and which is not complete yet; the next keeper builds what is missing, if it is
+told to. A build that fails costs its table nothing else: it is stored as complete, and the failure is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import asyncpg
+
+from subscriber.apply.subrel import State
+from subscriber.catalog import store
+from subscriber.catalog.session import Connection, translate
+from subscriber.connection.connect import open_session
+from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure
+from subscriber.source.quoting import identifier, literal
+
+_PUBLISHED = """
+SELECT i.relname, pg_catalog.pg_get_indexdef(x.indexrelid)
+  FROM pg_catalog.pg_index x JOIN pg_catalog.pg_class i ON i.oid = x.indexrelid
+  JOIN pg_catalog.pg_class c ON c.oid = x.indrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = {schema} AND c.relname = {name} AND c.relkind = 'r' AND x.indisvalid
+   AND NOT EXISTS (SELECT FROM pg_catalog.pg_constraint k
+                    WHERE k.conindid = x.indexrelid AND k.contype IN ('p', 'u', 'x'))
+ ORDER BY i.relname
+"""
+_OURS = """
+SELECT pg_catalog.pg_get_userbyid(c.relowner)::text, ARRAY(SELECT o.relname::text FROM pg_catalog.pg_class o
+         WHERE o.relnamespace = c.relnamespace)
+  FROM pg_catalog.pg_class c WHERE c.oid = $1
+"""
+
+
+async def complete_with_indexes(
+    conninfo: str, connection: Connection, subid: int, tables: Sequence[tuple[int, str, str]]
+) -> list[Failure]:
+    """Build what (relid, schema, name) of the target lack, and store each as complete; what could not be built.
+
+    `conninfo` is the publisher's. Raises ConnectionLost and ServerError where it cannot be asked.
+    """
+    failures: list[Failure] = []
+    source = await open_session(conninfo, application_name="subscriber copy", settings=SOURCE_SETTINGS)
+    try:
+        for relid, schema, name in tables:
+            published = await source.rows(_PUBLISHED.format(schema=literal(schema), name=literal(name)))
+            definitions = {str(index): str(definition) for index, definition in published}
+            try:
+                await _complete(connection, subid, relid, definitions)
+            except asyncpg.PostgresError as error:
+                if connection.is_closed():
+                    raise
+                found = translate(error)
+                what = f'an index of table "{schema}.{name}" was not built: {found.message}'
+                failures.append(Failure(0, what, found.hint, found.sqlstate))  # the table itself has been copied
+                await _complete(connection, subid, relid, {})
+    finally:
+        source.abort()
+    return failures
+
+
+async def _complete(connection: Connection, subid: int, relid: int, definitions: dict[str, str]) -> None:
+    async with connection.transaction():
+        owner, there = await connection.fetchrow(_OURS, relid) or ("", [])
+        if missing := [definition for name, definition in definitions.items() if name not in there]:
+            # What an index calls must not run with our rights.
+            await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")
+            for definition in missing:
+                await connection.execute(definition, timeout=None)
+            await connection.execute("RESET ROLE")
+        await store.set_relation_state(connection, subid, relid, State.FINISHEDCOPY, None)

@@ -1,0 +1,74 @@
+"""A standalone master with two workers: executors are processes that have nothing of the driver but what it sends."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.ops.demo_processes import Process
+from subscriber.pipeline.copy import copy_tables
+from subscriber.pipeline.java import java_home
+from tests.pipeline.test_copy import PART, Pair
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def standalone(directory: Path) -> AsyncIterator[str]:
+    """The URL of the master of a cluster with two workers of a core each."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    program = str(Path(spec.origin).parent / "bin" / "spark-class")
+    port = free_port()
+    url, deploy = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
+    master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    worker = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+    commands = {"master": [program, f"{deploy}.master.Master", *master]}
+    for name in ("one", "two"):
+        commands[name] = [program, f"{deploy}.worker.Worker", *worker, "--work-dir", str(directory / name), url]
+    async with AsyncExitStack() as stack:
+        for name, command in commands.items():
+            process = Process(name, command, directory)
+            process.start()
+            stack.push_async_callback(process.stop)
+            if name == "master":
+                with anyio.fail_after(60):
+                    while "RegisteredWorker" not in (said := process.last_lines(50)) and "New state: ALIVE" not in said:
+                        assert process.pid is not None, said
+                        await anyio.sleep(0.1)
+        yield url
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_standalone_cluster_copies(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_home(tmp_path)))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    pair = Pair(source_db, target_db, subscriber)
+    await pair.subscribe(enabled=False)
+    async with standalone(tmp_path) as master:
+        tables = await copy_tables(target_db.dsn(), "s", master=master, part_bytes=PART)
+        used = [name for name in ("one", "two") if list((tmp_path / name).glob("app-*"))]
+    assert {table.parts_done - table.parts for table in tables} == {0}
+    assert used == ["one", "two"]
+    await pair.hand_over()
+    rows = await pair.assert_same()
+    assert rows["big"] == 20_000
