@@ -105,7 +105,13 @@ class ApplyLoop:
         self._inbox = Inbox(stream)
         self._committed = anyio.Event()
         target.wake = self.wake
-        self._feedback = Feedback(stream, self._positions, sender_timeout=sender_timeout, reading=self._inbox.has_room)
+        self._feedback = Feedback(
+            stream,
+            self._positions,
+            sender_timeout=sender_timeout,
+            reading=self._inbox.has_room,
+            patient=flush is not None,
+        )
 
     def _positions(self) -> Positions:
         positions = self.progress.positions

@@ -4,7 +4,9 @@ The publisher closes a connection that says nothing for wal_sender_timeout. So t
 for the apply loop, which may be waiting itself: for a lock on the target, for a stuck server, for the
 copy of a table. This task sends the positions of the moment
 
-- at once when the publisher asks for them or when they have moved,
+- at once when the publisher asks for them or may forget more than before,
+- PATIENCE after anything else has moved, where a flush is going to follow: to tell the publisher of each step of each
+  transaction takes longer than to apply a small one, and its walsender is woken each time,
 - unasked every STATUS_INTERVAL, or three times per wal_sender_timeout if that is shorter: with a full
   queue we do not read, and would not see the publisher ask;
 - with a request for an answer when nothing has come for half of RECEIVER_TIMEOUT; at all of it the
@@ -15,6 +17,7 @@ Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from time import monotonic
 
@@ -27,6 +30,7 @@ from subscriber.source.walsender import ReplicationStream
 from subscriber.worker.failpoints import Point, reach
 
 STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
+PATIENCE = 0.02  # seconds; PostgreSQL's own worker tells what it has applied when its WAL is written, 0.2 s later
 RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
 
 
@@ -38,12 +42,18 @@ class Feedback:
         *,
         sender_timeout: float,
         reading: Callable[[], bool],
+        patient: bool = False,
     ) -> None:
-        """`sender_timeout` in seconds, 0 for none; `reading` is false while a full queue stops the reader."""
+        """`sender_timeout` in seconds, 0 for none; `reading` is false while a full queue stops the reader.
+
+        `patient`: what is applied is flushed later, and written and applied positions may wait a moment for that.
+        """
         self._stream = stream
         self._positions = positions
         self._interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
         self._reading = reading
+        self._patient = patient
+        self._timer: asyncio.TimerHandle | None = None  # runs while something is waiting to be told
         self._wake = anyio.Event()
         self._last_received = monotonic()
         self._pinged = False
@@ -59,18 +69,32 @@ class Feedback:
         self._wake.set()
 
     def moved(self) -> None:
-        """Send an update if the positions are not those of the last one."""
+        """Send an update, now or soon, if the positions are not those of the last one."""
+        positions = self._positions()
+        if positions == self.sent:
+            return
+        if not self._patient or self.sent is None or positions.flush > self.sent.flush:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._be_patient_no_more)
+
+    def _be_patient_no_more(self) -> None:
+        self._timer = None
         if self._positions() != self.sent:
             self._wake.set()
 
     async def run(self) -> None:
-        while True:
-            with anyio.move_on_after(self._interval):
-                await self._wake.wait()
-            self._wake = anyio.Event()
-            self._send(reply_requested=self._overdue())
-            # One update for all that moved in this turn of the event loop.
-            await anyio.lowlevel.checkpoint()
+        try:
+            while True:
+                with anyio.move_on_after(self._interval):
+                    await self._wake.wait()
+                self._wake = anyio.Event()
+                self._send(reply_requested=self._overdue())
+                # One update for all that moved in this turn of the event loop.
+                await anyio.lowlevel.checkpoint()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
 
     def _overdue(self) -> bool:
         if not self._reading():

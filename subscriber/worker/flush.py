@@ -12,7 +12,7 @@ import anyio
 
 from subscriber.catalog.session import Catalog
 
-MIN_INTERVAL = 0.01  # seconds between two flushes: commits that come closer together share one
+MIN_INTERVAL = 0.03  # seconds between two flushes: commits that come closer together share one
 
 FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
 

@@ -17,7 +17,6 @@ from functools import partial
 import anyio.lowlevel
 
 from subscriber import telemetry
-from subscriber.apply.batch import BODY
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import (
     Abort,
@@ -36,7 +35,7 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Commit, CommitPrepared, RollbackPrepared
-from subscriber.protocol.walstream import XLOG_DATA
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.applier import Applier, Counters, Wants
@@ -45,6 +44,7 @@ from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
 
 _XLOG_DATA = bytes([XLOG_DATA])
+_BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
 
 
 class Transactions:
@@ -106,15 +106,15 @@ class Transactions:
         frame, dispatcher = waiting[0], self._dispatcher
         if frame[:1] != _XLOG_DATA or dispatcher.block is not None:
             return 0
-        match frame[BODY : BODY + 1]:
+        match frame[_BODY : _BODY + 1]:
             case b"B" if dispatcher.transaction is None:
-                begin = self._decoder.decode(frame, BODY)
+                begin = self._decoder.decode(frame, _BODY)
                 assert isinstance(begin, Begin)
                 if not self._unattended(begin.final_lsn):
                     return 0
                 dispatcher.receive(begin)
             case b"C" if dispatcher.transaction is not None:
-                commit = self._decoder.decode(frame, BODY)
+                commit = self._decoder.decode(frame, _BODY)
                 assert isinstance(commit, Commit)
                 if not self._take_commit(dispatcher.transaction, commit):
                     return 0
