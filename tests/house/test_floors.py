@@ -50,6 +50,7 @@ LIBRARIES: dict[str, set[str]] = {
     "logging": {"telemetry", "ops"},
     "pandas": {"pipeline"},
     "prometheus_client": {"ops"},
+    "py4j": {"pipeline"},
     "pyarrow": {"pipeline"},
     "pyspark": {"pipeline"},
     "rich": {"ops"},
