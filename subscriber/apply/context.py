@@ -28,6 +28,11 @@ class RemoteTransaction:
         """Whether its changes are not to be applied."""
         return self.skipped or self.present
 
+    @property
+    def keeps_locks(self) -> bool:
+        """Whether others commit while the target holds its rows: it will be prepared, or is still being streamed."""
+        return self.gid is not None or not self.finish_lsn
+
 
 def error_context(
     origin: str,

@@ -166,6 +166,11 @@ class SpooledTransaction:
         """Bytes of the changes, buffered ones included."""
         return self.written + len(self._buffer)
 
+    @property
+    def is_full(self) -> bool:
+        """Whether write() is due."""
+        return len(self._buffer) >= BUFFER_SIZE
+
     def append(self, xid: int, message: bytes) -> bool:
         """Add a change that (sub)transaction `xid` made; `message` is without the xid it has in a block.
 

@@ -337,6 +337,8 @@ class BatchingTarget(PostgresTarget):
             if not table.steps:
                 continue
             local = table.mapping.local
+            if table.mapping.search is None:
+                self._made.add(local.oid)
             self.acting.become([local], note)
             for step in table.steps:
                 if step.kind is Kind.INSERT:

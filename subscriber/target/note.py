@@ -23,6 +23,7 @@ class Note:
     change: Message | None = None
     plan: Plan | None = None
     resolved: bool = False  # the row was looked at before, so nothing is to be told of it
+    own_first: bool = False  # without a key, a row that the transaction has made is to be found before any other
     may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.hooks import Hooks
@@ -83,6 +84,7 @@ class PostgresTarget:
         self._progress: ProgressRow
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
+        self._made: set[int] = set()  # local relations without a key in which this transaction has made rows
 
     @property
     def position(self) -> Lsn:
@@ -130,17 +132,20 @@ class PostgresTarget:
         oid = mapping.local.oid
         note = Note(change.message_type, transaction, mapping, change)
         note.may_be_stale = oid not in self._checked and oid not in self._fresh
+        note.own_first = transaction.keeps_locks and oid in self._made
         self.acting.become([mapping.local], note)
         left: Insert | Update | Delete | None = change
         if self.resolving is not None and self.resolving.concerns(mapping, change):
             left = await self.resolving.resolve(change, note)
-            note = Note(note.message, transaction, mapping, left, may_be_stale=note.may_be_stale, resolved=True)
+            note = replace(note, change=left, resolved=True)
         if isinstance(left, Insert):
             self._insert(mapping, left, note)
         elif isinstance(left, Update):
             self._update(mapping, left, note)
         elif isinstance(left, Delete):
             self._delete(mapping, left, note)
+        if mapping.search is None and not isinstance(left, Delete):
+            self._made.add(oid)
         if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
@@ -186,7 +191,7 @@ class PostgresTarget:
         """For a table without a key: find the row that the next statement is about."""
         mapping = note.mapping
         if mapping is not None and mapping.search is None:
-            plan = statements.find(mapping, row, (new, old)[row][0])
+            plan = statements.find(mapping, row, (new, old)[row][0], own_first=note.own_first)
             self._run(plan, new, old, Note(note.message, note.transaction, mapping, may_be_stale=note.may_be_stale))
 
     def _run(
@@ -246,6 +251,7 @@ class PostgresTarget:
         """Open the target's transaction for this remote one."""
         transaction.changed = True
         self._checked.clear()
+        self._made.clear()
         self.acting.began()
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 

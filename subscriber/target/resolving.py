@@ -221,7 +221,8 @@ class Resolving:
         mapping = _mapping(note)
         require_columns(mapping, (new, old)[row][0])
         if mapping.search is None:
-            self._run(statements.find(mapping, row, (new, old)[row][0]), new, old, note)
+            plan = statements.find(mapping, row, (new, old)[row][0], own_first=note.own_first)
+            self._run(plan, new, old, note)
         plan = probes.searched(mapping, row, timed=self.looking.timed)
         (found,) = await self.looking.find([plan], new, old, note)
         return found[0] if found else None

@@ -41,6 +41,13 @@ IS_FOUND_IN_PARTITION = (
 )
 
 
+# That the session's transaction, or one of its subtransactions, has made the row: each holds the lock on its own xid.
+_MADE_HERE = (
+    "xmin OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT l.transactionid FROM pg_catalog.pg_locks l"
+    " WHERE l.locktype = 'transactionid' AND l.pid = pg_catalog.pg_backend_pid() AND l.mode = 'ExclusiveLock'))"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """A statement, and for each of its parameters the row and column it is taken from."""
@@ -208,22 +215,26 @@ def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
     return build.plan(f"SELECT 1 FROM {build.only} WHERE {where} LIMIT 1", b"SELECT 1")
 
 
-def find(mapping: RelationMapping, row: int, status: bytes) -> Plan:
+def find(mapping: RelationMapping, row: int, status: bytes, *, own_first: bool = False) -> Plan:
     """Lock the first row that is equal to all of `row`, for the statement that follows.
 
     For tables without a key. Equal rows are as good as each other, so one is taken that nobody holds; where all
     are held, the first is waited for. It may be held by what this subscription has prepared, or is streaming, and
-    what will end that comes later in the stream. Raises MappingError when the row cannot be identified.
+    what will end that comes later in the stream. `own_first`: one that this transaction has made is taken before any
+    other, so that it never holds more of those that others may want than it did on the publisher. Raises MappingError
+    when the row cannot be identified.
     """
-    key = ("find", row, bytes(s == NULL for s in status))
+    key = ("find", row, own_first, bytes(s == NULL for s in status))
     if (plan := mapping.plans.get(key)) is None:
         require_search(mapping)
         build = Builder(mapping)
         place = "tableoid || ' ' || ctid" if mapping.local.partitioned else "ctid::pg_catalog.text"
-        found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)} LIMIT 1 FOR UPDATE"
+        found = f"SELECT {place} FROM {build.only} WHERE {build.where_row(row, status)}"
+        places = [f"({found} LIMIT 1 FOR UPDATE SKIP LOCKED)", f"({found} LIMIT 1 FOR UPDATE)", "''"]
+        if own_first:
+            places.insert(0, f"({found} AND {_MADE_HERE} LIMIT 1)")
         plan = mapping.plans[key] = build.plan(
-            f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found} SKIP LOCKED), ({found}), ''), true)",
-            b"SELECT 1",
+            f"SELECT pg_catalog.set_config('subscriber.place', coalesce({', '.join(places)}), true)", b"SELECT 1"
         )
     assert isinstance(plan, Plan)
     return plan

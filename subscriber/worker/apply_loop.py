@@ -166,7 +166,7 @@ class ApplyLoop:
             left = min(TURN, len(self._inbox.waiting))
             while left > 0:
                 if taken := self._take_many(left):
-                    await self._target.make_room()
+                    await self._transactions.make_room()
                 elif await self._take():
                     return
                 left -= taken or 1
@@ -183,7 +183,7 @@ class ApplyLoop:
                 await self._inbox.wait()
 
     def _take_many(self, limit: int) -> int:
-        """Have the target take what it can as it came, up to `limit` payloads; how many it took."""
+        """What can be taken as it came, up to `limit` payloads; how many."""
         waiting = self._inbox.waiting
         first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:

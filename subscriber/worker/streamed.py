@@ -16,7 +16,9 @@ Source: section "STREAMED TRANSACTIONS" at the head of worker.c.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
+from itertools import islice
 
 import anyio
 from anyio.abc import TaskGroup
@@ -28,6 +30,7 @@ from subscriber.apply.progress import Progress
 from subscriber.catalog.store import StreamedStatus
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import StreamAbort
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.spool.format import Record
 from subscriber.spool.transactions import Spool, SpooledTransaction
 from subscriber.worker.applier import Wants
@@ -35,6 +38,8 @@ from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
 
 KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
 
+_BODY = XLOG_DATA_HEADER.size  # where a message begins in what the walsender sends
+_CHANGES = (b"I", b"U", b"D")
 _PREFIX = 5  # bytes: the message's letter, and the xid that it has in a block
 
 
@@ -96,6 +101,31 @@ class Streamed:
         if len(payload) < _PREFIX or self._open is None:
             raise ProtocolError("insufficient data left in message", detail="It stands in a block, and has no xid.")
         return self._open.append(int.from_bytes(payload[1:_PREFIX], "big"), payload[:1] + payload[_PREFIX:])
+
+    def keep_changes(self, waiting: deque[bytes], limit: int) -> int:
+        """Changes of the open block off the front of `waiting`, as the walsender sent them; their bytes.
+
+        At most `limit`, and none where keep() has to see the next one. Afterwards make_room() has to be awaited.
+        """
+        assert self._open is not None
+        append = self._open.append
+        taken = size = 0
+        for payload in islice(waiting, limit):
+            if payload[0] != XLOG_DATA or payload[_BODY : _BODY + 1] not in _CHANGES or len(payload) < _BODY + _PREFIX:
+                break
+            taken += 1
+            size += len(payload)
+            xid = int.from_bytes(payload[_BODY + 1 : _BODY + _PREFIX], "big")
+            if append(xid, payload[_BODY : _BODY + 1] + payload[_BODY + _PREFIX :]):
+                break
+        for _ in range(taken):
+            waiting.popleft()
+        return size
+
+    async def make_room(self) -> None:
+        """Do what is due."""
+        if self._open is not None and self._open.is_full:
+            await self.write()
 
     async def write(self) -> None:
         """Bring what was kept to the file, and to the worker that follows it."""

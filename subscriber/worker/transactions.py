@@ -87,12 +87,14 @@ class Transactions:
     # --- what needs nobody's attention ------------------------------------------------------------
 
     def take(self, waiting: deque[bytes], limit: int) -> int:
-        """Have the target take what it can off the front of `waiting`, as the walsender sent it; its bytes.
+        """Take what the target, or in a stream block its file, can have as the walsender sent it; its bytes.
 
         That is changes of rows, and BEGIN and COMMIT where nobody has to look at their transaction: a task that
         were asked for each of them would take longer than the transaction. 0 where receive() has to see the next one.
-        Afterwards the target wants make_room(), and `ended` is where the last transaction ended.
+        Afterwards make_room() has to be awaited, and `ended` is where the last transaction ended.
         """
+        if self._dispatcher.block is not None:
+            return self._blocks().keep_changes(waiting, limit)
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
             taken = self._applier.take(waiting, left) or self._take_end(waiting)
@@ -101,10 +103,17 @@ class Transactions:
             size += taken
         return size
 
+    async def make_room(self) -> None:
+        """After take()."""
+        if self._dispatcher.block is not None:
+            await self._blocks().make_room()
+        else:
+            await self._target.make_room()
+
     def _take_end(self, waiting: deque[bytes]) -> int:
         """The BEGIN or COMMIT of a plain transaction; its bytes."""
         frame, dispatcher = waiting[0], self._dispatcher
-        if frame[:1] != _XLOG_DATA or dispatcher.block is not None:
+        if frame[:1] != _XLOG_DATA:
             return 0
         match frame[_BODY : _BODY + 1]:
             case b"B" if dispatcher.transaction is None:

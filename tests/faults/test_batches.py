@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from subscriber.worker.failpoints import Point
+from subscriber.worker.surroundings import SPOOL_VARIABLE
 from tests.faults.scene import Scene
 from tests.faults.test_points import while_appending
 
@@ -12,10 +15,10 @@ TABLE = "CREATE TABLE keyed (id int PRIMARY KEY, v int)"
 LARGE = 25_000  # rows, more than fit into one batch
 
 
-async def _start(faults: Scene) -> None:
+async def _start(faults: Scene, streaming: str = "off") -> None:
     await faults.source.execute(TABLE, "ALTER PUBLICATION p ADD TABLE keyed")
     await faults.target.execute(TABLE)
-    await faults.create_subscription(options="WITH (streaming = off)")
+    await faults.create_subscription(options=f"WITH (streaming = {streaming})")
     faults.worker.start()
     await faults.wait_until_equal()
     await faults.worker.kill9()
@@ -61,3 +64,35 @@ async def test_batches_with_much_behind_them(faults: Scene) -> None:
 
     await while_appending(faults, die)
     await faults.finish()
+
+
+@pytest.mark.parametrize(
+    ("point", "times"),
+    [
+        (Point.BATCH_SENT, 2),
+        pytest.param(Point.BATCH_SENT, 1, marks=pytest.mark.soak),
+        pytest.param(Point.BATCH_SENT, 3, marks=pytest.mark.soak),
+        (Point.BATCH_REFUSED, 1),
+        pytest.param(Point.BATCH_APPLIED_AGAIN, 300, marks=pytest.mark.soak),
+        pytest.param(Point.PARALLEL_DONE, 1, marks=pytest.mark.soak),
+    ],
+)
+async def test_what_a_parallel_worker_applies_set_by_set(
+    faults: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: Point, times: int
+) -> None:
+    """Between savepoints, some of which are rolled back; in one of the portions a row is missing."""
+    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path / "spool"))
+    await faults.source.execute(f"ALTER DATABASE {faults.source.name} SET logical_decoding_work_mem = '64kB'")
+    await _start(faults, "parallel")
+    await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {LARGE}) i")
+    faults.worker.start()
+    await faults.wait_until_equal()
+    await faults.target.execute("DELETE FROM keyed WHERE id = 12000")
+    await faults.worker.kill9()
+    await faults.source.execute(
+        f"BEGIN; UPDATE keyed SET v = v + 1; SAVEPOINT a; INSERT INTO keyed SELECT id + {LARGE}, v FROM keyed;"
+        f" ROLLBACK TO a; INSERT INTO keyed SELECT i + {2 * LARGE}, i FROM generate_series(1, 500) i; SAVEPOINT b;"
+        " DELETE FROM keyed WHERE id <= 20000; COMMIT"
+    )
+    await faults.run_into(point, times)
+    assert (await faults.finish())["keyed"] == LARGE - 20_000 + 500

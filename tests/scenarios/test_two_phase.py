@@ -175,6 +175,24 @@ async def test_equal_rows_without_a_key_are_taken_where_nobody_holds_them(pair: 
     await pair.assert_same("SELECT a, count(*) FROM t GROUP BY a ORDER BY a")
 
 
+async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
+    """What is prepared must not hold a row that is free on the publisher, where it changed one of its own instead."""
+    await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    await pair.source.execute("INSERT INTO t VALUES (2, 'same'), (1, 'same'), (4, 'same')")
+    await pair.subscribe("FOR TABLE t", two_phase=True)
+    await enabled(pair)
+    own = "xmin::text::bigint IN (SELECT pg_current_xact_id()::text::bigint % 4294967296)"
+    await prepare(
+        pair.source,
+        "g",
+        f"UPDATE t SET a = 2 WHERE a = 1; UPDATE t SET a = 3 WHERE a = 2 AND {own};"
+        f" INSERT INTO t VALUES (4, 'same'); DELETE FROM t WHERE a = 4 AND {own}",
+    )
+    await pair.change("DELETE FROM t WHERE a = 2", "DELETE FROM t WHERE a = 4")
+    await pair.change("COMMIT PREPARED 'g'")
+    assert await pair.rows("SELECT * FROM t") == [(3, "same")]
+
+
 async def test_an_error_of_the_first_copy_disables_and_it_comes_back(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
