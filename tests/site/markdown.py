@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 
@@ -19,9 +18,4 @@ def code(text: str) -> str:
 
 def page(title: str, *parts: str) -> str:
     """A whole page."""
-    return "\n\n".join([f"# {title}", *parts]) + "\n"
-
-
-def slug(heading: str) -> str:
-    """The anchor of a heading, as MkDocs and most others make it."""
-    return re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", heading).strip().lower())
+    return "\n\n".join([f"# {title}", "<!-- Written from the code by `make docs`. -->", *parts]) + "\n"
