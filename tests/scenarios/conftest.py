@@ -64,14 +64,18 @@ class Pair:
 @pytest.fixture(autouse=True)
 async def _nothing_left(publisher: Server, target: Server) -> AsyncIterator[None]:
     """What a test leaves in a server beyond its databases would be found by the next."""
+    before = [await _origins_and_slots(server) for server in (publisher, target)]
     yield
-    for server in (publisher, target):
-        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
-        left = await root.fetch(
-            "SELECT roname FROM pg_replication_origin UNION ALL SELECT slot_name FROM pg_replication_slots"
-        )
-        await root.close()
-        assert left == []
+    assert [await _origins_and_slots(server) for server in (publisher, target)] == before
+
+
+async def _origins_and_slots(server: Server) -> list[str]:
+    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+    rows = await root.fetch(
+        "SELECT roname FROM pg_replication_origin UNION ALL SELECT slot_name FROM pg_replication_slots ORDER BY 1"
+    )
+    await root.close()
+    return [name for (name,) in rows]
 
 
 @pytest.fixture
