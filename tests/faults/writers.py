@@ -32,7 +32,14 @@ ON_SOURCE = (
 GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 MOST_PREPARED = 4  # of the servers' ten
 
-_GONE = (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.CannotConnectNowError, OSError)
+# The last of asyncpg's is what it says now and then of a server that dies in the middle of an answer.
+_GONE = (
+    asyncpg.PostgresConnectionError,
+    asyncpg.InterfaceError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.InternalClientError,
+    OSError,
+)
 # Somebody else has resolved it, or holds it just now; or a crash came between the two phases.
 _NOT_NOW = (asyncpg.UndefinedObjectError, asyncpg.ObjectInUseError, asyncpg.ObjectNotInPrerequisiteStateError)
 
