@@ -36,7 +36,7 @@ from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.walstream import weigh
 
-CHUNK = 256  # frames handed out at once; other tasks get a turn in between
+CHUNK = 512  # frames handed out at once; other tasks get a turn in between
 
 STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
 RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
