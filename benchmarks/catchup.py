@@ -28,6 +28,7 @@ from subscriber.ops.compare import compare
 from subscriber.pipeline.catchup import CaughtUp, catch_up
 from subscriber.pipeline.netting import JAVA_OPTIONS
 from subscriber.pipeline.session import spark_session
+from subscriber.pipeline.tasks import run_tasks
 from subscriber.spool.changelog import ChangeLog
 from subscriber.spool.logwriter import ChangeLogWriter
 from subscriber.worker.archiver import Archiver
@@ -73,7 +74,7 @@ async def _measure(where: Stage, changes: int, keys: int) -> dict[str, float]:
     await execute(where.target, "CHECKPOINT")
     began = monotonic()
     with spark_session(java_options=JAVA_OPTIONS) as spark:
-        spark.range(1).mapInArrow(lambda batches: batches, "id long").collect()
+        run_tasks(spark, abs, [0, 1])
         found["start of Spark"] = monotonic() - began
         began, batches = monotonic(), list[CaughtUp]()
         await catch_up(where.target.dsn(CATCHUP), CATCHUP, ChangeLog(log), spark, on_batch=batches.append)
