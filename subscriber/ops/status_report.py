@@ -78,8 +78,16 @@ class TableStatus:
     copy_rows: int
     copy_bytes: int
     copy_total_bytes: int  # an estimate: bytes on the publisher's disk
+    copy_seconds: float | None  # since the copy began, None: not known
     error: str | None
     error_hint: str | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the copy, if it goes on as it did; None while that cannot be said. As much an estimate as the size."""
+        if self.percent is None or not self.copy_bytes or self.copy_seconds is None:
+            return None
+        return self.copy_seconds * max(0, self.copy_total_bytes - self.copy_bytes) / self.copy_bytes
 
     @property
     def percent(self) -> int | None:
@@ -248,12 +256,14 @@ def _tables(subscription: Subscription, look: Look) -> tuple[dict[str, int], tup
         if relation.state != "r":
             if worker is not None and worker.error:
                 state = SYNC_FAILED
-            not_ready.append(_table(relation, state, worker, look.launcher_pid is not None))
+            not_ready.append(_table(relation, state, worker, look))
         counted[state] = counted.get(state, 0) + 1
     return counted, tuple(not_ready)
 
 
-def _table(relation: RelationState, state: str, worker: WorkerStatus | None, running: bool) -> TableStatus:
+def _table(relation: RelationState, state: str, worker: WorkerStatus | None, look: Look) -> TableStatus:
+    running = look.launcher_pid is not None
+    started = worker.started if worker else None
     return TableStatus(
         name=f"{relation.namespace}.{relation.name}",
         state=state,
@@ -261,6 +271,7 @@ def _table(relation: RelationState, state: str, worker: WorkerStatus | None, run
         copy_rows=worker.copy_rows if worker else 0,
         copy_bytes=worker.copy_bytes if worker else 0,
         copy_total_bytes=worker.copy_total_bytes if worker else 0,
+        copy_seconds=max(0.0, (look.at - started).total_seconds()) if started else None,
         error=worker.error if worker else None,
         error_hint=worker.error_hint if worker else None,
     )
@@ -354,6 +365,8 @@ def describe_table(table: TableStatus) -> str:
     copied = f"{table.copy_rows:,} rows, {units.in_bytes(table.copy_bytes)}"
     if table.percent is not None:
         copied += f" of about {units.in_bytes(table.copy_total_bytes)}, {table.percent} %"
+    if table.seconds_left:
+        copied += f", about {units.in_seconds(max(1, round(table.seconds_left)))} left"
     return f"{words} ({copied})"
 
 
@@ -413,6 +426,7 @@ def _table_json(table: TableStatus) -> dict[str, Any]:
         "copy_bytes": table.copy_bytes,
         "copy_total_bytes": table.copy_total_bytes,
         "percent": table.percent,
+        "seconds_left": None if table.seconds_left is None else round(table.seconds_left, 1),
         "error": table.error,
         "error_hint": table.error_hint,
     }

@@ -180,6 +180,11 @@ def test_tables_that_are_not_ready_have_a_line() -> None:
         "    public.d: failed: no such table",
     ]
     assert status.is_wrong
+    timed = replace(copying, started=look().at - timedelta(seconds=30))
+    status = assess(SUBSCRIPTION, look(STREAMING, timed, relations=relations), PUBLISHER)
+    assert "    public.b: copying (1,000 rows, 512 B of about 2.0 KiB, 25 %, about 1 min 30 s left)" in text(status)
+    tables = json.loads(to_json(look(), [status]))["subscriptions"][0]["not_ready"]
+    assert [table["seconds_left"] for table in tables] == [90.0, None, None]
 
 
 def test_json_is_one_line_without_the_connection_string() -> None:
