@@ -39,7 +39,7 @@ conformance: $(STAMP)
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatch_build.py subscriber/_native.c
+$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatch_build.py $(wildcard subscriber/native_c/*)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"

@@ -1,12 +1,12 @@
 """Functions that have a twin in C, and which of the two runs.
 
 The innermost loops, those that every byte of a stream goes through, exist twice: as a Python function marked
-@compiled, and in _native.c under the same name. The Python one is the reference; it runs where there was no C compiler
+@compiled, and in native_c/ under the same name. The Python one is the reference; it runs where there was no C compiler
 when the package was installed, and it is what the C function calls for anything that is damaged or out of the ordinary.
 So everything works without the compiled part, a few times slower, and the two cannot disagree about an error.
 
-SUBSCRIBER_PURE in the environment has the Python functions run. A module that was built from another _native.c than the
-one beside it is not used: `make venv` builds it again.
+SUBSCRIBER_PURE in the environment has the Python functions run. A module that was built from other files than those
+of native_c/ is not used: `make venv` builds it again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ from zlib import crc32
 
 T = TypeVar("T")
 
-SOURCE = Path(__file__).with_name("_native.c")
+SOURCE = Path(__file__).with_name("native_c")
 
 references: dict[str, Any] = {}  # the Python functions and classes by their names in C
 
 
-def fingerprint(source: bytes) -> str:
-    """What a compiled module says of the source it was made from."""
-    return f"{crc32(source):08x}"
+def fingerprint() -> str:
+    """What a module says of itself that was compiled from the files as they are."""
+    files = b"".join([file.read_bytes() for file in sorted(SOURCE.glob("*.[ch]"))])
+    return f"{crc32(files):08x}"
 
 
 def _load() -> tuple[ModuleType | None, str]:
@@ -37,7 +38,7 @@ def _load() -> tuple[ModuleType | None, str]:
         found = importlib.import_module("subscriber._native")
     except ImportError:
         return None, "it was not built"
-    if SOURCE.exists() and fingerprint(SOURCE.read_bytes()) != found.SOURCE:
+    if SOURCE.exists() and fingerprint() != found.SOURCE:
         return None, "its source has changed since it was built"
     return found, ""
 

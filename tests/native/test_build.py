@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -29,18 +30,16 @@ def hook() -> ModuleType:
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delenv("SUBSCRIBER_PURE", raising=False)
-    copy = tmp_path / "_native.c"
-    copy.write_bytes(native.SOURCE.read_bytes())
-    return copy
+    return Path(shutil.copytree(native.SOURCE, tmp_path / "native_c"))
 
 
 def test_a_change_of_the_source_is_noticed(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "SOURCE", source)
     if native.module is not None:
         assert native._load() == (native.module, "")
-        source.write_bytes(source.read_bytes() + b"\n")
+        (source / "columns.c").write_text("")
         assert native._load() == (None, "its source has changed since it was built")
-        source.unlink()  # a package without it cannot be changed
+        shutil.rmtree(source)  # a package without it cannot be changed
         assert native._load() == (native.module, "")
 
 
@@ -75,10 +74,10 @@ def test_a_build_that_fails_says_so_in_a_line_and_leaves_nothing(
     if source_text is not None and native.module is None:
         pytest.skip(f"there is no compiler to refuse it: {native.why_not}")
     if source_text is not None:
-        source.write_text(source_text)
+        (source / "native.c").write_text(source_text)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    old = source.with_suffix(hook.sysconfig.get_config_var("EXT_SUFFIX"))
+    old = source.with_name("_native" + hook.sysconfig.get_config_var("EXT_SUFFIX"))
     old.touch()
     assert hook.build(source) is None
     (line,) = capsys.readouterr().err.splitlines()
