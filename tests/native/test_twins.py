@@ -1,8 +1,8 @@
 """Each compiled function beside its reference: the same results, and the same errors for whatever the bytes are.
 
-That no byte is read past the end is for a checked build to say (here: no finding, once it ran to its end):
+That no byte is read past the end is for a checked build to say; install once more afterwards:
 
-    CFLAGS='-g -fsanitize=address,undefined' make venv
+    CFLAGS='-g -fsanitize=address,undefined' .venv/bin/pip install --no-build-isolation --no-deps -e .
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \\
         ASAN_OPTIONS=detect_leaks=0 .venv/bin/pytest tests/native/test_twins.py
 """
