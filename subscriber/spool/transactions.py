@@ -229,10 +229,10 @@ class SpooledTransaction:
         """
         if subxid not in self._index:
             return None
-        self._cuts += 1
         while (cut := self._index.cut(subxid)) is None:
             self._index.restore(await self._in_thread("read", self._subxacts_file, self._take_block))
         offset, self.changes = cut
+        self._cuts += 1  # not before: a reader that begins while the index is read would not notice
         self._last = self.xid
         if offset >= self.written:
             del self._buffer[offset - self.written :]
