@@ -117,6 +117,14 @@ def run(
             help="How much each worker may keep there, in MiB.", min=1, show_default="half of what is free at its start"
         ),
     ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics for Prometheus, /health, /status.json, and a page for people at /.",
+            metavar="[HOST:]PORT",
+            show_default="nowhere; HOST is 127.0.0.1",
+        ),
+    ] = None,
 ) -> None:
     """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
@@ -127,8 +135,16 @@ def run(
     from subscriber.ops.logs import configure
     from subscriber.ops.run import run
 
+    address = None
+    if http is not None:
+        from subscriber.ops.http import Address
+
+        try:
+            address = Address.parse(http)
+        except ValueError as error:
+            raise typer.BadParameter(str(error), param_hint="--http") from None
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
-    _finish(run, target, spool_dir, None if spool_limit is None else spool_limit * 1024 * 1024)
+    _finish(run, target, spool_dir, None if spool_limit is None else spool_limit * 1024 * 1024, address)
 
 
 @app.command()

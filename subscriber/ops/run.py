@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
@@ -16,17 +16,28 @@ from subscriber import telemetry
 from subscriber.worker.launcher import Launcher
 from subscriber.worker.surroundings import SpoolPlace
 
+if TYPE_CHECKING:
+    from subscriber.ops.http import Address
 
-async def run(target: str, spool_dir: str | None = None, spool_limit: int | None = None) -> NoReturn:
+
+async def run(
+    target: str, spool_dir: str | None = None, spool_limit: int | None = None, http: Address | None = None
+) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
-    `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults.
+    `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults. `http`: where the status is
+    served; None: nowhere.
     """
     _collect_rarely()
     spool = SpoolPlace(limit=spool_limit) if spool_dir is None else SpoolPlace(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
-        await Launcher(target, spool=spool).run()
+        launcher = Launcher(target, spool=spool)
+        if http is not None:
+            from subscriber.ops.http import serve
+
+            tasks.start_soon(serve, http, target, launcher)
+        await launcher.run()
     _leave()
 
 

@@ -41,7 +41,7 @@ WRONG = 1  # the exit status when a subscription is not as it should be
 
 _NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
 _PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
-_STATS = "SELECT subid::bigint, apply_error_count, sync_error_count FROM subscriber.subscription_stats"
+_STATS = f"SELECT subid::bigint, {', '.join(store.COUNTERS)} FROM subscriber.subscription_stats"
 _PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
 """
@@ -96,6 +96,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     prepared: dict[int, list[Prepared]] = {}
     for subid, *values in await connection.fetch(_PREPARED):
         prepared.setdefault(subid, []).append(Prepared(*values))
+    stats = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
     return Look(
         at=now,
         read_only=read_only,
@@ -104,7 +105,8 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
         workers=await store.load_workers(connection),
         relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
         progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
-        errors={subid: (apply, sync) for subid, apply, sync in await connection.fetch(_STATS)},
+        errors={subid: (apply, sync) for subid, (apply, sync, *_) in stats.items()},
+        conflicts={subid: dict(zip(store.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in stats.items()},
         prepared=prepared,
     )
 

@@ -127,6 +127,7 @@ class SubscriptionStatus:
     limits: tuple[str, ...] = ()  # what has to be done without on this target
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
     unfinished: Unfinished = field(default_factory=Unfinished)
+    conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
 
     @property
     def is_wrong(self) -> bool:
@@ -149,6 +150,7 @@ class Look:
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
     read_only: bool = False  # the target takes no writes
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
+    conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
 
 
 def assess(
@@ -199,6 +201,7 @@ def assess(
         limits=worker_alive.limits if worker_alive else (),
         one_by_one=worker_alive.one_by_one if worker_alive else {},
         unfinished=status_unfinished.find(worker_alive, look.workers, look.prepared.get(subscription.oid, ())),
+        conflicts=look.conflicts.get(subscription.oid, {}),
     )
 
 
@@ -412,6 +415,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "one_by_one": dict(status.one_by_one),
         "apply_error_count": status.apply_errors,
         "sync_error_count": status.sync_errors,
+        "conflicts": dict(status.conflicts),
         "tables": dict(status.tables),
         "not_ready": [_table_json(table) for table in status.not_ready],
     }

@@ -64,6 +64,7 @@ class Launcher:
         self._spool = spool or SpoolPlace()
         self._resolvers = resolvers
         self._hooks = hooks
+        self.pid: int | None = None  # of its session on the target, when it last became the one that works
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
         self._was_ready = False
@@ -148,6 +149,7 @@ class Launcher:
         while True:
             async with catalog.use() as connection:
                 if await locks.try_lock(connection, locks.launcher_key()):
+                    self.pid = connection.get_server_pid()
                     return
             if not waiting:
                 waiting = True

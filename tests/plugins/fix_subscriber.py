@@ -14,7 +14,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -221,8 +221,9 @@ async def subscriber(target_db: Database, quick_retries: None) -> AsyncIterator[
 class Program:
     """`subscriber run` as a process of its own, logging to a file in one of its formats."""
 
-    def __init__(self, dsn: str, log: Path, log_format: str = "postgres") -> None:
-        self._command = [sys.executable, "-m", "subscriber", "run", "--target", dsn, "--log-format", log_format]
+    def __init__(self, dsn: str, log: Path, log_format: str = "postgres", options: Sequence[str] = ()) -> None:
+        command = [sys.executable, "-m", "subscriber", "run", "--target", dsn, "--log-format", log_format]
+        self._command = [*command, *options]
         self._log = log
         self._pid_file = log.with_suffix(".pid")
         self._process: subprocess.Popen[bytes] | None = None

@@ -6,6 +6,7 @@ import ast
 from pathlib import Path
 
 from subscriber import telemetry
+from subscriber.ops import status_metrics
 from subscriber.ops.status_report import STATES, TABLE_STATES
 from tests.site import markdown, source
 from tests.site.markdown import code
@@ -35,6 +36,8 @@ EVENTS = {
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",
     "copy.started": "the launcher has started `subscriber copy`",
+    "http.failed": "`subscriber run --http` cannot listen, and tries again, or could not answer a request",
+    "http.started": "`subscriber run --http` answers at that address",
     "launcher.lost": "the launcher has lost the target; its workers are stopped and it tries again",
     "launcher.standby": "another launcher works on this database",
     "launcher.started": "the launcher works",
@@ -60,8 +63,8 @@ EVENTS = {
 FIGURES = """
 ## Figures
 
-There is no endpoint for metrics: figures are rows of the target database, which any exporter for PostgreSQL reads, and the
-keys of `subscriber status --json`.
+Figures are rows of the target database, keys of `subscriber status --json`, and with `subscriber run --http` what
+Prometheus reads from `/metrics`; see [metrics, health and a page](../operations.md#metrics-health-and-a-page).
 
 | what | where |
 |---|---|
@@ -74,6 +77,11 @@ keys of `subscriber status --json`.
 
 `subscriber status --json` prints an object with `time`, `launcher_pid` (null: none runs) and `subscriptions`. Of each, `state` is
 one of {states}, `tables` counts those in each of the states {tables}, and `not_ready` has those that are not ready, one by one.
+
+### Metrics
+
+All but the first three have the label `subscription`. What is not known at the moment is left out. Counters of a worker begin
+anew when the worker does. `process_…` has memory and processor time of the program, by the names Prometheus gives them.
 """.strip()
 
 
@@ -96,7 +104,13 @@ def page() -> str:
         " `sqlstate` tell them apart, see [errors](errors.md).",
         markdown.table(["event", "when"], [[code(event), EVENTS[event]] for event in sorted(messages)]),
         figures,
+        markdown.table(["metric", "label", ""], _metrics()),
     )
+
+
+def _metrics() -> list[list[str]]:
+    general = [[code(name), "", says] for name, says in status_metrics.GENERAL.items()]
+    return general + [[code(figure.name), code(figure.label), figure.says] for figure in status_metrics.FIGURES]
 
 
 def _events() -> set[str]:
