@@ -185,7 +185,10 @@ class Assignment:
             for run in _runs(records):
                 if self._cut is not None or self._aborted or run[0][0] >= self.until:
                     return True
-                await self._apply_run([record for record in run if record[0] < self.until], target, applier, decoder)
+                allowed = [record for record in run if record[0] < self.until]
+                await self._apply_run(allowed, target, applier, decoder)
+                if len(allowed) < len(run):  # more may be allowed by now: it begins in the middle of this run
+                    return True
             target.pipeline.flush()
             telemetry.log(
                 telemetry.DEBUG, f"applied {len(records)} changes in the streaming chunk", xid=self.spooled.xid

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -10,7 +12,8 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from subscriber.spool.transactions import SpooledTransaction
+from subscriber.spool.transactions import Spool, SpooledTransaction
+from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
 from subscriber.worker.waits import _holder, _stuck
 
@@ -60,6 +63,66 @@ async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None
     assert following.until == 50
     following.committed(3)
     assert following.until == 200
+
+
+class Taking:
+    """A target that notes what it is given, and a leader that allows more while it is at work."""
+
+    hooks = None
+    pipeline = SimpleNamespace(flush=lambda: None)
+
+    def __init__(self, following: Assignment, allow: list[int]) -> None:
+        self.taken: list[bytes] = []
+        self._following = following
+        self._allow = allow
+
+    def take(self, _transaction: object, waiting: deque[bytes], _limit: int, *_: object) -> tuple[int, int]:
+        self.taken += waiting
+        count = len(waiting)
+        waiting.clear()
+        return count, count
+
+    async def make_room(self) -> None:
+        if self._allow:
+            self._following.committed(self._allow.pop(0))
+
+    async def apply_gathered(self, _transaction: object) -> None:
+        await self.make_room()
+
+    async def alone(self, _transaction: object) -> None:
+        pass
+
+
+async def test_what_is_allowed_in_the_middle_of_a_run_is_not_left_out(tmp_path: Path) -> None:
+    """Commits of the leader are answered while a part of a run is applied that ends where they allowed no more."""
+    spool = Spool(tmp_path / "spool", limit=None)
+    await spool.open()
+    spooled = spool.start(731, first=True)
+    following = Assignment(spooled, 3500000001, lambda _relid, _lsn: True)
+    messages = [b"I%d" % number for number in range(1000)]
+    for number, message in enumerate(messages):
+        spooled.append(731, message)
+        if number % 100 == 99:
+            await spooled.write()
+            following.more(number // 100)
+    target = Taking(following, [5, 9])
+    following.committed(0)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(following.run, cast(PostgresTarget, target))
+        with anyio.fail_after(5):
+            assert await _ended(following)
+    assert [frame[25:] for frame in target.taken] == messages
+    await spool.close()
+
+
+async def _ended(following: Assignment) -> bool:
+    while following.applied < 1000:
+        await anyio.sleep(0.01)
+
+    async def end(_: PostgresTarget) -> None:
+        following.end(Outcome.DONE)
+
+    return await following.finish(end)
 
 
 @pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.GIVEN_UP])
