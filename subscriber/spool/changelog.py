@@ -211,7 +211,8 @@ class ChangeLog:
         """How far a reader gets from `start` with so many changes, or bytes: to the first end of a transaction by which
         they have come, or to end().
 
-        Positions are those of blocks, which hold up to some hundred kilobytes of small transactions.
+        Positions are those of blocks, which hold up to some hundred kilobytes of small transactions. One in which
+        `start` lies counts as a whole.
         """
         files, durable = self._state()
         found = Reach(durable.position, 0, 0)
@@ -222,7 +223,7 @@ class ChangeLog:
                 stop = _stop(reader, file, durable)
                 begin = self._nearest(reader, file, start)
                 for _, before, head in self._heads(reader, *begin, stop):
-                    if before < start:
+                    if before < start and head.position <= start:
                         continue
                     found = Reach(durable.position, found.changes + head.changes, found.size + head.length)
                     enough = (changes is not None and found.changes >= changes) or (
