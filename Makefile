@@ -1,6 +1,6 @@
 # make demo   two servers, a subscription, and what it does
 # make test   ruff, mypy and every test but the soak ones
-# make soak   the soak tests: kills, faults and random workloads at length; half an hour
+# make soak   the soak tests: kills, faults and random workloads at length
 # make docs   the documentation as a site, in build/docs; its reference is written from the code
 # make matrix        publishers and targets of all supported versions in pairs, see docs/versions.md
 # make conformance   PostgreSQL's own tests of subscriptions, see docs/conformance.md

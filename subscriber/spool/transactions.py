@@ -2,8 +2,8 @@
 
 For every transaction there is a changes file (format.py) and, when it has very many subtransactions,
 a file with most of the index of where they begin (subxacts.py). Changes gather in a buffer; the apply worker
-has it written when it is full and at the end of each stream block. So all memory this takes is one
-buffer and at most some 90,000 index entries for each transaction under way.
+has it written when it is full, and at the end of a stream block unless that has left little. So all memory this takes
+is one buffer and at most some 90,000 index entries for each transaction under way.
 
 One task writes: it alone calls append, write, pause, rollback and remove, one after another. Others may read
 at the same time: a parallel apply worker follows the changes while they come. A rollback may cut the file below

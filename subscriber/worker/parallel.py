@@ -2,10 +2,10 @@
 
 Theory of operation. The apply worker, here the leader, keeps every streamed transaction in its file, whatever
 becomes of it. A parallel worker follows one such file in a session of its own and applies what it finds there,
-each subtransaction under a savepoint. So nothing waits for a parallel worker but the end of its transaction, and
-what comes after a savepoint was rolled back, since it may need rows that were locked there. And a worker may give
-up at any time, for whatever reason: then the leader applies the file when the transaction commits, as it does
-where no worker was free. What a worker cannot do right it need not do.
+each subtransaction under a savepoint, and what stands between two savepoints set by set. So nothing waits for a
+parallel worker but the end of its transaction, and what comes after a savepoint was rolled back, since it may need
+rows that were locked there. And a worker may give up at any time, for whatever reason: then the leader applies the
+file when the transaction commits, as it does where no worker was free. What a worker cannot do right it need not do.
 
 A worker is never ahead of the leader's commits. The leader sends commits without waiting for their answers; what
 came after one in the stream may need what it made visible, so a worker is let see that part of the file only once
@@ -83,7 +83,7 @@ class Assignment:
         self._subid = subid
         self._wants = wants
         self._counters = Counters()
-        self._position = 0  # in the file: everything before it is applied
+        self._position = 0  # in the file: everything before it is applied, or is just being
         self._later: deque[tuple[int, int]] = deque()  # (the leader's commit that has to be done for it, offset)
         self._savepoints: list[tuple[int, int]] = []  # (where its first change stands, xid), open ones
         self._inside: set[int] = set()  # the xids of these
