@@ -26,9 +26,6 @@ SHELL = all_blocks("sh")
 PYTHON = all_blocks("python")
 SUBSCRIPTION = re.compile(r"\b(?:CREATE|ALTER|DROP) SUBSCRIPTION\b[^;]*", re.IGNORECASE)
 
-# --options in the text that are of other programs.
-FOREIGN = {"--plot"}
-
 
 def named(values: list[tuple[Path, str]]) -> list[str]:
     return [f"{document.stem}-{number}" for number, (document, _) in enumerate(values)]
@@ -133,14 +130,16 @@ def _called(function: ast.expr) -> Any:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
 def test_options_in_the_text_are_options(document: Path) -> None:
-    known = {option for command in commands.commands().values() for parameter in command.params
-             for option in [*parameter.opts, *parameter.secondary_opts]}  # fmt: skip
-    found = {
-        option
-        for code in re.findall(r"`([^`\n]*)`", prose(document))
-        for option in re.findall(r"(?<!\S)--[a-z-]+", code)
-    }
-    assert found <= known | FOREIGN | {"--help", "--version"}
+    ours = {option for command in commands.commands().values() for parameter in command.params
+            for option in [*parameter.opts, *parameter.secondary_opts]}  # fmt: skip
+    for code in re.findall(r"`([^`\n]*)`", prose(document)):
+        program = re.search(r"\bbenchmarks\.(\w+)", code)
+        known = _options_of(ROOT / f"benchmarks/{program[1]}.py") if program else ours
+        assert set(re.findall(r"(?<!\S)--[a-z-]+", code)) <= known | {"--help", "--version"}, code
+
+
+def _options_of(benchmark: Path) -> set[str]:
+    return set(re.findall(r'add_argument\("(--[a-z-]+)"', benchmark.read_text()))
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=str)
