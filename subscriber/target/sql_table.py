@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, update
@@ -11,6 +12,7 @@ from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.expression import UpdateBase
 
 from subscriber.errors import ApplyError, MappingError
+from subscriber.target.mysql import MYSQL
 from subscriber.target.sql_types import Read, reader
 
 Texts = Mapping[str, str | None]  # a row as the publisher writes it
@@ -59,7 +61,11 @@ class TargetTable:
                 self._readers[column.name] = read
         self._dialect = dialect
         self._upserts: dict[tuple[str, ...], list[UpdateBase]] = {}
-        self.delete = delete(table).where(*self._where())
+
+    @cached_property
+    def delete(self) -> UpdateBase:
+        """DELETE of a row."""
+        return delete(self.table).where(*self._where())
 
     def require(self, columns: Sequence[str]) -> None:
         """Raises MappingError unless the table has these columns, of types that values can be made for, and the key."""
@@ -115,7 +121,7 @@ class TargetTable:
         return self._upserts[columns]
 
     def _upsert(self, others: list[str]) -> list[UpdateBase]:
-        if self._dialect in ("mysql", "mariadb"):
+        if self._dialect in MYSQL:
             into = mysql.insert(self.table)
             return [into.on_duplicate_key_update({name: into.inserted[name] for name in others or self.key})]
         if self._dialect == "sqlite":

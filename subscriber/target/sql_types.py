@@ -24,6 +24,7 @@ from sqlalchemy import (
     Date,
     DateTime,
     Double,
+    Float,
     Integer,
     LargeBinary,
     Numeric,
@@ -35,10 +36,11 @@ from sqlalchemy import (
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
+from subscriber.target.mysql import MYSQL
+
 Read = Callable[[str], Any]
 
 KEY_LENGTH = 255  # characters of a text, or bytes, in a key; MySQL has no keys on longer ones
-_MYSQL = ("mysql", "mariadb")
 _MAX_DIGITS, _MAX_SCALE = 65, 30  # of MySQL's DECIMAL
 
 _TYPES: dict[int, TypeEngine[Any]] = {
@@ -50,16 +52,15 @@ _TYPES: dict[int, TypeEngine[Any]] = {
     700: Double(),  # real: as exact as its text
     701: Double(),
     1082: Date(),
-    1083: Time().with_variant(mysql.TIME(fsp=6), *_MYSQL),
-    1114: DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL),
-    1184: DateTime().with_variant(mysql.DATETIME(fsp=6), *_MYSQL),  # in UTC
+    1083: Time().with_variant(mysql.TIME(fsp=6), *MYSQL),
+    1114: DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL),
+    1184: DateTime().with_variant(mysql.DATETIME(fsp=6), *MYSQL),  # in UTC
 }
 _NUMERIC, _BYTEA = 1700, 17
-_TEXT = Text().with_variant(mysql.LONGTEXT(), *_MYSQL)
-_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), *_MYSQL)
-# Other collations take letters of different case for the same.
-_TEXT_KEY = String(KEY_LENGTH).with_variant(mysql.VARCHAR(KEY_LENGTH, collation="utf8mb4_bin"), *_MYSQL)
-_BYTES_KEY = LargeBinary().with_variant(mysql.VARBINARY(KEY_LENGTH), *_MYSQL)
+_TEXT = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
+_BYTES = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
+_TEXT_KEY = String(KEY_LENGTH)
+_BYTES_KEY = LargeBinary().with_variant(mysql.VARBINARY(KEY_LENGTH), *MYSQL)
 
 
 def column_type(oid: int, modifier: int, *, in_key: bool) -> TypeEngine[Any]:
@@ -79,6 +80,8 @@ def reader(column: Column[Any], dialect: str) -> Read | None:
     kind = column.type
     if isinstance(kind, JSON):
         return json.loads
+    if isinstance(kind, Float):  # those of MySQL would take a Decimal, and make 0 of a small one
+        return _float
     if isinstance(kind, DateTime) and kind.timezone and dialect != "sqlite":
         return _instant
     try:

@@ -29,6 +29,7 @@ from sqlalchemy import (
     insert,
     inspect,
     literal,
+    make_url,
     select,
     update,
 )
@@ -37,10 +38,12 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from subscriber.errors import ApplyError, ConnectionLost, ConninfoError, MappingError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.target.mysql import exact_collation, prepare_sessions, require_exact, table_options
 from subscriber.target.sql_table import Key, SourceTable, TargetTable, Texts
 from subscriber.target.sql_types import column_type
 
 ROWS = 1000  # sent together at most
+_HINT = "The exception that this one was raised from has the driver's text."
 
 _own = MetaData()
 _mirrors = Table(
@@ -49,6 +52,7 @@ _mirrors = Table(
     Column("slot", String(63), primary_key=True),
     Column("system_id", String(20), nullable=False),  # of the publisher's cluster
     Column("lsn", String(20)),  # NULL: the copy has not been committed
+    **table_options(),
 )
 _tables = Table(
     "subscriber_mirror_table",
@@ -58,6 +62,7 @@ _tables = Table(
     Column("table_name", String(63), primary_key=True),
     Column("target", String(127), nullable=False),
     Column("key_columns", Text, nullable=False),  # names, as JSON
+    **table_options(),
 )
 
 
@@ -82,15 +87,24 @@ class SqlTarget:
     async def open(cls, url: str, slot: str) -> AsyncIterator[SqlTarget]:
         """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
         try:
-            engine = create_async_engine(url, hide_parameters=True)
+            # A server ends sessions that wait for long; SQLite has none.
+            asks = make_url(url).get_backend_name() != "sqlite"
+            engine = create_async_engine(url, hide_parameters=True, pool_pre_ping=asks)
         except (ArgumentError, NoSuchModuleError, ImportError, SQLAlchemyError) as error:
             raise ConninfoError(
                 "the target's URL cannot be used",
                 detail=f"{type(error).__name__}: no such dialect, no driver for it, or none for asyncio.",
                 hint="Write it like sqlite+aiosqlite:///file.db or mysql+aiomysql://user@host/database.",
             ) from error
+        prepare_sessions(engine)
         target = cls(engine, slot)
         try:
+            try:
+                async with engine.connect():
+                    pass
+            except (SQLAlchemyError, OSError) as error:
+                what = type(error.orig if isinstance(error, DBAPIError) else error).__name__
+                raise ConnectionLost(f"could not connect to the target: {what}", hint=_HINT) from error
             async with target._begin() as connection:
                 await connection.run_sync(_own.create_all)
             yield target
@@ -106,6 +120,8 @@ class SqlTarget:
                 yield connection
         except SQLAlchemyError as error:
             raise _translated(error) from error
+        except UnicodeEncodeError:  # which has the value
+            raise ApplyError("a text cannot be written in the encoding of the target", sqlstate="22021") from None
 
     # --- where it stands ------------------------------------------------------------------------
 
@@ -151,7 +167,9 @@ class SqlTarget:
             found = await connection.run_sync(_reflect, names)
             for source in sources:
                 table = self._table(source.label, found[source.target], source.key)
-                table.require([column.name for column in source.columns])
+                columns = [column.name for column in source.columns]
+                table.require(columns)
+                await connection.run_sync(require_exact, source.target, columns, source.key)
                 if (await connection.execute(select(literal(1)).select_from(table.table).limit(1))).first() is not None:
                     raise MappingError(f'table "{source.target}" of the target is not empty')
                 self.tables[source.schema, source.name] = table
@@ -238,7 +256,7 @@ class Writer:
 
 
 def _require_keys(sources: Sequence[SourceTable]) -> None:
-    names: dict[str, str] = {}
+    labels: dict[str, str] = {}
     for source in sources:
         if not source.key:
             raise MappingError(
@@ -246,19 +264,28 @@ def _require_keys(sources: Sequence[SourceTable]) -> None:
                 detail="Rows of a mirror are known by the replica identity's index, or the primary key.",
                 hint="Give it a primary key on the publisher, or take it out of the publication.",
             )
-        if names.setdefault(source.target, source.label) != source.label:
-            raise MappingError(f'tables "{names[source.target]}" and "{source.label}" would be one on the target')
+        names = [column.name.lower() for column in source.columns]
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise MappingError(f'columns "{twice[0]}" of table "{source.label}" differ in case only')
+        if labels.setdefault(source.target.lower(), source.label) != source.label:
+            raise MappingError(
+                f'tables "{labels[source.target.lower()]}" and "{source.label}" would be one on the target',
+                detail="Letters of different case are the same in names there.",
+            )
 
 
 def _reflect(connection: Connection, names: Sequence[str]) -> dict[str, Table]:
-    there = set(inspect(connection).get_table_names())
-    metadata = MetaData()
-    metadata.reflect(connection, only=[name for name in names if name in there], resolve_fks=False)
-    return {table.name: table for table in metadata.tables.values()}
+    """The tables that are there; whether letters of different case are the same, the database knows."""
+    inspector, metadata = inspect(connection), MetaData()
+    return {
+        name: Table(name, metadata, autoload_with=connection, resolve_fks=False)
+        for name in names
+        if inspector.has_table(name)
+    }
 
 
 def _create(connection: Connection, sources: Sequence[SourceTable]) -> None:
-    metadata = MetaData()
+    metadata, options = MetaData(), table_options(exact_collation(connection))
     for source in sources:
         columns = [
             Column(
@@ -268,7 +295,7 @@ def _create(connection: Connection, sources: Sequence[SourceTable]) -> None:
             )
             for column in source.columns
         ]
-        Table(source.target, metadata, *columns, PrimaryKeyConstraint(*source.key))
+        Table(source.target, metadata, *columns, PrimaryKeyConstraint(*source.key), **options)
     metadata.create_all(connection)
 
 
@@ -281,6 +308,6 @@ def _translated(error: SQLAlchemyError) -> SubscriberError:
         return ConnectionLost(f"lost connection to the target: {what}")
     return ApplyError(
         f"the target refused a statement: {what}",
-        hint="The exception that this one was raised from has the driver's text.",
+        hint=_HINT,
         sqlstate="38000",
     )

@@ -10,6 +10,7 @@ import pytest
 import subscriber
 from subscriber import ApplyError, ConninfoError, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
+from subscriber.target.sqlalchemy import SqlTarget
 from subscriber.worker import mirror as mirror_module
 from tests.mirror.conftest import Mirror
 
@@ -128,6 +129,7 @@ async def test_a_table_that_comes_later_is_passed_over(mirror: Mirror, caplog: p
     [
         ("t (a int)", "", 'table "public.t" has no key'),
         ("t (a int PRIMARY KEY)", "t (a INTEGER)", "the primary key of table"),
+        ("t (a int PRIMARY KEY)", "t (b INTEGER PRIMARY KEY)", "missing replicated columns: a"),
         ("t (a int PRIMARY KEY, b int)", "t (a INTEGER PRIMARY KEY)", "missing replicated columns: b"),
         ("t (a int PRIMARY KEY, b int)", "t (a INTEGER PRIMARY KEY, b NUMERIC)", 'values can be made for column "b"'),
         ("t (a int PRIMARY KEY)", "t (a INTEGER PRIMARY KEY); INSERT INTO t VALUES (7)", "is not empty"),
@@ -136,6 +138,8 @@ async def test_a_table_that_comes_later_is_passed_over(mirror: Mirror, caplog: p
             "",
             "would be one on the target",
         ),
+        ('t (a int PRIMARY KEY); CREATE TABLE "T" (a int PRIMARY KEY)', "", "would be one on the target"),
+        ('t (a int PRIMARY KEY, "A" int)', "", 'columns "a" of table "public.t" differ in case only'),
     ],
 )
 async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there: str, message: str) -> None:
@@ -199,6 +203,20 @@ async def test_errors_of_the_driver_have_no_values(mirror: Mirror) -> None:
     with pytest.raises(SubscriberError, match="refused a statement: IntegrityError") as caught:
         await mirror.run()
     assert "secret" not in str(caught.value)
+
+
+async def test_bytes_that_are_no_text(mirror: Mirror) -> None:
+    """A database of encoding SQL_ASCII has texts that are none."""
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    await mirror.run()
+    async with SqlTarget.open(mirror.url, "m") as there:
+        await there.load()
+        position = await there.progress()
+        assert position is not None
+        with pytest.raises(ApplyError, match="cannot be written in the encoding"):
+            async with there.transaction(position.lsn) as transaction:
+                await transaction.upsert(there.tables["public", "t"], {"a": "1", "b": "\udcff"})
+    assert mirror.rows("SELECT * FROM t") == []
 
 
 async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
