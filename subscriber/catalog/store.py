@@ -8,7 +8,7 @@ session, and because a test prepares each of them on a migrated database.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime
 
@@ -342,6 +342,11 @@ async def set_relation_state(
     return await connection.execute(SET_RELATION_STATE, subid, relid, state, _text(lsn)) == "UPDATE 1"
 
 
+async def set_relation_states(connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: str) -> None:
+    """Several tables at once, all or none; those that are no longer part of the subscription are left out."""
+    await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None) for relid in relids])
+
+
 async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
     """False if it was not part of the subscription."""
     return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
@@ -375,8 +380,16 @@ async def remove_progress(connection: asyncpg.Connection, subid: int, relid: int
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:
     """Write the worker's row, new or again; nothing happens if the subscription is gone."""
-    await connection.execute(
-        REPORT_WORKER,
+    await connection.execute(REPORT_WORKER, *_worker_values(status))
+
+
+async def report_workers(connection: asyncpg.Connection, statuses: Sequence[WorkerStatus]) -> None:
+    """The same for several, all or none, without an answer to wait for between them."""
+    await connection.executemany(REPORT_WORKER, [_worker_values(status) for status in statuses])
+
+
+def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
+    return (
         status.subid,
         status.relid,
         status.worker_type,

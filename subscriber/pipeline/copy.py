@@ -50,24 +50,21 @@ from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
 from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
-from subscriber.connection.connect import open_session
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.copy_indexes import complete_with_indexes
-from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure, PartTask, copy_parts
-from subscriber.pipeline.copy_plan import PART_BYTES, Planner, TablePlan, bundle
+from subscriber.pipeline.copy_part import APPLICATION_NAME, Failure, PartTask, copy_parts
+from subscriber.pipeline.copy_plan import PART_BYTES, TablePlan, bundle, plan_tables
 from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
 from subscriber.pipeline.tasks import run_in_thread
 from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import qualified
 from subscriber.subscription import Subscription
-from subscriber.target.postgres import PostgresTarget
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-APPLICATION_NAME = "subscriber copy"
 POLL = 0.5  # seconds between two looks at what was copied
 DRIVERS = 5  # times a driver may end without having copied anything
 # Tables that others refer to cannot be truncated alone.
@@ -276,31 +273,8 @@ class _Keeper:
         self, tables: Sequence[store.RelationState], snapshot: str
     ) -> tuple[list[TablePlan], list[Failure]]:
         self._on_progress("planning", ())
-        subscription, plans, failures = self._subscription, [], []
-        async with AsyncExitStack() as stack:
-            source = await open_session(
-                subscription.conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS
-            )
-            stack.callback(source.abort)
-            await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-            session = await open_session(self._target, application_name=APPLICATION_NAME)
-            stack.callback(session.abort)
-            acting = PostgresTarget(session, "", lambda *_: None)
-            await acting.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
-            async with self._catalog.use() as connection:
-                planner = Planner(subscription, source, acting, connection)
-                for table in tables:
-                    try:
-                        plans.append(await planner.plan(table.relid, table.namespace, table.name, self._part_bytes))
-                    except SubscriberError as error:
-                        if source.error is not None or session.error is not None:
-                            raise
-                        failures.append(Failure(table.relid, error.message, error.hint, error.sqlstate))
-                        await source.query("ROLLBACK")
-                        await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                        await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
-        return plans, failures
+        async with self._catalog.use() as connection:
+            return await plan_tables(connection, self._subscription, self._target, snapshot, tables, self._part_bytes)
 
     async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> int:
         """Store that the copy goes on from here; its number."""
@@ -308,8 +282,7 @@ class _Keeper:
             copyid = await bulk_copy.add(connection, self._subid, lsn, parts)
             await origins.create_origin(connection, origins.table_sync_origin(self._subid, GROUP))
             await store.save_progress(connection, self._subid, GROUP, lsn)
-            for relid in parts:
-                await store.set_relation_state(connection, self._subid, relid, State.DATASYNC, None)
+            await store.set_relation_states(connection, self._subid, list(parts), State.DATASYNC)
         return copyid
 
     # --- copying ------------------------------------------------------------------------------------
@@ -335,7 +308,7 @@ class _Keeper:
         await self._look(plans, copyid)
         if self._indexes:
             self._on_progress("building indexes", ())
-            complete = [(plan.relid, plan.schema, plan.name) for plan in plans if plan.relid in self._complete]
+            complete = [plan.as_complete for plan in plans if plan.relid in self._complete]
             async with self._catalog.use() as connection:
                 failures += await self._store_complete(connection, complete)
         return failures
@@ -375,14 +348,17 @@ class _Keeper:
         progress = await self._progress(plans, copyid)
         async with self._catalog.use() as connection:
             pid = connection.get_server_pid()
+            news, complete = [], []
             for plan, table in zip(plans, progress, strict=True):
                 if table.parts_done == table.parts and plan.relid not in self._complete:
-                    if not self._indexes:
-                        await self._store_complete(connection, [(plan.relid, plan.schema, plan.name)])
-                    self._complete.add(plan.relid)
+                    complete.append(plan.as_complete)
                 if self._reported.get(plan.relid) != table:
                     self._reported[plan.relid] = table
-                    await store.report_worker(connection, self._status(plan.relid, table, pid))
+                    news.append((plan.relid, table))
+            if not self._indexes:
+                await self._store_complete(connection, complete)
+            self._complete.update(relid for relid, _, _ in complete)
+            await store.report_workers(connection, [self._status(relid, table, pid) for relid, table in news])
         self._on_progress("copying", progress)
         if self._spark is None and len(self._complete) == len(plans):
             self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
@@ -391,8 +367,7 @@ class _Keeper:
         """Synchronously, so that all parts are durable when it is; what was not to be built."""
         if self._indexes:
             return await complete_with_indexes(self._subscription.conninfo, connection, self._subid, tables)
-        for relid, _, _ in tables:
-            await store.set_relation_state(connection, self._subid, relid, State.FINISHEDCOPY, None)
+        await store.set_relation_states(connection, self._subid, [relid for relid, _, _ in tables], State.FINISHEDCOPY)
         return []
 
     def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:

@@ -20,7 +20,7 @@ from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import open_session
-from subscriber.pipeline.copy_part import SOURCE_SETTINGS, Failure
+from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure
 from subscriber.source.quoting import identifier, literal
 
 _PUBLISHED = """
@@ -47,7 +47,7 @@ async def complete_with_indexes(
     `conninfo` is the publisher's. Raises ConnectionLost and ServerError where it cannot be asked.
     """
     failures: list[Failure] = []
-    source = await open_session(conninfo, application_name="subscriber copy", settings=SOURCE_SETTINGS)
+    source = await open_session(conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
     try:
         for relid, schema, name in tables:
             published = await source.rows(_PUBLISHED.format(schema=literal(schema), name=literal(name)))

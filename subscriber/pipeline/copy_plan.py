@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
 from subscriber.catalog.session import Connection
+from subscriber.catalog.store import RelationState
+from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.pipeline.copy_part import PartTask
+from subscriber.errors import SubscriberError
+from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.source.parts import Part, cut, whole
 from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import identifier, qualified
@@ -54,6 +61,11 @@ class TablePlan:
     def label(self) -> str:
         return f"{self.schema}.{self.name}"
 
+    @property
+    def as_complete(self) -> tuple[int, str, str]:
+        """What complete_with_indexes() is told."""
+        return self.relid, self.schema, self.name
+
     def tasks(self, source: str, target: str, snapshot: str, copyid: int, done: set[int]) -> list[PartTask]:
         """What executors are to do, without the parts that are `done`."""
         return [
@@ -79,35 +91,112 @@ class TablePlan:
         ]
 
 
-class Planner:
-    """Plans on three sessions: the publisher's with the snapshot, a raw one of the target, and the catalog's."""
+async def plan_tables(
+    connection: Connection,
+    subscription: Subscription,
+    target: str,
+    snapshot: str,
+    tables: Sequence[RelationState],
+    part_bytes: int,
+) -> tuple[list[TablePlan], list[Failure]]:
+    """How each of `tables` is to be copied, under the publisher's `snapshot`; why others cannot be.
+
+    `target` is a connection string, `connection` the catalog's. The publisher is asked ahead of the target, so that
+    neither waits for the other.
+    """
+    plans, failures = list[TablePlan](), list[Failure]()
+    async with AsyncExitStack() as stack:
+        source = await open_session(subscription.conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
+        stack.callback(source.abort)
+        session = await open_session(target, application_name=APPLICATION_NAME)
+        stack.callback(session.abort)
+        acting = PostgresTarget(session, "", lambda *_: None)
+        await acting.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
+        planner = _Planner(subscription, source, acting, connection, part_bytes)
+        found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
+        try:
+            async with anyio.create_task_group() as tasks, answers:
+                tasks.start_soon(planner.look_up, tables, snapshot, found)
+                for table in tables:
+                    try:
+                        plans.append(await planner.plan(table, await answers.receive()))
+                    except SubscriberError as error:
+                        if source.error is not None or session.error is not None:
+                            raise
+                        failures.append(Failure(table.relid, error.message, error.hint, error.sqlstate))
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+    return plans, failures
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    table: PublishedTable
+    parts: list[Part]
+
+
+class _Planner:
+    """Plans on three sessions: one of the publisher's, a raw one of the target, and the catalog's."""
 
     def __init__(
-        self, subscription: Subscription, source: Session, target: PostgresTarget, connection: Connection
+        self,
+        subscription: Subscription,
+        source: Session,
+        target: PostgresTarget,
+        connection: Connection,
+        part_bytes: int,
     ) -> None:
         self._subscription = subscription
         self._publisher = Publisher(source)
         self._target = target
         self._connection = connection
+        self._part_bytes = part_bytes
 
-    async def plan(self, relid: int, schema: str, name: str, part_bytes: int) -> TablePlan:
+    async def look_up(
+        self,
+        tables: Sequence[RelationState],
+        snapshot: str,
+        found: MemoryObjectSendStream[_Published | SubscriberError],
+    ) -> None:
+        """What the publisher says of each table, in their order, under its `snapshot`."""
+        source, publications = self._publisher.session, self._subscription.publications
+        begun = False
+        async with found:
+            for table in tables:
+                try:
+                    if not begun:
+                        await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                        await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+                        begun = True
+                    published = await self._publisher.table(table.namespace, table.name, publications)
+                    parts = await cut(source, published.relid, self._part_bytes)
+                    await found.send(_Published(published, parts))
+                except SubscriberError as error:
+                    await found.send(error)
+                    if source.error is not None:
+                        return
+                    await source.query("ROLLBACK")
+                    begun = False
+
+    async def plan(self, table: RelationState, found: _Published | SubscriberError) -> TablePlan:
         """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
-        published = await self._publisher.table(schema, name, self._subscription.publications)
+        if isinstance(found, SubscriberError):
+            raise found
+        published, parts, heap = found.table, found.parts, qualified(table.namespace, table.name)
         mapping = await self._target.map(as_relation(published))
-        parts = await cut(self._publisher.session, published.relid, part_bytes)
-        if len(parts) > 1 and await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {qualified(schema, name)})"):
+        if len(parts) > 1 and await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {heap})"):
             # What is there stays there, so the copy must be able to take itself back: one transaction.
-            parts = [whole(schema, name, parts)]
+            parts = [whole(table.namespace, table.name, parts)]
         return TablePlan(
-            relid=relid,
-            schema=schema,
-            name=name,
+            relid=table.relid,
+            schema=table.namespace,
+            name=table.name,
             parts=tuple(parts),
             columns=tuple(column.name for column in mapping.attributes),
             selected=", ".join(identifier(column.name) for column in published.columns),
             filters=published.row_filters,
             role=self._target.acting.role([mapping.local]),
-            binary=await self._in_binary(relid, published),
+            binary=await self._in_binary(table.relid, published),
             total_bytes=published.total_bytes,
         )
 

@@ -180,6 +180,19 @@ async def test_a_table_that_cannot_be_copied_is_named_and_the_others_are(pair: P
 
 
 @pytest.mark.timeout(300)
+async def test_tables_that_one_side_refuses_are_left_out(pair: Pair, spark: SparkSession) -> None:
+    """Three that no plan can be made for, of either server's fault; the others are copied."""
+    await pair.subscribe(enabled=False)
+    await pair.source.execute("ALTER TABLE no_key RENAME TO elsewhere")
+    await pair.target.execute("ALTER TABLE referring RENAME id TO other", "ALTER TABLE empty RENAME id TO other")
+    with pytest.raises(SubscriberError, match=r'"public\.no_key" not found on publisher'):
+        await pair.copy(spark)
+    states = "SELECT srrelid::regclass::text FROM subscriber.subscription_rel WHERE srsubstate <> 'f'"
+    assert {name for (name,) in await pair.target.rows(states)} == {"no_key", "referring", "empty"}
+    await pair.subscriber.execute("DROP SUBSCRIPTION s")
+
+
+@pytest.mark.timeout(300)
 async def test_indexes_that_are_missing_are_built_after_the_copy(pair: Pair, spark: SparkSession) -> None:
     """Also when the keeper has gone between the copy and the index; what cannot be built is told, and no more."""
     await pair.subscribe(enabled=False)
