@@ -41,7 +41,10 @@ def bind(hooks: Hooks, remote: Relation) -> TableHook | None:
 
 
 class TableHook:
-    """The hook of one table, applied to its rows. `relation` is what the target gets, `table` where."""
+    """The hook of one table, applied to its rows. `relation` is what the target gets, `table` where.
+
+    `sources` are the publisher's columns by the names of the target's, `names` the other way.
+    """
 
     def __init__(self, hook: Hook, table: Name, remote: Relation) -> None:
         self._hook = hook
@@ -62,7 +65,8 @@ class TableHook:
             replace(remote.columns[i], name=hook.rename.get(self._names[i], self._names[i])) for i in self.kept
         )
         self._require_distinct([column.name for column in columns])
-        self._renamed = {column.name: self._names[i] for i, column in zip(self.kept, columns, strict=True)}
+        self.sources = {column.name: self._names[i] for i, column in zip(self.kept, columns, strict=True)}
+        self.names = {source: name for name, source in self.sources.items()}
         self.relation = replace(remote, namespace=table[0], name=table[1], columns=columns)
         self._cuts = len(self.kept) < len(self._names)
 
@@ -76,9 +80,12 @@ class TableHook:
     def fit(self, mapping: RelationMapping) -> None:
         """The mapping made of `relation`. Raises HookError if rows could not be found with it."""
         if self._whole:  # any column may be asked for, so those count by which the target knows a row
-            identity = {self._renamed[name] for name in mapping.local.identity if name in self._renamed}
-            self._require_keys(identity, set(), "Rows are found by it on the target.")
-            self._protect(identity)
+            self.found_by([self.sources[name] for name in mapping.local.identity if name in self.sources])
+
+    def found_by(self, columns: Collection[str]) -> None:
+        """`columns` of the publisher are those by which the target knows a row. Raises HookError if that cannot be."""
+        self._require_keys(set(columns), set(self._names) - set(self.names), "Rows are found by it on the target.")
+        self._protect(set(columns))
 
     def _require_known(self, hook: Hook) -> None:
         named = {*hook.rename, *hook.drop, *(hook.keep or ()), *hook.mask}

@@ -11,6 +11,7 @@ from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, update
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.expression import UpdateBase
 
+from subscriber.apply.hooks import Name
 from subscriber.errors import ApplyError, MappingError
 from subscriber.target.mysql import MYSQL
 from subscriber.target.sql_types import Read, reader
@@ -30,12 +31,13 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A published table, and the columns by which its rows are known."""
+    """A published table; and what the target gets of it, which columns, known by which key, `to` which table."""
 
     schema: str
     name: str
     columns: tuple[SourceColumn, ...]
     key: tuple[str, ...]
+    to: Name
 
     @property
     def label(self) -> str:
@@ -43,8 +45,13 @@ class SourceTable:
 
     @property
     def target(self) -> str:
-        """What it is called here, where there are no schemas."""
-        return self.name if self.schema == "public" else f"{self.schema}_{self.name}"
+        return flat(self.to)
+
+
+def flat(name: Name) -> str:
+    """What a table is called where there are no schemas."""
+    schema, table = name
+    return table if schema == "public" else f"{schema}_{table}"
 
 
 class TargetTable:

@@ -5,19 +5,21 @@ follow each other and need the same statement are sent together. The position is
 changed in the same transaction as the data, so after a crash it says what is there; and it is changed from the one that
 was read, so a second mirror of the same slot cannot commit.
 
-    subscriber_mirror        a row for each slot: whose it is and how far it has come; no position: being copied
+    subscriber_mirror        a row for each slot: whose it is, whether hooked, and how far it has come;
+                             no position: it is being copied
     subscriber_mirror_table  the published tables that the mirror began with, and their keys
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
 from sqlalchemy import (
+    Boolean,
     Column,
     Connection,
     MetaData,
@@ -36,10 +38,19 @@ from sqlalchemy import (
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
-from subscriber.errors import ApplyError, ConnectionLost, ConninfoError, MappingError, SubscriberError
+from subscriber.apply.hooks import Hooks, Name
+from subscriber.errors import (
+    ApplyError,
+    ConnectionLost,
+    ConninfoError,
+    HookError,
+    HooksMissing,
+    MappingError,
+    SubscriberError,
+)
 from subscriber.lsn import Lsn
 from subscriber.target.mysql import exact_collation, prepare_sessions, require_exact, table_options
-from subscriber.target.sql_table import Key, SourceTable, TargetTable, Texts
+from subscriber.target.sql_table import Key, SourceTable, TargetTable, Texts, flat
 from subscriber.target.sql_types import column_type
 
 ROWS = 1000  # sent together at most
@@ -52,6 +63,7 @@ _mirrors = Table(
     Column("slot", String(63), primary_key=True),
     Column("system_id", String(20), nullable=False),  # of the publisher's cluster
     Column("lsn", String(20)),  # NULL: the copy has not been committed
+    Column("hooked", Boolean, nullable=False),  # it is not to be run by a program without hooks
     **table_options(),
 )
 _tables = Table(
@@ -77,14 +89,15 @@ class Progress:
 class SqlTarget:
     """One mirror's database. Made by open()."""
 
-    def __init__(self, engine: AsyncEngine, slot: str) -> None:
+    def __init__(self, engine: AsyncEngine, slot: str, hooks: Hooks | None) -> None:
+        self.hooks = hooks  # for whoever brings the rows; None: there are none
         self.tables: dict[tuple[str, str], TargetTable] = {}  # by schema and name on the publisher
         self._engine = engine
         self._slot = slot
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, url: str, slot: str) -> AsyncIterator[SqlTarget]:
+    async def open(cls, url: str, slot: str, hooks: Hooks | None = None) -> AsyncIterator[SqlTarget]:
         """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
         try:
             # A server ends sessions that wait for long; SQLite has none.
@@ -97,7 +110,7 @@ class SqlTarget:
                 hint="Write it like sqlite+aiosqlite:///file.db or mysql+aiomysql://user@host/database.",
             ) from error
         prepare_sessions(engine)
-        target = cls(engine, slot)
+        target = cls(engine, slot, hooks)
         try:
             try:
                 async with engine.connect():
@@ -126,30 +139,60 @@ class SqlTarget:
     # --- where it stands ------------------------------------------------------------------------
 
     async def progress(self) -> Progress | None:
-        """None: there is no mirror of the slot here."""
+        """None: there is no mirror of the slot here. Raises HooksMissing if it has hooks, and this program none."""
         async with self._begin() as connection:
-            columns = select(_mirrors.c.system_id, _mirrors.c.lsn).where(_mirrors.c.slot == self._slot)
-            row = (await connection.execute(columns)).one_or_none()
-        return None if row is None else Progress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
+            mine = _mirrors.c.slot == self._slot
+            row = (await connection.execute(select(_mirrors).where(mine))).one_or_none()
+            if row is None:
+                return None
+            if row.hooked and self.hooks is None:
+                raise HooksMissing(
+                    f'mirror "{self._slot}" has hooks, and this program has none for it',
+                    hint="Run it in the program that has them, or give Hooks() to do without from now on.",
+                )
+            if row.hooked != self._is_hooked:
+                await connection.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
+        return Progress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
 
     async def begin_mirror(self, system_id: int) -> None:
         """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
+        row = {"slot": self._slot, "system_id": str(system_id), "hooked": self._is_hooked}
         async with self._begin() as connection:
-            await connection.execute(insert(_mirrors).values(slot=self._slot, system_id=str(system_id)))
+            await connection.execute(insert(_mirrors).values(row))
+
+    @property
+    def _is_hooked(self) -> bool:
+        return self.hooks is not None and bool(self.hooks.tables or self.hooks.schemas)
 
     async def load(self) -> None:
-        """The tables of a mirror that was copied."""
+        """The tables of a mirror that was copied. Raises HookError if the hooks are not for these."""
         async with self._begin() as connection:
             rows = (await connection.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
             found = await connection.run_sync(_reflect, [row.target for row in rows])
+        self.require_published([(row.schema_name, row.table_name) for row in rows])
         for row in rows:
-            label = f"{row.schema_name}.{row.table_name}"
+            name = (row.schema_name, row.table_name)
+            label = ".".join(name)
+            if self.hooks is not None and (to := flat(self.hooks.target(*name))) != row.target:
+                raise HookError(
+                    f'table "{row.target}" takes the rows of "{label}", which the hooks send to "{to}"',
+                    detail="Which table takes them is decided when the mirror begins.",
+                    hint="Begin it anew, with the hooks that it is to have.",
+                )
             if row.target not in found:
                 raise MappingError(
                     f'table "{row.target}" of the target, which "{label}" is mirrored to, does not exist'
                 )
-            table = self._table(label, found[row.target], tuple(json.loads(row.key_columns)))
-            self.tables[row.schema_name, row.table_name] = table
+            self.tables[name] = self._table(label, found[row.target], tuple(json.loads(row.key_columns)))
+
+    def require_published(self, tables: Collection[Name]) -> None:
+        """Raises HookError for a hook of any other table."""
+        named = set() if self.hooks is None else set(self.hooks.tables)
+        if unknown := sorted(named.difference(tables)):
+            raise HookError(
+                f'hooks of mirror "{self._slot}" name a table that is not part of it: "{".".join(unknown[0])}"',
+                hint="Correct the name, or begin the mirror anew if the table came into the publication later.",
+            )
 
     async def prepare(self, sources: Sequence[SourceTable], *, create: bool) -> None:
         """Find the tables for a copy, or make them. Raises MappingError for what cannot be."""
