@@ -1,6 +1,7 @@
 """A backlog replayed by PostgreSQL's own subscription and by ours, on the same servers, in turns.
 
-    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--binary] [--json FILE] [--plot FILE]
+    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--binary] [--sessions N]
+                                [--json FILE] [--plot FILE]
 
 Both targets are databases of one server and subscribe to the same publication. For each round the
 changes are committed while both subscriptions are disabled; then one is enabled and timed until everything is
@@ -66,10 +67,10 @@ class Result:
         return statistics.median(self.ours) / statistics.median(self.drain)
 
 
-async def measure(rows: int, rounds: int, only: str | None, *, binary: bool) -> list[Result]:
+async def measure(rows: int, rounds: int, only: str | None, *, binary: bool, sessions: int) -> list[Result]:
     """All workloads, `rounds` times; those with `only` in their name are returned."""
     async with stage() as where:
-        await _prepare(where, binary=binary)
+        await _prepare(where, binary=binary, sessions=sessions)
         results: dict[str, Result] = {}
         for number in range(rounds):
             for workload in workloads(rows):
@@ -80,13 +81,14 @@ async def measure(rows: int, rounds: int, only: str | None, *, binary: bool) -> 
         return [result for result in results.values() if only is None or only in result.name]
 
 
-async def _prepare(where: Stage, *, binary: bool) -> None:
+async def _prepare(where: Stage, *, binary: bool, sessions: int) -> None:
     await execute(where.source, *TABLES, "INSERT INTO items SELECT i FROM generate_series(1, 1000) i")
     await execute(where.source, "CREATE PUBLICATION p FOR ALL TABLES")
     await execute(where.source, f"SELECT pg_create_logical_replication_slot('{DRAIN}', 'pgoutput')")
     await subscribe_both(where, TABLES, f"streaming = off, binary = {binary}")
     for name in (OURS, NATIVE):
         await disable(where, name)
+    await execute(where.target, f"UPDATE subscriber.subscription SET subapplysessions = {sessions}", dbname=OURS)
 
 
 async def _round(where: Stage, result: Result, workload: Workload, order: tuple[str, ...], *, binary: bool) -> None:
@@ -171,14 +173,16 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="NAME", help="report only workloads whose name has this in it")
     parser.add_argument("--binary", action="store_true", help="subscriptions with binary = true")
+    parser.add_argument("--sessions", type=int, default=1, metavar="N", help="our subscription with apply_sessions = N")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")
     arguments = parser.parse_args()
-    results = anyio.run(lambda: measure(arguments.rows, arguments.rounds, arguments.only, binary=arguments.binary))
+    how = {"binary": arguments.binary, "sessions": arguments.sessions}
+    results = anyio.run(lambda: measure(arguments.rows, arguments.rounds, arguments.only, **how))
     _report(results, arguments.rounds)
     if arguments.json:
         found = [{**asdict(r), "by_native": r.by_native, "by_drain": r.by_drain} for r in results]
-        document = {"cpus": os.cpu_count(), "binary": arguments.binary, "workloads": found}
+        document = {"cpus": os.cpu_count(), **how, "workloads": found}
         arguments.json.write_text(json.dumps(document, indent=2) + "\n")
     if arguments.plot:
         shown = [r for r in results if r.rows]

@@ -46,16 +46,24 @@ def _transaction(*statements: str) -> Callable[[Stage], Awaitable[None]]:
 
 def small(transactions: int) -> Callable[[Stage], Awaitable[None]]:
     """An update and an insert each."""
+    return _transactions(
+        transactions,
+        "UPDATE items SET number = number + 1 WHERE id = 1 + i % 1000",
+        "INSERT INTO history VALUES (i, 'row')",
+    )
+
+
+def _transactions(number: int, *statements: str) -> Callable[[Stage], Awaitable[None]]:
+    """One after another, of statements in which i counts them from 1."""
 
     async def write(where: Stage) -> None:
         async with connection(where.source) as one:
             await one.execute("SET synchronous_commit = off")
             await one.execute(
-                "CREATE OR REPLACE PROCEDURE pg_temp.small(n int) LANGUAGE plpgsql AS $$ BEGIN "
-                "FOR i IN 1..n LOOP UPDATE items SET number = number + 1 WHERE id = 1 + i % 1000; "
-                "INSERT INTO history VALUES (i, 'row'); COMMIT; END LOOP; END $$"
+                "CREATE OR REPLACE PROCEDURE pg_temp.many(n int) LANGUAGE plpgsql AS $$ BEGIN "
+                f"FOR i IN 1..n LOOP {'; '.join(statements)}; COMMIT; END LOOP; END $$"
             )
-            await one.execute(f"CALL pg_temp.small({transactions})", timeout=None)
+            await one.execute(f"CALL pg_temp.many({number})", timeout=None)
             await one.execute("SET synchronous_commit = on; SELECT pg_logical_emit_message(true, 'flush', '')")
 
     return write
@@ -110,5 +118,12 @@ def workloads(rows: int) -> list[Workload]:
             ),
         ),
         Workload("five indexes, update", part, _transaction("UPDATE indexed SET b = b + 1")),
+        Workload(
+            "five indexes, updates of 100 rows",
+            part // 100 * 100,
+            _transactions(
+                part // 100, "UPDATE indexed SET b = b + 1, e = md5(e) WHERE id BETWEEN i * 100 - 99 AND i * 100"
+            ),
+        ),
         Workload("five indexes, delete", part, _transaction("DELETE FROM indexed")),
     ]

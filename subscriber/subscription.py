@@ -80,6 +80,7 @@ class Subscription:
     conflict_history: ConflictHistory = ConflictHistory.DECIDED
     conflict_log_rows: bool = False
     copy_engine: CopyEngine = CopyEngine.AUTO
+    apply_sessions: int = 1  # of the target, in which transactions are applied side by side
 
     @property
     def decides_conflicts(self) -> bool:

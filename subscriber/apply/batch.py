@@ -13,9 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.fitting import refusal
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.steps import BODY as BODY
-from subscriber.apply.steps import VALUES, Adder, TableBatch, add_decoded, refusal
+from subscriber.apply.steps import VALUES, Adder, TableBatch, add_decoded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import Partition, RelationMapping
-from subscriber.apply.steps import FIRST_NORMAL_OID
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 

@@ -16,7 +16,7 @@ fail; that it failed says nothing, it is then rolled back and applied one by one
   and no domain, and no NULL stood in a column that takes none.
 - `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
   their steps are in the order of the stream, and no update is part of a batch.
-- What SQL cannot do set by set, or not in the same way, is refused before: refusal().
+- What SQL cannot do set by set, or not in the same way, is refused before: refusal() in fitting.py.
 
 Values stay the bytes that came. A cell is a value with the four bytes of its length before it, which is what
 COPY BINARY, the elements of an array and TupleData have in common; rows to insert in text are kept without.
@@ -29,14 +29,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
+from subscriber.apply.fitting import may_skip_versions, refusal
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.native import compiled
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
-
-# FirstNormalObjectId: types below are the same on every server, and no table of a user has a smaller one.
-FIRST_NORMAL_OID = 16384
 
 NULL_CELL = b"\xff\xff\xff\xff"
 NULL_TEXT = b"\\N"  # compared by identity: a value may be the same two bytes
@@ -80,7 +78,7 @@ class TableBatch:
         self.found_by: object = None  # the call of Batch.take() that has asked for it
         self.strict = mapping.local.other_unique
         self.ncols = len(mapping.attributes)
-        self._may_skip_versions = _may_skip_versions(mapping)
+        self._may_skip_versions = may_skip_versions(mapping)
         self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
         self._has_identity_always = any(column.identity_always for column in mapping.attributes)
         self._may_take_runs = not self.strict
@@ -92,6 +90,14 @@ class TableBatch:
         self._latest: dict[object, Step] = {}  # by kind and columns
         self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
         self._serial = 0
+
+    def meets(self, other: TableBatch) -> bool:
+        """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
+        if self.strict or other.strict:
+            return True
+        if self._search is None or other._search is None:
+            return False
+        return self.binary != other.binary or not self._touched.keys().isdisjoint(other._touched)
 
     def adder(self, head: bytes) -> Adder | None:
         """What adds a change that begins with `head`: letter, relid, marker and number of columns of the first row."""
@@ -403,42 +409,3 @@ def cut_run(
         size += len(payload)
         nulls += count
     return changes, rows, size, nulls
-
-
-def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
-    """Why changes that begin with `letter` cannot be part of a batch, in a few words; None: they can.
-
-    `with_old`: an update comes with the old row, or a part of it.
-    """
-    local, search = mapping.local, mapping.search
-    if local.one_by_one is not None:
-        return local.one_by_one
-    if not mapping.attributes:
-        return "no columns"
-    if letter == _INSERT:
-        return None
-    if mapping.unsearchable is not None or search is None:
-        return "no key"
-    if letter == _UPDATE and local.other_unique:
-        return "several unique indexes"
-    needed = search if letter == _DELETE else range(len(mapping.attributes))
-    for index in needed:
-        column = mapping.attributes[index]
-        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
-            return "column type"
-        if letter == _UPDATE and column.identity_always and (with_old or index not in search):
-            return "identity column"  # which UPDATE may not set, and may have to
-    if any(mapping.attributes[index].equality is None for index in search):
-        return "column type"
-    return None
-
-
-def _may_skip_versions(mapping: RelationMapping) -> bool:
-    """Whether the target takes any row that the publisher had, whatever becomes of it later; NULLs apart."""
-    return mapping.local.bare and all(
-        column.sets is not None
-        and column.base_type is None
-        and remote.type_oid == column.sets.type_oid < FIRST_NORMAL_OID
-        and column.sets.type_modifier in (-1, remote.type_modifier)
-        for column, remote in zip(mapping.attributes, mapping.remote.columns, strict=True)
-    )

@@ -81,6 +81,7 @@ COLUMNS = {
     "conflict_history": ("subconflicthistory", "text"),
     "conflict_log_rows": ("subconflictrows", "boolean"),
     "copy_engine": ("subcopyengine", "text"),
+    "apply_sessions": ("subapplysessions", "int4"),
 }
 
 

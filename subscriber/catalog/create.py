@@ -20,9 +20,10 @@ from subscriber.subscription import TwoPhaseState
 INSERT = """
 INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
        subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows, subcopyengine)
+       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows, subcopyengine,
+       subapplysessions)
 VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
-       $12, $13, $14, $15, $16, $17, $18, $19)
+       $12, $13, $14, $15, $16, $17, $18, $19, $20)
 RETURNING subid
 """
 
@@ -95,6 +96,7 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 options.conflict_history,
                 options.conflict_log_rows,
                 options.copy_engine.value,
+                options.apply_sessions,
             )
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None

@@ -18,6 +18,8 @@ from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.subscription import CopyEngine, Streaming
 
+MAX_APPLY_SESSIONS = 64
+
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
 SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
 
@@ -38,6 +40,7 @@ _STORED = frozenset(
         "conflict_history",
         "conflict_log_rows",
         "copy_engine",
+        "apply_sessions",
     }
 )
 FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
@@ -70,6 +73,7 @@ class Options:
     conflict_history: str = "decided"
     conflict_log_rows: bool = False
     copy_engine: CopyEngine = CopyEngine.AUTO
+    apply_sessions: int = 1
     lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
     specified: set[str] = field(default_factory=set)
 
@@ -195,6 +199,18 @@ def _copy_engine(option: Option) -> CopyEngine:
         ) from None
 
 
+def _apply_sessions(option: Option) -> int:
+    value = string(option)
+    number = int(value) if value.isascii() and value.isdigit() else 0
+    if not 1 <= number <= MAX_APPLY_SESSIONS:
+        raise StatementError(
+            f'invalid value for parameter "apply_sessions": "{value}"',
+            hint=f"It is a number from 1 to {MAX_APPLY_SESSIONS}.",
+            sqlstate="22023",
+        )
+    return number
+
+
 def _lsn(option: Option) -> Lsn:
     value = string(option)
     if value == "none":
@@ -216,6 +232,7 @@ _READ: dict[str, Callable[[Option], Any]] = {
     "conflict_policy": lambda option: check_policy(string(option)),
     "conflict_history": lambda option: check_history(string(option)),
     "copy_engine": _copy_engine,
+    "apply_sessions": _apply_sessions,
     "lsn": _lsn,
 }
 

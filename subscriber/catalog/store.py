@@ -23,7 +23,7 @@ _SUBSCRIPTION = """
 SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
        s.subenabled, s.subslotname, s.subsynccommit, s.subbinary, s.substream::text, s.subtwophasestate::text,
        s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.suborigin, s.subfailover,
-       s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine,
+       s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine, s.subapplysessions,
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
        s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
@@ -246,6 +246,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         conflict_history=ConflictHistory(row["subconflicthistory"]),
         conflict_log_rows=row["subconflictrows"],
         copy_engine=CopyEngine(row["subcopyengine"]),
+        apply_sessions=row["subapplysessions"],
         version=row["version"],
     )
 

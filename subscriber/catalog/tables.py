@@ -127,6 +127,7 @@ subscription = Table(
     _column("subconflicthistory", Text, "`conflict_history`", default="'decided'"),
     _column("subconflictrows", Boolean, "`conflict_log_rows`", default="false"),
     _column("subcopyengine", Text, "`copy_engine`", default="'auto'"),
+    _column("subapplysessions", Integer, "`apply_sessions`", default="1"),
     info=_about("What CREATE SUBSCRIPTION was told."),
 )
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -43,6 +44,7 @@ class _Pending:
     is_sync: bool = False
     is_attempt: bool = False
     prepares: str | None = None  # the statement that this answer says is prepared
+    on_skip: Callable[[], None] | None = None
 
 
 class Pipeline:
@@ -81,15 +83,17 @@ class Pipeline:
         note: object = None,
         expect: bytes | None = None,
         on_result: OnResult | None = None,
+        on_skip: Callable[[], None] | None = None,
     ) -> None:
         """Queue one statement; see wire.bind_execute() for the parameters' form.
 
-        `on_result(note, tag, rows)` is called unless the command tag is `expect`.
+        `on_result(note, tag, rows)` is called unless the command tag is `expect`; `on_skip()` if the statement is an
+        attempt that was refused, or the server has skipped it because of one before it.
         """
         if self.error is not None:
             raise self.error
         self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
-        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
+        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting, on_skip=on_skip))
 
     def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
@@ -181,6 +185,25 @@ class Pipeline:
         """Whether every answer is back and was none of an error."""
         return not self._pending and self.error is None
 
+    @contextmanager
+    def attempt(self, attempting: bool = True) -> Iterator[None]:
+        """What is queued in the block may fail."""
+        before, self.attempting = self.attempting, attempting
+        try:
+            yield
+        finally:
+            self.attempting = before
+
+    @property
+    def awaits_attempts(self) -> bool:
+        """Whether an answer that is to come is one to an attempt."""
+        return any(pending.is_attempt for pending in self._pending)
+
+    @property
+    def only_attempts(self) -> bool:
+        """Whether every answer that is to come is one to an attempt."""
+        return all(pending.is_attempt for pending in self._pending)
+
     @property
     def waits_for(self) -> object:
         """Stands for the next answer that is to come; None: every answer is back. The same object: none has come."""
@@ -248,6 +271,8 @@ class Pipeline:
             skipped = self._pending.popleft()
             if skipped.prepares is not None:
                 self._names.pop(skipped.prepares, None)
+            if skipped.on_skip is not None:
+                skipped.on_skip()
 
     def _answered(self, pending: _Pending, body: bytes) -> None:
         rows, self._rows = self._rows, []

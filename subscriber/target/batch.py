@@ -32,42 +32,27 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-
-import anyio
 
 from subscriber.apply.batch import Batch, Portion, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
-from subscriber.apply.steps import Kind, TableBatch
+from subscriber.apply.steps import TableBatch
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from subscriber.target import relations, sets
-from subscriber.target.note import Note, OnConflict, Wants
+from subscriber.target.lanes import Attempt, Lanes
+from subscriber.target.note import OnConflict, Wants
 from subscriber.target.postgres import PostgresTarget
 
 WORTHWHILE = 16  # changes; fewer are applied one by one
 ROWS_IN_STEP = 3  # on average; with fewer the same
-UNDER_WAY = 4  # batches sent and not answered
 PAUSE = 1000  # changes on the reference path after a refusal; doubles with each in a row
 LONGEST_PAUSE = 1_000_000
 
 _SAVEPOINT = "subscriber_portion"
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """What was sent and is not answered yet; of one transaction or several."""
-
-    portions: list[Portion]
-    mappings: dict[int, RelationMapping]
-    position: Lsn  # before it
-    within: bool  # the target's transaction has begun with earlier portions
-    fresh: set[int]  # tables that were mapped just before
-    note: Note = field(default_factory=lambda: Note("BATCH"))
 
 
 class BatchingTarget(PostgresTarget):
@@ -78,20 +63,37 @@ class BatchingTarget(PostgresTarget):
         self.batching = True
         self.passing: Callable[[str], None] = lambda _: None  # for tests: called where a worker may die
         self.in_batches = 0  # changes applied set-based
+        self.beside = 0  # of them in other sessions than its own
         self._batch = Batch()
-        self._under_way: deque[Attempt] = deque()
-        self._answered = anyio.Event()
+        self._lanes = Lanes(self, self._wake_up)
         self._sent: RemoteTransaction | None = None  # portions of it were sent, its COMMIT was not
         self._plain: RemoteTransaction | None = None  # is being applied on the reference path
         self._reason = ""  # why
         self._end: Lsn | None = None  # of the last transaction in the batch
         self._pause = 0  # changes to go on the reference path
         self._refusals = 0  # in a row
-        self.pipeline.on_trouble = self._something_was_answered
 
     @property
     def position(self) -> Lsn:
-        return self._end if self._end is not None else super().position
+        return self._end if self._end is not None else self._sent_position
+
+    @property
+    def _sent_position(self) -> Lsn:
+        return self._lanes.position or super().position
+
+    def join(self, lane: PostgresTarget) -> None:
+        """Apply batches through this session as well from now on, see lanes.py. It is configured, and has an origin."""
+        self._lanes.join(lane)
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        return self._lanes.pipelines
+
+    def retreat(self) -> bool:
+        return self._lanes.retreat()
+
+    def _wake_up(self) -> None:
+        self.wake()
 
     # --- gathering ------------------------------------------------------------------------------
 
@@ -257,14 +259,15 @@ class BatchingTarget(PostgresTarget):
         """Send the batch if it is due, and see to what was refused."""
         if self._batch.is_due:
             await self._send(whatever=True)
-        elif self.pipeline.refused is not None:
+        elif self._lanes.refused:
             await self._outcomes()
 
     async def rest(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
-        if self.pipeline.refused is not None:
+        if self._lanes.refused:
             await self._outcomes()
-        if not self._under_way:  # or what follows is gathered as well, until the answer wakes us
+        # Or what follows is gathered as well, until the answer wakes us.
+        if not self._lanes.attempts or self._lanes.worth_a_lane(self._batch):
             await self._send()
 
     async def _send(self, *, whatever: bool = False) -> None:
@@ -278,105 +281,80 @@ class BatchingTarget(PostgresTarget):
         if not batch.portions:
             return
         self._end = None
-        while len(self._under_way) >= UNDER_WAY and self.pipeline.refused is None:
-            await self._answer()
-        if self.pipeline.refused is not None:
+        whole = not batch.is_open and batch.portions[0].transaction is not self._sent
+        while (lane := self._lanes.free_for(batch, whole=whole)) is None and not self._lanes.refused:
+            await self._lanes.answer()
+        if self._lanes.refused:
             await self._outcomes()
         first = batch.portions[0].transaction
         if first is not self._plain and (first is self._sent or batch.is_open or _is_worthwhile(batch)):
-            self._attempt(batch)
+            self._attempt(batch, lane or self)
             self.passing("BATCH_SENT")
-            await self.pipeline.drain()
+            await (lane or self).pipeline.drain()
             return
         if first is not self._plain:
             await self._outcomes()
             self._reason = "few at a time"
         await self._apply_again(batch.portions, batch.mappings)
 
-    def _attempt(self, batch: Batch) -> None:
-        """Queue the statements of a batch, and its COMMIT if it has one."""
-        portions, pipeline = batch.portions, self.pipeline
-        last = portions[-1]
-        attempt = Attempt(portions, batch.mappings, super().position, last.transaction is self._sent, set(self._fresh))
-        in_savepoint = attempt.within or last.end_lsn is None
-        self._under_way.append(attempt)
+    def _attempt(self, batch: Batch, lane: PostgresTarget) -> None:
+        """Queue the statements of a batch, and in its turn its COMMIT if it has one."""
+        last = batch.portions[-1]
+        within = last.transaction is self._sent
+        attempt = Attempt(batch.portions, batch.mappings, lane, self._sent_position, within, set(self._fresh), [])
+        in_savepoint = within or last.end_lsn is None
+        if self._lanes.several:
+            attempt.tables += batch.tables.values()
 
         def done(*_: object) -> None:
-            self._under_way.remove(attempt)
             self._refusals = 0
             self.in_batches += batch.rows
-            self._something_was_answered()
+            self.beside += batch.rows * (lane is not self)
+            self._lanes.done(attempt)
 
         def committed() -> None:
+            if lane is not self and last.end_lsn is not None:
+                self.follow(max(last.end_lsn, super(BatchingTarget, self).position))
             if not in_savepoint:
                 done()
             if last.on_committed is not None:
                 last.on_committed()
 
-        pipeline.attempting = True
-        try:
-            if not attempt.within:
-                self.begin(last.transaction)
+        def commit() -> None:
+            assert last.end_lsn is not None
+            with lane.pipeline.attempt(not in_savepoint):
+                lane.follow(attempt.position)
+                lane.queue_commit(last.transaction, last.end_lsn, committed)
+
+        with lane.pipeline.attempt():
+            if not within:
+                lane.begin(last.transaction)
             if in_savepoint:
                 self._queue_savepoint(last.transaction, _SAVEPOINT)
-            self._apply_steps(batch, attempt.note)
+            lane.apply_steps(batch, attempt.note)
             if in_savepoint:
-                pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
-                pipeline.ask()
-            if last.end_lsn is None:
-                self._sent = last.transaction
-                return
-            pipeline.attempting = not in_savepoint
-            self._sent = None
-            self._queue_commit(last.transaction, last.end_lsn, committed)
-        finally:
-            pipeline.attempting = False
-
-    def _apply_steps(self, batch: Batch, note: Note) -> None:
-        for table in batch.tables.values():
-            if not table.steps:
-                continue
-            local = table.mapping.local
-            if table.mapping.search is None:
-                self._made.add(local.oid)
-            self.acting.become([local], note)
-            for step in table.steps:
-                if step.kind is Kind.INSERT:
-                    self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=note)
-                else:
-                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=note)
-            if local.oid not in self._checked:
-                self._check_shape(table.mapping, note)
-        self.acting.step_back(note)
+                lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
+                lane.pipeline.ask()
+        self._sent = last.transaction if last.end_lsn is None else None
+        attempt.commit = commit if last.end_lsn is not None else None
+        self._lanes.add(attempt)
 
     # --- what became of it ------------------------------------------------------------------------
 
-    def _something_was_answered(self) -> None:
-        self._answered.set()
-        self.wake()
-
-    async def _answer(self) -> None:
-        """Wait for an answer that matters here."""
-        self._answered = anyio.Event()
-        self.pipeline.flush()
-        if self.pipeline.error is None:
-            await self._answered.wait()
-        if self.pipeline.error is not None:
-            raise self.pipeline.error
-
     async def _outcomes(self) -> None:
         """Wait until nothing is under way; what was refused has then been applied again."""
-        while self._under_way and self.pipeline.refused is None:
-            await self._answer()
-        if self.pipeline.refused is None:
+        while self._lanes.attempts and not self._lanes.refused:
+            await self._lanes.answer()
+        if not self._lanes.refused:
             return
-        error, _ = await self.pipeline.recover()
-        attempts, self._under_way = list(self._under_way), deque()
+        error, attempts = await self._lanes.recover()
         self.passing("BATCH_REFUSED")
         self._reason = _why_refused(error)
         self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
         self._refusals += 1
-        self._roll_back(attempts[0])
+        if attempts:
+            self._roll_back(attempts[0])
+        self._noticing.ask_again()
         for attempt in attempts:
             await self._apply_again(attempt.portions, attempt.mappings)
         portions = self._batch.portions
@@ -385,15 +363,13 @@ class BatchingTarget(PostgresTarget):
             await self._apply_again(begun.portions, begun.mappings)
 
     def _roll_back(self, attempt: Attempt) -> None:
-        """Undo the first attempt that was refused; those behind it have done nothing."""
+        """The first attempt that was refused, and those behind it, have done nothing."""
         transaction = attempt.portions[0].transaction
         self._sent = None
-        self._progress.position = attempt.position
+        self.follow(attempt.position)
         if attempt.within:
             self._queue_roll_back_to(transaction, _SAVEPOINT)
             self._plain = transaction
-        else:
-            self._queue_roll_back(transaction)
         self._fresh = attempt.fresh
 
     async def _apply_again(self, portions: list[Portion], mappings: dict[int, RelationMapping]) -> None:
@@ -419,8 +395,10 @@ def _is_worthwhile(batch: Batch) -> bool:
 
 def _why_refused(error: SubscriberError | None) -> str:
     """In a few words; no row's values."""
-    match error.sqlstate if error is not None else "":
-        case sets.WRONG_COUNT if error is not None and " rows instead of " in error.message:
+    if error is None:
+        return "deadlock"
+    match error.sqlstate:
+        case sets.WRONG_COUNT if " rows instead of " in error.message:
             return "row missing"
         case "23505":
             return "key exists"

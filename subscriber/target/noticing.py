@@ -7,6 +7,7 @@ this: by the time an answer says so, what came after may have been sent.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from subscriber.apply import conflict
 from subscriber.apply.conflict import Writer
@@ -28,6 +29,7 @@ class Noticing:
         self._on_conflict = on_conflict
         self.origin = origin  # its name, whether the target has it or not
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
+        self._unasked: list[Callable[[], None]] = []
 
     def answered(self, note: object, tag: str, rows: Rows) -> None:
         """A statement did not do what it should to exactly one row."""
@@ -85,9 +87,21 @@ class Noticing:
         formats, parameters = bind(plan, new, old)
         self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
 
+    def ask_again(self) -> None:
+        """What was skipped; once the refused transaction has been rolled back."""
+        unasked, self._unasked = self._unasked, []
+        for ask in unasked:
+            ask()
+
     def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
+        """Ask in whatever transaction is being sent just now; if that is refused and this skipped, at ask_again()."""
         formats, parameters = bind(plan, values, values)
-        role = self._acting.step_back(note)  # of whatever transaction is being sent just now
-        self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result)
-        self._acting.resume(role, note)
-        self._pipeline.sync()
+
+        def again() -> None:
+            self._unasked.append(partial(self._ask, plan, note, values, on_result))
+
+        with self._pipeline.attempt(self._pipeline.awaits_attempts):
+            role = self._acting.step_back(note)
+            self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result, on_skip=again)
+            self._acting.resume(role, note)
+            self._pipeline.sync()

@@ -13,10 +13,12 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from subscriber.apply.batch import Batch
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
 from subscriber.apply.relation_map import RelationMap, RelationMapping, map_relation
+from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError, StaleMapping, SubscriberError
@@ -24,7 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
-from subscriber.target import relations, statements
+from subscriber.target import relations, sets, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.history import History
@@ -247,6 +249,24 @@ class PostgresTarget:
                 self._check_shape(mapping, note)
         await self.pipeline.drain()
 
+    def apply_steps(self, batch: Batch, note: Note) -> None:
+        """Queue what a batch comes to; batch.py says when that is right."""
+        for table in batch.tables.values():
+            if not table.steps:
+                continue
+            local = table.mapping.local
+            if table.mapping.search is None:
+                self._made.add(local.oid)
+            self.acting.become([local], note)
+            for step in table.steps:
+                if step.kind is Kind.INSERT:
+                    self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=note)
+                else:
+                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=note)
+            if local.oid not in self._checked:
+                self._check_shape(table.mapping, note)
+        self.acting.step_back(note)
+
     def begin(self, transaction: RemoteTransaction) -> None:
         """Open the target's transaction for this remote one."""
         transaction.changed = True
@@ -256,10 +276,11 @@ class PostgresTarget:
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
-        self._queue_commit(transaction, end_lsn, on_committed)
+        self.queue_commit(transaction, end_lsn, on_committed)
         await self.pipeline.drain()
 
-    def _queue_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+    def queue_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        """Queue what commit() does, waiting for nothing."""
         note = Note("COMMIT", transaction)
         self.acting.step_back(note)
         self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
@@ -276,8 +297,17 @@ class PostgresTarget:
         other._progress = self._progress.copy()
 
     def follow(self, position: Lsn) -> None:
-        """Another session of this worker has committed, and left the progress row at `position`."""
+        """The progress row is at `position` when this session moves it next: another one of this worker has."""
         self._progress.position = position
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """Of all sessions of this worker in which something may be under way; first that of what commits first."""
+        return [self.pipeline]
+
+    def retreat(self) -> bool:
+        """The first of `pipelines` waits for a lock. Whether others have anything open; then it is rolled back."""
+        return False
 
     async def apply_gathered(self, transaction: RemoteTransaction) -> None:
         """Have what came of `transaction` so far done, and hold its locks, though more is to come."""

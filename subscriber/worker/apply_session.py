@@ -67,7 +67,7 @@ async def open_target(
     resolvers: Mapping[str, Resolver] = MappingProxyType({}),
     *,
     batching: bool = False,
-) -> AsyncIterator[PostgresTarget]:
+) -> AsyncIterator[BatchingTarget]:
     """The target session of one worker, locked and configured; dropped at the end of the block.
 
     `relid` 0 is the apply worker. Without a `subscription` everything is done as the session's own role. The

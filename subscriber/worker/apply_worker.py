@@ -19,12 +19,14 @@ from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
 from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.target.batch import BatchingTarget
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.advice import refusal
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.apply_sessions import ApplySessions
 from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
@@ -108,7 +110,7 @@ class ApplyWorker:
                 publisher.session.abort()
 
     async def _stream(
-        self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
+        self, target: BatchingTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
         await end_earlier_workers(target.pipeline, subscription.oid)
@@ -145,7 +147,7 @@ class ApplyWorker:
             streamed=streaming.streamed,
             parallel=streaming.parallel,
             two_phase=two_phase,
-            beside=[waits.run],
+            beside=[waits.run, ApplySessions(subscription, self._around, target, self._conflict).run],
             before=self._before,
             unattended=self._unattended,
         )

@@ -7,13 +7,13 @@ for those who read our log as the server's.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.steps import FIRST_NORMAL_OID
+from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.subrel import NOWHERE, State
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError
@@ -23,8 +23,8 @@ from subscriber.subscription import Subscription
 from subscriber.target.note import OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
-from subscriber.worker.apply_session import open_target, resume
 from subscriber.worker.parallel import Pool
+from subscriber.worker.parallel_session import parallel_session
 from subscriber.worker.streamed import Streamed
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
@@ -130,29 +130,5 @@ class Streaming:
             )
         return True
 
-    @asynccontextmanager
-    async def _connect(self, number: int, on_conflict: OnConflict) -> AsyncIterator[PostgresTarget]:
-        """The session of a parallel worker, with its row for the views."""
-        subscription, around = self._subscription, self._around
-        report = around.board.add(subscription.oid, number, "parallel apply")
-        try:
-            async with open_target(
-                around.target,
-                f"{subscription.name} parallel {number}",
-                subscription.oid,
-                number,
-                on_conflict,
-                subscription.synchronous_commit,
-                subscription,
-                around.resolvers,
-                batching=True,
-            ) as target:
-                target.hooks = around.hooks.get(subscription.name)
-                report.status.pid = target.pipeline.session.pid
-                report.status.leader_pid = self._leader.pipeline.session.pid
-                report.status.state = "applying"
-                around.board.publish()
-                await resume(target, subscription.oid, number, self._leader.position, subscription.synchronous_commit)
-                yield target
-        finally:
-            around.board.remove(report)
+    def _connect(self, number: int, on_conflict: OnConflict) -> AbstractAsyncContextManager[PostgresTarget]:
+        return parallel_session(self._subscription, self._around, self._leader, number, on_conflict)

@@ -5,6 +5,8 @@ server who is in the way:
 
 - a parallel worker of ours, whose transaction ends later in the stream than what waits: a deadlock that no
   server can see. That worker gives up, and its transaction is applied from its file when it ends.
+- whoever holds what the first of the worker's lanes needs: the others step back (target/lanes.py), since whoever it
+  is may be one of them, or wait for one. The same deadlock otherwise.
 - a transaction prepared by this subscription: the same, but what is prepared stays. A parallel worker that waits
   for it gives up. That happens without a fault of anybody after a restart: what is prepared is there from the
   start then, and what is streamed again may have had, and rolled back, what was prepared later. For the leader,
@@ -97,7 +99,7 @@ class Waits:
     def _who_waits(self) -> Mapping[int, object]:
         """The backends whose answer is needed now, and what stands for that answer."""
         awaited = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.awaited]
-        pipelines = [self._target.pipeline, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
+        pipelines = [*self._target.pipelines, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
     async def _look(self, waiting: Sequence[int], *, shown: bool) -> None:
@@ -110,6 +112,8 @@ class Waits:
                 for pid in waiting
                 if 0 in blockers.get(pid, ())
             }
+            if blockers.get(self._target.pipelines[0].session.pid) and self._target.retreat():
+                return
             victim = self._victim(waiting, blockers, prepared, ours)
             if victim is not None:
                 await connection.fetchval(TERMINATE, victim.pid)

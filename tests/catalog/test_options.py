@@ -51,6 +51,8 @@ def test_defaults_are_postgresql_18s() -> None:
         ("conflict_history = ALL", "conflict_history", "all"),
         ("conflict_log_rows", "conflict_log_rows", True),
         ("copy_engine = Spark", "copy_engine", CopyEngine.SPARK),
+        ("apply_sessions = 4", "apply_sessions", 4),
+        ("apply_sessions = '64'", "apply_sessions", 64),
         ("two_phase", "two_phase", True),
         ("two_phase = off, streaming = parallel", "two_phase", False),
         ("connect = false", "copy_data", False),
@@ -64,7 +66,8 @@ def test_values(text: str, name: str, value: object) -> None:
 
 BOOLEANS = sorted(
     options.FOR_CREATE
-    - {"slot_name", "synchronous_commit", "streaming", "origin", "conflict_policy", "conflict_history", "copy_engine"}
+    - {"slot_name", "synchronous_commit", "streaming", "origin"}
+    - {"conflict_policy", "conflict_history", "copy_engine", "apply_sessions"}
 )
 EXCLUSIVE = "are mutually exclusive options"
 SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
@@ -74,6 +77,15 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
     ("text", "message", "hint", "sqlstate"),
     [
         *[(f"{name} = foo", f"{name} requires a Boolean value", None, "42601") for name in BOOLEANS],
+        *[
+            (
+                f"apply_sessions = {value}",
+                f'invalid value for parameter "apply_sessions": "{value}"',
+                "It is a number from 1 to 64.",
+                "22023",
+            )
+            for value in ("0", "65", "many")
+        ],
         (
             "copy_engine = fast",
             'invalid value for parameter "copy_engine": "fast"',

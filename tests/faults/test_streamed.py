@@ -33,10 +33,11 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-async def subscribed(scene: Scene, streaming: str) -> None:
+async def subscribed(scene: Scene, streaming: str, sessions: int = 1) -> None:
     """Everything copied, and two_phase enabled."""
+    options = f"streaming = {streaming}, two_phase = true, apply_sessions = {sessions}"
     await writers.prepare(scene)
-    await scene.create_subscription(options=f"WITH (streaming = {streaming}, two_phase = true)")
+    await scene.create_subscription(options=f"WITH ({options})")
     scene.worker.start()
     ready = "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM subscriber.subscription_rel"
     while not await scene.target.value(ready):
@@ -94,9 +95,11 @@ async def test_streamed_and_prepared_ones_survive_kills(faults: Scene, spool: Pa
 async def test_a_random_workload_of_every_kind_under_kills(
     faults: Scene, spool: Path, streaming: str, immediate: bool, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    lanes = 1 + SEED % 3
     with capsys.disabled():
-        print(f"\nseed {SEED}, {SECONDS:.0f} s, streaming = {streaming}, {'immediate' if immediate else '64kB'}")
-    await subscribed(faults, streaming)
+        how = f"streaming = {streaming}, {'immediate' if immediate else '64kB'}, apply_sessions = {lanes}"
+        print(f"\nseed {SEED}, {SECONDS:.0f} s, {how}")
+    await subscribed(faults, streaming, lanes)
     if immediate:
         await faults.source.execute(IMMEDIATE.format(faults.source.name))
         await faults.worker.kill9()

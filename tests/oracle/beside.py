@@ -37,6 +37,7 @@ class Beside:
     subscriber: Subscriber
     tables: list[Table]
     binary: bool
+    sessions: int = 1  # of ours, in which transactions are applied side by side
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
 
     async def create_tables(self) -> None:
@@ -55,7 +56,7 @@ class Beside:
             f"CREATE SUBSCRIPTION {NATIVE} CONNECTION '{self.source.dsn()}' PUBLICATION {PUBLICATIONS}"
             f" WITH (binary = {str(self.binary).lower()})"
         )
-        ours = self.subscriber.create(self.source, PUBLICATIONS, OURS, binary=self.binary)
+        ours = self.subscriber.create(self.source, PUBLICATIONS, OURS, binary=self.binary, apply_sessions=self.sessions)
         await asyncio.gather(self.native.execute(native), ours)
 
     async def refresh(self) -> None:
@@ -139,12 +140,14 @@ async def _rows(database: Database, table: str, columns: str = "*") -> Counter[s
 
 
 @asynccontextmanager
-async def beside(source: Database, native: Database, ours: Database, *, binary: bool) -> AsyncIterator[Beside]:
+async def beside(
+    source: Database, native: Database, ours: Database, *, binary: bool, sessions: int = 1
+) -> AsyncIterator[Beside]:
     tables = [table for table in TABLES if not (binary and table.text_only)]
     began = native.server.log.stat().st_size
     async with running_subscriber(ours) as subscriber:
         try:
-            yield Beside(source, native, ours, subscriber, tables, binary)
+            yield Beside(source, native, ours, subscriber, tables, binary, sessions)
         except BaseException:
             with native.server.log.open() as log:
                 log.seek(began)

@@ -17,6 +17,7 @@ import pytest
 from subscriber.apply import batch
 from subscriber.ops.servers import Server
 from subscriber.target import batch as target_batch
+from subscriber.target import lanes
 from subscriber.worker.apply_session import ONE_BY_ONE
 from tests.oracle.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
@@ -40,6 +41,7 @@ def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         monkeypatch.setattr(target_batch, "WORTHWHILE", 2)
         monkeypatch.setattr(target_batch, "ROWS_IN_STEP", 0)
         monkeypatch.setattr(target_batch, "PAUSE", 0)
+        monkeypatch.setattr(lanes, "WORTH_A_LANE", 1)
     else:
         monkeypatch.setenv(ONE_BY_ONE, "1")
 
@@ -57,7 +59,7 @@ async def test_both_targets_have_the_same_rows(
 ) -> None:
     print(f"seed {seed}")
     choose_path(monkeypatch, seed)
-    async with beside(source_db, native_db, target_db, binary=binary) as pair:
+    async with beside(source_db, native_db, target_db, binary=binary, sessions=3 if binary else 1) as pair:
         work = await run(pair, seed, STEPS)
         assert sum(writer.committed for writer in work.writers) > STEPS / 2
 
@@ -79,7 +81,7 @@ async def test_the_same_rows_whatever_is_cut_off(
 ) -> None:
     print(f"seed {SEED}")
     choose_path(monkeypatch, SEED)
-    async with beside(source_db, native_db, target_db, binary=False) as pair:
+    async with beside(source_db, native_db, target_db, binary=False, sessions=3) as pair:
         await run_disturbed(pair, SEED, STEPS)
 
 
@@ -97,7 +99,7 @@ async def test_both_targets_have_the_same_rows_for_a_long_time(
                 fresh_database(publisher) as source,
                 fresh_database(target) as native,
                 fresh_database(target) as ours,
-                beside(source, native, ours, binary=seed % 2 == 0) as pair,
+                beside(source, native, ours, binary=seed % 2 == 0, sessions=1 + 2 * (seed // 4 % 2)) as pair,
             ):
                 await (run_disturbed if seed % 3 == 0 else run)(pair, seed, STEPS * 3)
         seed += 1

@@ -30,6 +30,7 @@ Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` comes with `-
 EVENTS = {
     "apply.conflict": "a change met a row that it should not meet, and the stream goes on",
     "apply.skip": "a transaction is passed over, and the position to skip is cleared",
+    "apply_sessions.fewer": "the target has no room for as many sessions as the subscription asks for",
     "archive.recovered": "what a crash left of a transaction was cut off the change log",
     "archive.started": "`subscriber archive` reads the slot",
     "archive.stopping": "`subscriber archive` was asked to end",

@@ -56,6 +56,8 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "conflict_history": (OURS, "`none`, `decided`, `all`", "Which conflicts are recorded."),
     "conflict_log_rows": (OURS, "boolean", "Record both versions of the row with a conflict."),
     "copy_engine": (OURS, "`auto`, `asyncio`, `spark`", "Who makes the [initial copy](../spark.md#the-initial-copy)."),
+    "apply_sessions": (OURS, "1 to 64", "In how many sessions of the target transactions are applied side by side, see "
+                       "[performance](../performance.md#several-sessions). They commit in the publisher's order."),
 }  # fmt: skip
 
 WHERE = {

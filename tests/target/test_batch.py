@@ -1,4 +1,5 @@
-"""The set-based path beside the reference path: the same random transactions leave the same, whatever happens.
+"""The set-based path, in one session and in several, beside the reference path: the same random transactions leave
+the same, whatever happens.
 
 Each run builds its tables, applies a few hundred transactions and ends as it ends: with all of them, or with an
 error at one. The rows, the position, the rows that were reported as missing and the error are compared.
@@ -14,11 +15,12 @@ from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 
+import anyio
 import pytest
 
 from subscriber.apply import batch
 from subscriber.apply.progress import Progress
-from subscriber.errors import SubscriberError
+from subscriber.errors import StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import (
@@ -38,9 +40,11 @@ from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED, TupleData
 from subscriber.protocol.walstream import XLogData
 from subscriber.protocol.walstream import encode as wrap
 from subscriber.target import batch as batching
+from subscriber.target import lanes
 from subscriber.target.batch import BatchingTarget
 from subscriber.worker.applier import Counters
 from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_sessions import FIRST
 from subscriber.worker.transactions import Transactions
 from tests.plugins.fix_cluster import Database
 from tests.target.conftest import SUBID
@@ -151,7 +155,15 @@ def _tables() -> list[Table]:
 SEED = int(os.environ.get("SUBSCRIBER_BATCH_SEED", "1"))
 SECONDS = float(os.environ.get("SUBSCRIBER_BATCH_SECONDS", "300"))
 
+STALE = "the table's shape may have changed"  # instead of an error
+
 TABLE_NAMES = [table.name for table in _tables()]
+
+
+def _transaction(lsn: int, *body: Message) -> list[bytes]:
+    begin = Begin(Lsn(lsn), 1_000_000, lsn)
+    commit = Commit(Lsn(lsn), Lsn(lsn + 100), 1_000_000)
+    return [wrap(XLogData(Lsn(lsn), Lsn(lsn), 5, encode(m))) for m in (begin, *body, commit)]
 
 
 class Source:
@@ -174,9 +186,7 @@ class Source:
                 self.announced.add(table.name)
                 body.append(table.relation)
             body.append(self.change(table))
-        begin = Begin(Lsn(self.lsn), 1_000_000, self.lsn)
-        commit = Commit(Lsn(self.lsn), Lsn(self.lsn + 100), 1_000_000)
-        return [wrap(XLogData(Lsn(self.lsn), Lsn(self.lsn), 5, encode(m))) for m in (begin, *body, commit)]
+        return _transaction(self.lsn, *body)
 
     def change(self, table: Table) -> Message:
         random = self.random
@@ -284,7 +294,7 @@ class Path:
 
 
 async def _apply(
-    db: Database, tables: list[Table], payloads: list[list[bytes]], damage: list[str], batches: bool
+    db: Database, tables: list[Table], payloads: list[list[bytes]], damage: list[str], batches: bool, sessions: int = 1
 ) -> tuple[Outcome, BatchingTarget]:
     await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     await db.execute(f"UPDATE subscriber.progress SET remote_lsn = '0/0' WHERE subid = {SUBID}")
@@ -301,6 +311,8 @@ async def _apply(
         assert isinstance(target, BatchingTarget)
         await resume(target, SUBID, 0, Lsn(0), "off")
         path = Path(target)
+        if sessions > 1:
+            await _join(stack, db, target, sessions)
         half = len(payloads) // 2
         try:
             for number, transaction in enumerate(payloads):
@@ -311,7 +323,10 @@ async def _apply(
             await target.settle()
         except SubscriberError as failed:
             found = target.explain(failed)
-            error = "\n".join([found.sqlstate, found.message, found.detail or "", *found.context])
+            if isinstance(found, StaleMapping):
+                error = STALE
+            else:
+                error = "\n".join([found.sqlstate, found.message, found.detail or "", *found.context])
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
         session = await stack.enter_async_context(open_target(db.dsn(), "s", SUBID, 0, lambda *_: None, "off"))
@@ -325,23 +340,53 @@ async def _apply(
     return Outcome(rows, found_progress[0], missing, error), target
 
 
-async def _compare(db: Database, seed: int, names: list[str], *, keys: int, sizes: list[int], binary: bool) -> int:
+async def _join(stack: AsyncExitStack, db: Database, target: BatchingTarget, sessions: int) -> None:
+    """Have `target` use that many sessions, and step back where waits.py would have it do so."""
+    for number in range(FIRST, FIRST + sessions - 1):
+        lane = await stack.enter_async_context(
+            open_target(db.dsn(), "s", SUBID, number, lambda *_: None, "off", batching=True)
+        )
+        await resume(lane, SUBID, number, Lsn(0), "off")
+        target.join(lane)
+
+    async def watch() -> None:
+        while True:
+            await anyio.sleep(0.05)
+            pid = target.pipelines[0].session.pid
+            if await db.value(f"SELECT pg_blocking_pids({pid}) <> '{{}}'"):
+                target.retreat()
+
+    tasks = await stack.enter_async_context(anyio.create_task_group())
+    stack.callback(tasks.cancel_scope.cancel)
+    tasks.start_soon(watch)
+
+
+async def _compare(
+    db: Database, seed: int, names: list[str], *, keys: int, sizes: list[int], binary: bool, transactions: int = 0
+) -> tuple[int, int]:
+    """Changes that were applied set-based, and how many of them in other sessions than the first."""
     print(f"seed {seed}, tables {names}, {keys} keys, transactions of {sizes}, {binary=}")
     tables = [table for table in _tables() if table.name in names]
     source = Source(seed, tables, keys=keys, binary=binary)
-    payloads = [source.transaction(source.random.choice(sizes)) for _ in range(source.random.choice([20, 80]))]
+    payloads = [
+        source.transaction(source.random.choice(sizes)) for _ in range(transactions or source.random.choice([20, 80]))
+    ]
     damage = []
     if source.random.random() < 0.5:
         damage = [f"DELETE FROM {table.name} WHERE {table.columns[0][0]} = {source.random.randrange(keys)}"
                   for table in tables]  # fmt: skip
     expected, _ = await _apply(db, tables, payloads, damage, batches=False)
-    got, target = await _apply(db, tables, payloads, damage, batches=True)
-    assert got.error == expected.error
-    assert got.position == expected.position
-    assert sorted(got.missing) == sorted(expected.missing)  # what is asked about first is told later
-    assert got.rows == expected.rows
-
-    return target.in_batches
+    for sessions in (1, 3):
+        got, target = await _apply(db, tables, payloads, damage, batches=True, sessions=sessions)
+        if STALE in (got.error, expected.error):  # a worker starts again, and meets the error if it is one
+            assert got.error
+            assert expected.error
+        else:
+            assert got.error == expected.error
+        assert got.position == expected.position
+        assert sorted(got.missing) == sorted(expected.missing)  # what is asked about first is told later
+        assert got.rows == expected.rows
+    return target.in_batches, target.beside
 
 
 @pytest.fixture
@@ -352,6 +397,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batching, "WORTHWHILE", 2)
     monkeypatch.setattr(batching, "ROWS_IN_STEP", 0)
     monkeypatch.setattr(batching, "PAUSE", 0)
+    monkeypatch.setattr(lanes, "WORTH_A_LANE", 1)
 
 
 @pytest.mark.parametrize("name", [*TABLE_NAMES, "all"])
@@ -360,9 +406,18 @@ async def test_both_paths_leave_the_same(db: Database, eager: None, name: str) -
     in_batches = 0
     for seed in range(3) if name == "all" else [TABLE_NAMES.index(name)]:
         keys, sizes = [(2000, [3, 150]), (8, [1, 2, 3]), (60, [1, 5, 30])][seed % 3]
-        in_batches += await _compare(db, seed, names, keys=keys, sizes=sizes, binary=False)
+        in_batches += (await _compare(db, seed, names, keys=keys, sizes=sizes, binary=False))[0]
     if name in ("plain", "all"):  # others end at once with an error, or are never set-based
         assert in_batches > 0
+
+
+@pytest.mark.parametrize("keys", [100_000, 400], ids=["hardly any row twice", "the same rows again and again"])
+@pytest.mark.parametrize("names", [["plain", "composite"], ["numbers"], ["whole", "plain"]], ids=",".join)
+async def test_several_sessions_leave_the_same(db: Database, eager: None, names: list[str], keys: int) -> None:
+    beside = 0
+    for seed in range(2):
+        beside += (await _compare(db, seed, names, keys=keys, sizes=[4, 12], binary=False, transactions=80))[1]
+    assert beside > 0 or keys < 100_000
 
 
 @pytest.mark.soak
@@ -374,6 +429,22 @@ async def test_both_paths_leave_the_same_for_a_long_time(db: Database, eager: No
         random = Random(seed)
         able = [name for name in TABLE_NAMES if not binary or name not in ("composite", "numbers", "odd")]
         names = random.sample(able, random.choice([1, 2, 4]))
-        sizes = random.choice([[1, 2, 3], [1, 5, 30], [3, 150]])
-        await _compare(db, seed, names, keys=random.choice([4, 30, 300, 3000]), sizes=sizes, binary=binary)
+        sizes = random.choice([[1, 2, 3], [1, 5, 30], [3, 150], [4, 12]])
+        await _compare(db, seed, names, keys=random.choice([4, 30, 300, 3000, 100_000]), sizes=sizes, binary=binary)
         seed += 1
+
+
+async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: None) -> None:
+    """In which partition the missing row would be is asked behind a batch, which is refused."""
+    tables = [table for table in _tables() if table.name in ("plain", "parts")]
+    source = Source(1, tables, keys=10, binary=False)
+    plain, parts = tables
+    row = Insert(None, plain.relid, source.data(plain, ("9", "9", "9")))
+    payloads = [
+        _transaction(1000, plain.relation, parts.relation, row),
+        _transaction(1500, Delete(None, parts.relid, *source.old(parts, ("7", "1")))),
+        _transaction(2000, *[Delete(None, plain.relid, *source.old(plain, (f"{i}", "", ""))) for i in range(3)]),
+    ]
+    got, target = await _apply(db, tables, payloads, [], batches=True)
+    assert target.one_by_one["row missing"] == 3
+    assert [line.partition('"public.')[2].partition('"')[0] for line in got.missing] == ["parts_low", *["plain"] * 3]

@@ -1,0 +1,42 @@
+"""A further session of an apply worker on the target: of a parallel worker, or one of its apply_sessions."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from subscriber.subscription import Subscription
+from subscriber.target.batch import BatchingTarget
+from subscriber.target.note import OnConflict
+from subscriber.target.postgres import PostgresTarget
+from subscriber.worker.apply_session import open_target, resume
+from subscriber.worker.surroundings import Surroundings
+
+
+@asynccontextmanager
+async def parallel_session(
+    subscription: Subscription, around: Surroundings, leader: PostgresTarget, number: int, on_conflict: OnConflict
+) -> AsyncIterator[BatchingTarget]:
+    """With an origin and a lock of its own, by `number` (from 1, below any OID), and its row for the views."""
+    report = around.board.add(subscription.oid, number, "parallel apply")
+    try:
+        async with open_target(
+            around.target,
+            f"{subscription.name} parallel {number}",
+            subscription.oid,
+            number,
+            on_conflict,
+            subscription.synchronous_commit,
+            subscription,
+            around.resolvers,
+            batching=True,
+        ) as target:
+            target.hooks = around.hooks.get(subscription.name)
+            report.status.pid = target.pipeline.session.pid
+            report.status.leader_pid = leader.pipeline.session.pid
+            report.status.state = "applying"
+            around.board.publish()
+            await resume(target, subscription.oid, number, leader.position, subscription.synchronous_commit)
+            yield target
+    finally:
+        around.board.remove(report)

@@ -1,0 +1,46 @@
+"""Transactions that are applied in several sessions of the target side by side (apply_sessions)."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from subscriber.target import lanes
+from tests.scenarios.conftest import Pair
+
+SESSIONS = "SELECT count(*) FROM subscriber.worker WHERE worker_type = 'parallel apply' AND state = 'applying'"
+TABLE = "CREATE TABLE t (id numeric PRIMARY KEY, v int)"
+ROWS = 100
+
+
+@pytest.fixture
+async def side_by_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
+    """Table t with a hundred rows, and a subscription with three sessions, all of which get batches."""
+    monkeypatch.setattr(lanes, "WORTH_A_LANE", 1)
+    await pair.both(TABLE)
+    await pair.source.execute(
+        f"INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i", "CREATE PUBLICATION p FOR TABLE t"
+    )
+    await pair.subscriber.create(pair.source, "p", apply_sessions=3)
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.target.wait_for(SESSIONS, 2)
+    return pair
+
+
+async def test_a_lock_that_a_later_one_holds_is_given_back(side_by_side: Pair) -> None:
+    """Somebody has a row of the first, so the second is done before it; and whoever it is wants one of the second."""
+    pair = side_by_side
+    async with pair.target.connection() as other:
+        await other.execute("BEGIN; UPDATE t SET v = -1 WHERE id = 1")
+        await pair.source.execute("UPDATE t SET v = v + 1 WHERE id <= 20")
+        await anyio.sleep(0.3)
+        await pair.source.execute("UPDATE t SET v = v + 2 WHERE id > 20 AND id <= 60")
+        await pair.source.execute("UPDATE t SET v = v + 3 WHERE id > 60")
+        await anyio.sleep(0.3)
+        with anyio.fail_after(10):
+            await other.execute("UPDATE t SET v = -1 WHERE id = 30")
+        await other.execute("ROLLBACK")
+    await pair.source.wait_for_catchup("s")
+    await pair.target.wait_for("SELECT (one_by_one->>'deadlock')::int >= 20 FROM subscriber.worker WHERE relid = 0")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    assert await pair.rows("SELECT v, count(*) FROM t GROUP BY v ORDER BY v") == [(1, 20), (2, 40), (3, 40)]
