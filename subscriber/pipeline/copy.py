@@ -173,10 +173,10 @@ class _Keeper:
             async with self._catalog.use() as connection:
                 system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
             slot = origins.table_sync_slot(self._subid, GROUP, system_id)
-            await self._clear_up(publisher, slot)
-            tables = await self._claim_tables(publisher, system_id)
-            if not tables:
+            tables = []
+            if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, system_id)):
                 await self._withdraw()
+            if not tables:
                 if self._unbuilt:
                     raise self._failed([], self._unbuilt)
                 return []
@@ -196,13 +196,18 @@ class _Keeper:
 
     # --- what an earlier copy has left ------------------------------------------------------------
 
-    async def _clear_up(self, publisher: Publisher, slot: str) -> None:
-        """Have what is complete handed over, put back what is not, and drop a slot that nobody will use."""
+    async def _clear_up(self, publisher: Publisher, slot: str) -> bool:
+        """Have what is complete handed over, put back what is not, and drop a slot that nobody will use.
+
+        False if all tables are complete: then the slot is the launcher's, and nobody has to wait for it.
+        """
         async with self._catalog.use() as connection:
             copy = await bulk_copy.load(connection, self._subid)
             if copy is not None:
                 await self._put_back(connection, copy, has_slot=await publisher.slot(slot) is not None)
             while (copy := await bulk_copy.load(connection, self._subid)) is not None and copy.parts:
+                if not await self._waiting(connection):
+                    return False
                 self._on_progress("waiting for the launcher to hand tables over", ())
                 # The launcher needs the lock for it.
                 await locks.unlock(connection, locks.table_sync_key(self._subid, GROUP))
@@ -210,6 +215,7 @@ class _Keeper:
                 await locks.lock(connection, locks.table_sync_key(self._subid, GROUP))
             await bulk_copy.announce(connection, self._subid)
         await publisher.drop_slot(slot, missing_ok=True, wait=True)
+        return True
 
     async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
         """Take the tables out of `copy` that are not complete, or cannot be caught up as their slot is gone."""
@@ -245,18 +251,24 @@ class _Keeper:
 
     # --- beginning ----------------------------------------------------------------------------------
 
-    async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
-        """The tables that nobody has copied or is copying; their locks are ours from now on.
+    async def _waiting(self, connection: Connection) -> list[store.RelationState]:
+        """The tables that are not complete, whoever copies them.
 
         Those with hooks are left to the launcher's sync workers: executors know nothing of the program's functions.
         """
+        with_hooks = await hooked.sources(connection, self._subid)
+        return [
+            table
+            for table in await store.load_relation_states(connection, self._subid, not_ready=True)
+            if table.relid not in with_hooks and table.state in (State.INIT, State.DATASYNC)
+        ]
+
+    async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
+        """The tables that nobody has copied or is copying; their locks are ours from now on."""
         claimed = []
         async with self._catalog.use() as connection:
-            with_hooks = await hooked.sources(connection, self._subid)
-            for table in await store.load_relation_states(connection, self._subid, not_ready=True):
-                if table.relid in with_hooks or not await locks.try_lock(
-                    connection, locks.table_sync_key(self._subid, table.relid)
-                ):
+            for table in await self._waiting(connection):
+                if not await locks.try_lock(connection, locks.table_sync_key(self._subid, table.relid)):
                     continue
                 now = await store.load_relation_state(connection, self._subid, table.relid)
                 if now is not None and now.state in (State.INIT, State.DATASYNC):

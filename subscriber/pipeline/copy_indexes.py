@@ -7,12 +7,15 @@ partitioned tables.
 
 Kill points considered: an index is built in the transaction that stores its table as complete. Before that the table
 is one of which all parts are there and which is not complete yet; the next keeper builds what is missing, if it is
-told to. A build that fails costs its table nothing else: it is stored as complete, and the failure is told.
+told to. Since 14 the target notices while it builds that the keeper is gone; an older one builds that index to its
+end, and until then another keeper finds somebody at work. A build that fails costs its table nothing else: it is
+stored as complete, and the failure is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 import asyncpg
 
@@ -22,6 +25,8 @@ from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import open_session
 from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure
 from subscriber.source.quoting import identifier, literal
+
+NOTICED = "1s"  # after which the target gives up an index, and our locks, when we are gone
 
 _PUBLISHED = """
 SELECT i.relname, pg_catalog.pg_get_indexdef(x.indexrelid)
@@ -66,10 +71,19 @@ async def complete_with_indexes(
     return failures
 
 
+async def _may_take_long(connection: Connection) -> None:
+    """In this transaction; but not if we are gone."""
+    await connection.execute("SET LOCAL statement_timeout = 0")
+    with suppress(asyncpg.PostgresError):  # older servers do not know it, and not every system can
+        async with connection.transaction():
+            await connection.execute(f"SET LOCAL client_connection_check_interval = '{NOTICED}'")
+
+
 async def _complete(connection: Connection, subid: int, relid: int, definitions: dict[str, str]) -> None:
     async with connection.transaction():
         owner, there = await connection.fetchrow(_OURS, relid) or ("", [])
         if missing := [definition for name, definition in definitions.items() if name not in there]:
+            await _may_take_long(connection)
             # What an index calls must not run with our rights.
             await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")
             for definition in missing:
