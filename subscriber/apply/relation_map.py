@@ -77,6 +77,8 @@ class LocalRelation:
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
     one_by_one: str | None = None  # why changes must be applied one after another, in a few words; None: see batch.py
     other_unique: bool = False  # rows can be in each other's way otherwise than by their identity
+    # All columns of the unique indexes that make it so; None: they are not only of plain columns.
+    unique_columns: tuple[str, ...] | None = None
     bare: bool = False  # nothing but its columns' types can refuse a row: no CHECK, expression, large index key
 
 
@@ -107,6 +109,7 @@ class RelationMapping:
     unsearchable: str | None
     local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
     plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
+    unique_values_change: bool = False  # updates have been seen to change some of local.unique_columns
 
     @property
     def label(self) -> str:

@@ -15,7 +15,8 @@ fail; that it failed says nothing, it is then rolled back and applied one by one
   could have had nothing against them: the publisher's column types are the target's, which has no CHECK
   and no domain, and no NULL stood in a column that takes none.
 - `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
-  their steps are in the order of the stream, and no update is part of a batch.
+  their inserts and deletes are in the order of the stream, and an update hits only a row whose columns of these
+  indexes stay as they are.
 - What SQL cannot do set by set, or not in the same way, is refused before: refusal() in fitting.py.
 
 Values stay the bytes that came. A cell is a value with the four bytes of its length before it, which is what
@@ -29,7 +30,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from subscriber.apply.fitting import may_skip_versions, refusal
+from subscriber.apply.fitting import fixed_columns, may_skip_versions, refusal
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.native import compiled
 from subscriber.protocol.messages import Delete, Insert, Update
@@ -81,7 +82,8 @@ class TableBatch:
         self._may_skip_versions = may_skip_versions(mapping)
         self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
         self._has_identity_always = any(column.identity_always for column in mapping.attributes)
-        self._may_take_runs = not self.strict
+        self.fixed = (fixed_columns(mapping) or ()) if self.strict else ()  # columns that no update may change
+        self._may_take_runs = True
         self._all = (True,) * self.ncols
         self._rest = b"n" * (self.ncols - 1)  # what comes after the key in most deletes
         self._form = BINARY if binary else TEXT
@@ -90,6 +92,7 @@ class TableBatch:
         self._latest: dict[object, Step] = {}  # by kind and columns
         self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
         self._serial = 0
+        self._comes_or_goes = -1  # the index of the last step of inserts or deletes
 
     def meets(self, other: TableBatch) -> bool:
         """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
@@ -124,6 +127,8 @@ class TableBatch:
         if not self._may_take_runs or (add != self.insert and add != self.update):
             return [], 0
         kind = Kind.INSERT if add == self.insert else Kind.UPDATE
+        if self.strict and kind is Kind.INSERT:
+            return [], 0
         as_values = kind is Kind.INSERT and not self.binary
         wanted, null = (0, NULL_TEXT) if as_values else (self._form, NULL_CELL)
         changes, rows, size, nulls = cut_run(waiting, most, largest, longest, head, self.ncols, wanted, null)
@@ -178,7 +183,7 @@ class TableBatch:
             key = tuple([row[i] or b"" for i in self._search])
         step = self._latest.get("insert")
         last = self._touched.get(key, -1)
-        if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
+        if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
             step = self._begin(Kind.INSERT)
         step.rows[key] = row
         step.nulls += nulls
@@ -194,7 +199,7 @@ class TableBatch:
         if not old or marker != _NEW or ncols != self.ncols:
             return False
         new, after = cells(data, end + 3, self.ncols, self._form, NULL_CELL)
-        if after != len(data) or not new or self.strict:
+        if after != len(data) or not new:
             return False
         if any(old[i] != new[i] for i in self._search):
             return self._update_key(old, new)
@@ -206,7 +211,7 @@ class TableBatch:
         return bool(new) and end == len(data) and self._update(new)
 
     def _update(self, new: Cells) -> bool:
-        if self.strict or self._search is None:
+        if self._search is None:
             return False
         key = self._key(new)
         if key is None:
@@ -239,7 +244,7 @@ class TableBatch:
             row = [old[i] for i in self._search]
         step = self._latest.get("delete")
         last = self._touched.get(key, -1)
-        if step is None or last >= step.index or (self.strict and step.index != len(self.steps) - 1):
+        if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
             step = self._begin(Kind.DELETE)
         step.rows[key] = row
         self._touched[key] = step.index
@@ -278,6 +283,8 @@ class TableBatch:
         row = step.rows.get(key)
         if row is None or not self._may_skip_versions:  # None: touched by its new key
             return False
+        if self.fixed and not self._stays(step, row, new):
+            return False
         if step.kind is Kind.UPDATE and step.sent == sent:
             if any(row[i] == NULL_CELL for i in self._not_null):
                 return False
@@ -298,9 +305,24 @@ class TableBatch:
                 row[i] = NULL_TEXT if cell == NULL_CELL else cell[4:]
         return True
 
+    def _stays(self, step: Step, row: Cells, new: Cells) -> bool:
+        """Whether the columns that no update may change are the same in both versions of a row."""
+        as_values = step.kind is Kind.INSERT and not self.binary
+        for i in self.fixed:
+            cell = new[i]
+            if cell is not None and as_values:
+                cell = NULL_TEXT if cell == NULL_CELL else cell[4:]
+                if (cell is NULL_TEXT) != (row[i] is NULL_TEXT):
+                    return False
+            if cell != row[i] and (cell is not None or step.kind is not Kind.INSERT):
+                return False
+        return True
+
     def _begin(self, kind: Kind, sent: tuple[bool, ...] = ()) -> Step:
         step = Step(kind, len(self.steps), sent)
         self.steps.append(step)
+        if kind in (Kind.INSERT, Kind.DELETE):
+            self._comes_or_goes = step.index
         if kind is Kind.UPDATE:
             self._latest[sent] = step
         elif kind is Kind.KEY_UPDATE:

@@ -36,7 +36,7 @@ from collections.abc import Callable
 from subscriber.apply.batch import Batch, Portion, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
-from subscriber.apply.steps import TableBatch
+from subscriber.apply.steps import Kind, TableBatch
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, SubscriberError
@@ -44,13 +44,15 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
 from subscriber.target import relations, sets
 from subscriber.target.lanes import Attempt, Lanes
-from subscriber.target.note import OnConflict, Wants
+from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.postgres import PostgresTarget
 
 WORTHWHILE = 16  # changes; fewer are applied one by one
 ROWS_IN_STEP = 3  # on average; with fewer the same
 PAUSE = 1000  # changes on the reference path after a refusal; doubles with each in a row
 LONGEST_PAUSE = 1_000_000
+
+ROW_MISSING = "row missing"  # or not as it was expected to be
 
 _SAVEPOINT = "subscriber_portion"
 
@@ -347,11 +349,12 @@ class BatchingTarget(PostgresTarget):
             await self._lanes.answer()
         if not self._lanes.refused:
             return
-        error, attempts = await self._lanes.recover()
+        error, note, attempts = await self._lanes.recover()
         self.passing("BATCH_REFUSED")
         self._reason = _why_refused(error)
-        self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
-        self._refusals += 1
+        if self._reason != ROW_MISSING or not _no_more_updates(note):
+            self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
+            self._refusals += 1
         if attempts:
             self._roll_back(attempts[0])
         self._noticing.ask_again()
@@ -389,6 +392,24 @@ class BatchingTarget(PostgresTarget):
                 await super().commit(transaction, portion.end_lsn, portion.on_committed)
 
 
+def _no_more_updates(note: object) -> bool:
+    """Have no more updates of the table in batches, if it has several unique indexes; false if there were none before.
+
+    The refused one has perhaps changed a column of these, and where one does that more will.
+    """
+    if (
+        not isinstance(note, Note)
+        or note.mapping is None
+        or note.message not in (Kind.UPDATE.name, Kind.KEY_UPDATE.name)
+    ):
+        return False
+    mapping = note.mapping
+    if not mapping.local.other_unique or mapping.unique_values_change:
+        return False
+    mapping.unique_values_change = True
+    return True
+
+
 def _is_worthwhile(batch: Batch) -> bool:
     return batch.rows >= WORTHWHILE and batch.rows >= batch.steps * ROWS_IN_STEP
 
@@ -399,7 +420,7 @@ def _why_refused(error: SubscriberError | None) -> str:
         return "deadlock"
     match error.sqlstate:
         case sets.WRONG_COUNT if " rows instead of " in error.message:
-            return "row missing"
+            return ROW_MISSING
         case "23505":
             return "key exists"
         case relations.SHAPE_CHANGED:

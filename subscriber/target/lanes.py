@@ -174,8 +174,8 @@ class Lanes:
             if lane.pipeline.error is not None:
                 raise lane.pipeline.error
 
-    async def recover(self) -> tuple[SubscriberError | None, list[Attempt]]:
-        """After a refusal: roll back all that is not committed; why (None: retreat()), and what it was.
+    async def recover(self) -> tuple[SubscriberError | None, object, list[Attempt]]:
+        """After a refusal: roll back all that is not committed; why (None: retreat()), its note, and what it was.
 
         Of a refused portion the worker's own transaction is left as it is: the caller goes back to the savepoint.
         """
@@ -187,15 +187,16 @@ class Lanes:
         for lane in self.all:
             lane.pipeline.sync()  # before anything is waited for: one of them may hold a lock that another needs
             lane.pipeline.flush()
-        errors = {id(lane): (await lane.pipeline.recover())[0] for lane in self.all}
+        errors = {id(lane): await lane.pipeline.recover() for lane in self.all}
         attempts, self.attempts = list(self.attempts), deque()
         for lane in self.all:
-            if errors[id(lane)] is not None and not (lane is self._own and attempts and attempts[0].within):
+            if errors[id(lane)][0] is not None and not (lane is self._own and attempts and attempts[0].within):
                 lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
                 await lane.pipeline.settle()
         self._recovering = self._retreating = False
-        first = errors[id(attempts[0].lane)] if attempts else None
-        return first or next((error for error in errors.values() if error is not None), None), attempts
+        foremost = [errors[id(attempt.lane)] for attempt in attempts[:1]]
+        error, note = next(((e, n) for e, n in [*foremost, *errors.values()] if e is not None), (None, None))
+        return error, note, attempts
 
     # --- locks ------------------------------------------------------------------------------------
 

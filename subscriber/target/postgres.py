@@ -259,10 +259,11 @@ class PostgresTarget:
                 self._made.add(local.oid)
             self.acting.become([local], note)
             for step in table.steps:
+                what = replace(note, message=step.kind.name, mapping=table.mapping)
                 if step.kind is Kind.INSERT:
-                    self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=note)
+                    self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=what)
                 else:
-                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=note)
+                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=what)
             if local.oid not in self._checked:
                 self._check_shape(table.mapping, note)
         self.acting.step_back(note)

@@ -129,6 +129,23 @@ _OTHER_UNIQUE = """
        LIMIT 1) found)
 """
 
+# The columns of these indexes, if they are compared in them as they are otherwise. Null where an index has expressions
+# or a predicate, excludes, or has a generated column, whose value follows from others.
+_UNIQUE_COLUMNS = """
+(SELECT CASE WHEN pg_catalog.bool_and(
+              NOT i.indisexclusion AND i.indexprs IS NULL AND i.indpred IS NULL AND a.attgenerated = ''
+              AND i.indcollation[k.place::int - 1] = a.attcollation AND oc.opcdefault)
+        THEN pg_catalog.json_agg(DISTINCT a.attname) END
+   FROM pg_catalog.pg_index i
+   CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
+   LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = RELATION AND a.attnum = k.attnum
+   JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.place::int - 1]
+  WHERE i.indrelid = RELATION AND (i.indisunique OR i.indisexclusion) AND i.indimmediate AND k.place <= i.indnkeyatts
+    AND i.indexrelid <> coalesce((SELECT f.indexrelid FROM pg_catalog.pg_index f
+          WHERE f.indrelid = RELATION AND f.indisvalid AND f.indimmediate AND (f.indisreplident OR f.indisprimary)
+          ORDER BY f.indisreplident DESC LIMIT 1), 0))
+"""
+
 # Nothing but a column's type can refuse a row: indexes refuse keys that are too large.
 _BARE = """
 rel.relchecks = 0
@@ -174,7 +191,8 @@ SELECT pg_catalog.json_build_object(
   'suppressed', EXISTS (
     SELECT FROM pg_catalog.pg_trigger t
      WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0),
-  'one_by_one', {_ONE_BY_ONE}, 'other_unique', {_OTHER_UNIQUE}, 'bare', {_BARE})
+  'one_by_one', {_ONE_BY_ONE}, 'other_unique', {_OTHER_UNIQUE},
+  'unique_columns', {_UNIQUE_COLUMNS.replace("RELATION", "rel.oid")}, 'bare', {_BARE})
   FROM rel
 """
 
@@ -231,6 +249,7 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
         one_by_one=None if found["one_by_one"] is None else str(found["one_by_one"]),
         other_unique=bool(found["other_unique"]),
+        unique_columns=None if found["unique_columns"] is None else tuple(_list(found["unique_columns"])),
         bare=bool(found["bare"]),
     )
 

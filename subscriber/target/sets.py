@@ -108,6 +108,9 @@ def _change(table: TableBatch, step: Step) -> str:
         places = {i: place for place, i in enumerate(_columns(table, step))}
         sought = [places[i] for i in mapping.search]
         where = _where([columns[place] for place in sought], [values[place] for place in sought])
+    for i, column, value in zip(_columns(table, step)[keys:], columns[keys:], values[keys:], strict=True):
+        if i in table.fixed:
+            where += f" AND ({_where([column], [value])} OR ({_stored(column)} IS NULL AND {value} IS NULL))"
     sql = f"UPDATE {_only(mapping)} AS target SET {sets} FROM {source} WHERE {where}"
     return _counted(sql, len(columns))
 
@@ -169,12 +172,14 @@ def _value(name: str, column: LocalColumn, binary: bool) -> str:
 def _where(columns: Sequence[LocalColumn], values: Sequence[str]) -> str:
     conditions = []
     for column, value in zip(columns, values, strict=True):
-        stored = f"target.{quote(column.name)}"
-        if column.base_type is not None:
-            stored += f"::{column.base_type}"
         sought = f"{value}::{column.search_cast}" if column.search_cast is not None else value
-        conditions.append(f"{stored} {column.equality} {sought}")
+        conditions.append(f"{_stored(column)} {column.equality} {sought}")
     return " AND ".join(conditions)
+
+
+def _stored(column: LocalColumn) -> str:
+    stored = f"target.{quote(column.name)}"
+    return stored if column.base_type is None else f"{stored}::{column.base_type}"
 
 
 def _name(mapping: RelationMapping) -> str:
