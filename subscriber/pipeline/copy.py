@@ -54,7 +54,7 @@ from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.copy_indexes import complete_with_indexes
 from subscriber.pipeline.copy_part import APPLICATION_NAME, Failure, PartTask, copy_parts
-from subscriber.pipeline.copy_plan import PART_BYTES, TablePlan, bundle, plan_tables
+from subscriber.pipeline.copy_plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
 from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
 from subscriber.pipeline.tasks import run_in_thread
@@ -347,6 +347,7 @@ class _Keeper:
             results = await run_driver(self._master, tasks)
         else:
             with spark_session(self._spark) as spark:
+                tasks = spread(tasks, spark.sparkContext.defaultParallelism)
                 results = await run_in_thread(spark, copy_parts, tasks)
         return [failure for failures in results for failure in failures]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections import deque
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -225,3 +227,22 @@ def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
         together.append(part)
         size += part.size
     return [*bundles, tuple(together)] if together else bundles
+
+
+def spread(bundles: Sequence[tuple[PartTask, ...]], slots: int) -> list[tuple[PartTask, ...]]:
+    """The order to begin them in where `slots` are at work: ranges of so many tables in turns, whole tables at the end.
+
+    Ranges of one table that are copied at the same time fill its indexes at several places, which takes longer and
+    leaves the indexes larger. Of not more tables than that, because those that are complete are safe.
+    """
+    cut = [together for together in bundles if not together[0].is_whole]
+    tables = deque(deque(group) for _, group in itertools.groupby(cut, lambda together: together[0].relid))
+    turns, order = deque[deque[tuple[PartTask, ...]]](), list[tuple[PartTask, ...]]()
+    while turns or tables:
+        while tables and len(turns) < slots:
+            turns.append(tables.popleft())
+        turn = turns.popleft()
+        order.append(turn.popleft())
+        if turn:
+            turns.append(turn)
+    return [*order, *(together for together in bundles if together[0].is_whole)]

@@ -20,6 +20,7 @@ import anyio.abc
 
 from subscriber.errors import SubscriberError
 from subscriber.pipeline.copy_part import Failure, PartTask, copy_parts
+from subscriber.pipeline.copy_plan import spread
 from subscriber.pipeline.session import QUICK, spark_session
 from subscriber.pipeline.tasks import run_tasks
 
@@ -27,7 +28,7 @@ KILLED = "the Spark driver has ended before its work was done"
 
 
 async def run_driver(master: str, tasks: Sequence[tuple[PartTask, ...]]) -> list[list[Failure]]:
-    """Have the parts copied by a driver that is started for it; the results, in the order of `tasks`.
+    """Have the parts copied by a driver that is started for it; the results, in the order in which they were begun.
 
     Raises SubscriberError when it ends early, with what it said last.
     """
@@ -76,7 +77,7 @@ def main() -> None:
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with spark_session(master=master, java_options=QUICK) as spark:
-        results = run_tasks(spark, copy_parts, tasks)
+        results = run_tasks(spark, copy_parts, spread(tasks, spark.sparkContext.defaultParallelism))
     sys.stdout.buffer.write(pickle.dumps(results))
     sys.stdout.buffer.flush()
 

@@ -10,7 +10,7 @@ import pytest
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.pipeline.copy_part import PartTask
-from subscriber.pipeline.copy_plan import BUNDLE, bundle
+from subscriber.pipeline.copy_plan import BUNDLE, bundle, spread
 from subscriber.source.parts import Part, cut, whole
 from tests.plugins.fix_cluster import Database
 
@@ -82,3 +82,16 @@ def test_small_tables_are_one_task_and_parts_of_large_ones_are_not() -> None:
     assert [part for together in bundle(parts) for part in together] == parts
     assert bundle(parts[:2]) == [(parts[0],), (parts[1],)]
     assert bundle([]) == []
+
+
+def test_ranges_of_several_tables_are_copied_in_turns() -> None:
+    large, middle, third = ([(task(relid, 100, is_whole=False),)] * count for relid, count in ((1, 5), (2, 2), (3, 2)))
+    rest = [(task(4, 10, is_whole=True),), (task(5, 10, is_whole=True), task(6, 10, is_whole=True))]
+
+    def order(slots: int) -> list[int]:
+        return [together[0].relid for together in spread([*large, *middle, *third, *rest], slots)]
+
+    assert order(1) == [1, 1, 1, 1, 1, 2, 2, 3, 3, 4, 5]
+    assert order(2) == [1, 2, 1, 2, 1, 3, 1, 3, 1, 4, 5]
+    assert order(9) == [1, 2, 3, 1, 2, 3, 1, 1, 1, 4, 5]
+    assert spread([], 2) == []
