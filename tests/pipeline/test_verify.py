@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 import anyio
 import pytest
@@ -17,11 +18,12 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.verify import as_json, describe
 from subscriber.pipeline.checksums import add_up, buckets_for, differing
-from subscriber.pipeline.verify import Comparison, verify
+from subscriber.pipeline.verify import Comparison, Key, verify
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
 TABLES = 10
+RESTING = f"t{TABLES - 1}"
 SOURCE = (
     "CREATE TABLE t{n} (id int PRIMARY KEY, a int, note varchar(40), code char(5), f float4, at timestamptz, no int[])"
 )
@@ -75,9 +77,10 @@ async def subscribed(source: Database, target: Database, subscriber: Subscriber)
 
 async def on_target(target: Database, *statements: str) -> None:
     """Behind the subscription's back."""
-    connection = await target.connect(session_replication_role="replica")
-    for statement in statements:
-        await connection.execute(statement)
+    async with target.connection() as connection:
+        await connection.execute("SET session_replication_role = replica")
+        for statement in statements:
+            await connection.execute(statement)
 
 
 @pytest.mark.timeout(400)
@@ -120,12 +123,61 @@ def expect(found: Comparison) -> None:
     assert "secret" not in said
 
 
-# By what is wrong with a row of the target: what does it, and what undoes it.
-WRONG = {
-    "missing": (["CREATE TABLE kept AS SELECT * FROM {t} WHERE id = {k}", "DELETE FROM {t} WHERE id = {k}"], True),
-    "changed": (["CREATE TABLE kept AS SELECT * FROM {t} WHERE id = {k}", "UPDATE {t} SET f = 7 WHERE id = {k}"], True),
-    "extra": (["INSERT INTO {t} (id, a) VALUES ({k}, 1)"], False),
-}
+# Rows 1 to 99 rest; what these set is never what is there.
+COLUMNS = {"a": "-1", "note": "'ours'", "code": "'zz'", "f": "0.5", "at": "'2001-01-01'", "no": "NULL"}
+
+
+async def plant(target: Database, chance: random.Random) -> tuple[dict[str, object], list[str]]:
+    """Make five tables of the target wrong, each in its way; what is to be said of them, and what undoes it."""
+    said, undo = dict[str, object](), list[str]()
+    tables = chance.sample([f"t{n}" for n in range(TABLES - 1)], 4)
+    for kind, table in zip(("missing", "extra", "row", "column"), tables, strict=True):
+        key = chance.randrange(1, 100)
+        where = f"WHERE id = {key}"
+        if kind == "extra":
+            await on_target(target, f"INSERT INTO {table} (id, a) VALUES ({-key}, 1)")
+            undo.append(f"DELETE FROM {table} WHERE id = {-key}")
+            said[table] = Said(extra=[(str(-key),)])
+            continue
+        await on_target(target, f"CREATE TABLE kept_{kind} AS SELECT * FROM {table} {where}")
+        if kind == "missing":
+            await on_target(target, f"DELETE FROM {table} {where}")
+            said[table] = Said(missing=[(str(key),)])
+        else:
+            names = chance.sample(list(COLUMNS), 1 if kind == "column" else chance.randrange(2, 7))
+            await on_target(
+                target, f"UPDATE {table} SET {', '.join(f'{name} = {COLUMNS[name]}' for name in names)} {where}"
+            )
+            said[table] = Said(changed={(str(key),): tuple(name for name in COLUMNS if name in names)})
+        undo += [
+            f"DELETE FROM {table} {where}",
+            f"INSERT INTO {table} SELECT * FROM kept_{kind}",
+            f"DROP TABLE kept_{kind}",
+        ]
+    await on_target(target, f"ALTER TABLE {RESTING} RENAME TO away")
+    said[RESTING] = "gone"
+    return said, [*undo, f"ALTER TABLE away RENAME TO {RESTING}"]
+
+
+@dataclass
+class Said:
+    """Of a table that differs."""
+
+    missing: list[Key] = field(default_factory=list)
+    extra: list[Key] = field(default_factory=list)
+    changed: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+
+
+def said_of(found: Comparison) -> dict[str, object]:
+    for table in found.tables:
+        assert table.note is None or "does not exist" in table.note, table
+        counts = (len(table.missing), len(table.extra), len(table.changed))
+        assert counts == (table.missing_count, table.extra_count, table.changed_count), table
+    return {
+        table.name.removeprefix("public."): "gone" if table.note else Said(table.missing, table.extra, table.changed)
+        for table in found.tables
+        if not table.is_same
+    }
 
 
 @pytest.mark.soak
@@ -137,22 +189,13 @@ async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times
     chance = random.Random(5)
     async with subscribed(source_db, target_db, subscriber):
         for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
-            wrong = chance.choice(list(WRONG))
-            table, key = f"t{chance.randrange(TABLES)}", chance.randrange(1, 100) * (-1 if wrong == "extra" else 1)
-            plant, kept = WRONG[wrong]
-            if number % 2:
-                await on_target(target_db, *(statement.format(t=table, k=key) for statement in plant))
+            expected, undo = await plant(target_db, chance) if number % 2 else ({}, [])
+            written = await source_db.value("SELECT pg_current_wal_lsn()::text")
             found = await verify(target_db.dsn(), "s", spark=spark)
-            if not number % 2:
-                assert found.is_same, list(describe(found))
-                continue
-            (differs,) = [one for one in found.tables if not one.is_same]
-            rows = {"missing": differs.missing, "extra": differs.extra, "changed": list(differs.changed)}
-            expected = {name: [(str(key),)] if name == wrong else [] for name in rows}
-            assert (differs.name, rows) == (f"public.{table}", expected)
-            await on_target(target_db, f"DELETE FROM {table} WHERE id = {key}")
-            if kept:
-                await on_target(target_db, f"INSERT INTO {table} SELECT * FROM kept", "DROP TABLE kept")
+            assert said_of(found) == expected, (number, list(describe(found)))
+            assert len(found.tables) == TABLES + 1
+            assert found.lsn > Lsn.parse(written), "nobody writes"
+            await on_target(target_db, *undo)
 
 
 async def test_without_a_launcher_it_says_so(
