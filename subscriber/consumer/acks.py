@@ -35,6 +35,14 @@ class Acks:
         self._opened += 1
         return self._opened
 
+    def whole(self, end: Lsn) -> int:
+        """handed_out() and note() for a transaction that is there up to its end."""
+        self._opened = number = self._opened + 1
+        if end > self.passed:
+            self.passed = end
+            self._waiting.append((number, end))
+        return number
+
     def note(self, position: Lsn) -> None:
         """Everything before `position` has been handed out, to its end."""
         if position <= self.passed:
@@ -49,13 +57,19 @@ class Acks:
 
     def ack(self, number: int) -> bool:
         """Transaction `number` is dealt with; whether `flush` has moved. A second time changes nothing."""
-        if number <= self._lowest:
+        lowest, acked, waiting = self._lowest, self._acked, self._waiting
+        if number <= lowest:
             return False
-        self._acked.add(number)
-        while self._lowest + 1 in self._acked:
-            self._lowest += 1
-            self._acked.discard(self._lowest)
-        before = self.flush
-        while self._waiting and self._waiting[0][0] <= self._lowest:
-            self.flush = self._waiting.popleft()[1]
-        return self.flush > before
+        if number != lowest + 1:
+            acked.add(number)
+            return False
+        lowest = number
+        while acked and lowest + 1 in acked:
+            lowest += 1
+            acked.discard(lowest)
+        self._lowest = lowest
+        moved = False
+        while waiting and waiting[0][0] <= lowest:
+            self.flush = waiting.popleft()[1]
+            moved = True
+        return moved

@@ -163,7 +163,7 @@ class Message:
 
 Change = Insert | Update | Delete | Truncate | Message
 
-_KINDS = (Insert, Update, Delete, Row)
+KINDS = (Insert, Update, Delete, Row)
 
 
 def row_changes(
@@ -175,7 +175,7 @@ def row_changes(
     OID. Raises ProtocolError for a change that is damaged, or of another table.
     """
     while True:
-        at = take_changes(frames, at, known, batch, letter, in_block, _KINDS)
+        at = take_changes(frames, at, known, batch, letter, in_block, KINDS)
         if at == len(frames) or (change := row_change(frames[at], known, letter, in_block)) is None:
             return at
         batch.append(change)  # take_changes() need not take everything

@@ -48,12 +48,7 @@ class Errands:
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self._current: Errand[object] | None = None
-
-    @property
-    def busy(self) -> bool:
-        """Whether there is one that nobody has taken the result of."""
-        return self._current is not None
+        self.current: Errand[object] | None = None  # one that nobody has taken the result of
 
     async def run(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
         """The result of `call`, or of an earlier one of the same owner that he did not wait for.
@@ -61,16 +56,16 @@ class Errands:
         One that another owner did not wait for is waited for, and its result is dropped. None: all was cancelled.
         """
         while True:
-            errand = self._current
+            errand = self.current
             if errand is None:
-                errand = self._current = Errand[object](owner, call)
+                errand = self.current = Errand[object](owner, call)
                 self._tasks.start_soon(errand.run)
             try:
                 found = await errand.result()
             except Exception:
-                self._current = None
+                self.current = None
                 raise
-            self._current = None
+            self.current = None
             if not found:
                 return None
             if errand.owner == owner:

@@ -5,6 +5,7 @@ The hot loop of a consumer is that of changes.row_changes(), which fill() calls.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable
 
 import anyio
@@ -12,17 +13,22 @@ import anyio.lowlevel
 
 from subscriber import telemetry
 from subscriber.consumer.acks import Acks
+from subscriber.consumer.changes import KINDS, Change, Message, Truncate, row_changes, take_changes
 from subscriber.consumer.changes import LETTER as LETTER
-from subscriber.consumer.changes import Change, Message, Truncate, row_changes
 from subscriber.consumer.link import FIRST_WAIT, LONGEST_WAIT, Link, Source, passes
 from subscriber.consumer.rows import Relation
 from subscriber.consumer.types import TypeRow, Types
 from subscriber.errors import ProtocolError, SubscriberError
+from subscriber.lsn import Lsn
 from subscriber.protocol import messages
 from subscriber.protocol.decode import Decoder
-from subscriber.protocol.walstream import XLOG_DATA, Keepalive, decode_from_publisher
+from subscriber.protocol.walstream import KEEPALIVE, XLOG_DATA, Keepalive, decode_from_publisher
 
-_TYPE = 0x59  # Y
+_B, _C, _TYPE = b"BCY"
+
+# Of whole frames: that it is one with a message, the letter, and what BEGIN and COMMIT have.
+_begin = struct.Struct(">B24xBQqI").unpack
+_COMMIT = struct.Struct(">B24xBBQQ8x")
 
 
 class Tables:
@@ -149,17 +155,40 @@ class Frames:
         self._link.between = between
         return None
 
-    @property
-    def mark(self) -> int:
-        """Where it stands, for reset()."""
-        self._rest()
-        return self._at
+    def begin(self, batch: list[Change]) -> tuple[int, int, int, Lsn | None] | None:
+        """The beginning of an ordinary transaction, with changes of it added to `batch`.
 
-    def reset(self, mark: int) -> None:
-        """Let everything since `mark` come again; nothing may have been waited for meanwhile."""
-        if self._at != mark:
-            self._at = mark
-            self._link.between = False
+        Where and when it was committed, its xid, and where it ends if that is here, too. None, and nothing has
+        happened but that keepalives are dealt with, for all that is not plainly that; whoever decodes it tells.
+        """
+        chunk, at = self._rest(), self._at
+        try:
+            while chunk[at][0] == KEEPALIVE:
+                self._at = at + 1
+                self._other(chunk[at], between=True)
+                at += 1
+            start, letter, finish, time, xid = _begin(chunk[at])
+        except (IndexError, struct.error):
+            self._link.between = at == len(chunk)
+            return None
+        if start != XLOG_DATA or letter != _B or not finish or not xid:
+            return None
+        first = at + 1
+        try:
+            at = take_changes(chunk, first, self.tables.known, batch, LETTER, False, KINDS)
+        except ProtocolError:  # whoever asks for more hears of it
+            at = first + len(batch)
+        if at == first:
+            return None
+        end: Lsn | None = None
+        if at < len(chunk) and len(chunk[at]) == _COMMIT.size:
+            start, letter, flags, commit, position = _COMMIT.unpack(chunk[at])
+            if start == XLOG_DATA and letter == _C and not flags and commit == finish:
+                at += 1
+                end = Lsn(position)
+        self._at = at
+        self._link.between = end is not None and at == len(chunk)
+        return finish, time, xid, end
 
     def back(self) -> None:
         """Let the last frame come again."""

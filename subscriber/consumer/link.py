@@ -85,15 +85,15 @@ class Link:
         self._acks = acks
         self._limit = limit
         self._stop_timeout = stop_timeout
-        self._queue: deque[list[bytes]] = deque()
+        self._queue: deque[tuple[list[bytes], bool]] = deque()  # frames, and whether keepalives are all they are
         self._taken = 0  # frames of the first list in it
         self._queued = 0  # bytes
-        self._only_keepalives = True  # in the queue
         self._connected = False
         self._error: Exception | None = None
         self._arrived = anyio.Event()
         self._room = anyio.Event()
         self._news = anyio.Event()
+        self._told = False  # of something that has moved since statuses were sent last
         self._heard = 0.0
         self._asked = False
 
@@ -123,13 +123,12 @@ class Link:
         if not self._queue:
             return []
         self.between = False
-        head, start = self._queue[0], self._taken
+        head, start = self._queue[0][0], self._taken
         chunk = head[start : start + CHUNK]
         self._taken += CHUNK
         if self._taken >= len(head):
             self._queue.popleft()
             self._taken = 0
-            self._only_keepalives = not self._queue
         self._queued -= weigh(chunk)[0]
         if self._queued <= self._limit:
             self._room.set()
@@ -141,7 +140,8 @@ class Link:
 
     def moved(self) -> None:
         """What is acknowledged has moved: tell the publisher soon."""
-        if not self._news.is_set():
+        if not self._told:
+            self._told = True
             self._news.set()
 
     # --- the connection ---------------------------------------------------------------------------
@@ -163,8 +163,7 @@ class Link:
 
     async def _follow(self) -> None:
         """One connection, from its beginning to the error that ends it."""
-        self._queue.clear()
-        self._taken, self._queued, self._only_keepalives = 0, 0, True
+        self._drop_queue()
         self.epoch += 1  # from here on nobody takes frames of the connection before, and so nothing passes
         self._connected = False
         self.wake()
@@ -222,17 +221,18 @@ class Link:
             end = position_of(keepalives[-1])
             if any(keepalive[-1] for keepalive in keepalives):
                 self._news.set()
-            if len(keepalives) == len(frames) and self.between and self._only_keepalives:
+            if len(keepalives) == len(frames) and self.between and all(only for _, only in self._queue):
                 self._acks.note(end)
-                self._queue.clear()
-                self._queued = 0
+                self._drop_queue()
                 frames = keepalives[-1:]
                 size = len(frames[0])
-        if len(keepalives) < len(frames):
-            self._only_keepalives = False
         self._queued += size
-        self._queue.append(frames)
+        self._queue.append((frames, len(keepalives) == len(frames)))
         self._arrived.set()
+
+    def _drop_queue(self) -> None:
+        self._queue.clear()
+        self._taken, self._queued = 0, 0
 
     # --- what the publisher is told ---------------------------------------------------------------
 
@@ -244,7 +244,7 @@ class Link:
                 await anyio.lowlevel.checkpoint()  # one update for all that moves in this turn of the event loop
                 with anyio.move_on_after(interval):
                     await self._news.wait()
-                self._news = anyio.Event()
+                self._news, self._told = anyio.Event(), False
                 asking = self._asked
 
     def _send(self, connection: Connection, *, reply_requested: bool = False) -> None:

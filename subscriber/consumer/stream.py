@@ -47,8 +47,8 @@ from subscriber.protocol.decode import Decoder
 MEMORY = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 STOP_TIMEOUT = 5.0  # seconds for the publisher to take the last acknowledgements when the stream is left
 
-_BEGIN, _ORIGIN, _COMMIT = b"BOC"
-_ROW_CHANGES = b"IUD"
+_ORIGIN, _COMMIT = b"OC"
+_PLAIN = Kind.COMMIT  # found sooner here
 
 T = TypeVar("T")
 
@@ -116,8 +116,8 @@ class Stream:
 
     def acknowledge(self, transaction: Transaction) -> None:
         """What Transaction.ack() does when it may."""
-        if transaction.number:
-            self.confirm(transaction.number)
+        if transaction.number and self.acks.ack(transaction.number):
+            self._link.moved()
         if transaction.held_number:
             self.confirm(transaction.held_number)
 
@@ -144,10 +144,13 @@ class Stream:
         if not self._running and not self.closed:
             self._running = True
             self._tasks.start_soon(self._link.run)
-        if not self._errands.busy and (self._current is None or self._current.over):
+        if self._errands.current is None and (self._current is None or self._current.over):
             self._current = None
-            if not self._ends and (transaction := self._at_once()) is not None:
-                return self._hand_out(transaction)
+            while not self.closed and not self._ends:
+                if (transaction := self._at_once()) is not None:
+                    return transaction
+                if not await self.frames.more():
+                    break
         found = await self._undisturbed(self, self._find)
         if found is None:
             raise StopAsyncIteration
@@ -158,17 +161,18 @@ class Stream:
         return self._finishing or (self._until is not None and self.acks.passed >= self._until)
 
     def _at_once(self) -> Transaction | None:
-        """The next transaction if it is an ordinary one, and enough of it is there."""
-        mark = self.frames.mark
-        if self._blocks is None and (frame := self.frames.next(between=True)) is not None and frame[LETTER] == _BEGIN:
-            begin = self.decoder.decode(frame, LETTER)
-            assert isinstance(begin, pgoutput.Begin)
-            following = self.frames.next(between=False)
-            if following is not None and following[LETTER] in _ROW_CHANGES:
-                self.frames.back()
-                return Transaction(self, Kind.COMMIT, begin.xid, begin.final_lsn, begin.commit_time, changes=self._live)
-        self.frames.reset(mark)
-        return None
+        """Hand out the next transaction if it is an ordinary one, and there are changes of it, as many as there are."""
+        batch: list[Change] = []
+        if self._blocks is not None or (begun := self.frames.begin(batch)) is None:
+            return None
+        finish, time, xid, end = begun
+        if end is not None:  # all of it is here
+            found = Transaction(self, _PLAIN, xid, finish, time, None, end, batch, self.acks.whole(end))
+        else:
+            found = Transaction(self, _PLAIN, xid, finish, time, self._live, None, batch, self.acks.handed_out())
+            found.handed_out = len(batch)
+        self._current = found
+        return found
 
     async def _find(self) -> Transaction | None:
         """The next transaction, however long it takes; None at the end."""
@@ -190,7 +194,7 @@ class Stream:
 
     async def pull(self, transaction: Transaction, source: Changes) -> list[Change]:
         """The next changes of `transaction`, which has them from `source`."""
-        while not self._errands.busy and not self.closed:
+        while self._errands.current is None and not self.closed:
             if (batch := source.at_once(transaction)) is not None:
                 return batch
             if not await self.frames.more():
@@ -199,7 +203,7 @@ class Stream:
 
     async def drop(self, transaction: Transaction, source: Changes) -> None:
         """Leave out what is left of `transaction`."""
-        while not self._errands.busy and not self.closed and source.at_once(transaction) is not None:
+        while self._errands.current is None and not self.closed and source.at_once(transaction) is not None:
             if transaction.complete:
                 return
         await self._undisturbed((source, transaction, "drop"), partial(source.drop, transaction))
@@ -242,7 +246,8 @@ class Stream:
                 await self._spooled.hold(self, message)
                 return None
             case pgoutput.BeginPrepare(finish_lsn, _, time, xid, gid):
-                transaction = Transaction(self, Kind.PREPARE, xid, finish_lsn, time, changes=self._live, gid=gid)
+                transaction = Transaction(self, Kind.PREPARE, xid, finish_lsn, time, changes=self._live)
+                transaction.gid = gid
                 return await self._begin(transaction)
             case pgoutput.CommitPrepared() if self._spooled.holds(message.xid):
                 return await self._spooled.commit_prepared(self, message)
@@ -286,7 +291,9 @@ class Stream:
         """One without changes; None if it was handed out on an earlier connection."""
         if end_lsn <= self.acks.passed:
             return None
-        return Transaction(self, kind, xid, finish_lsn, time, end_lsn=end_lsn, gid=gid)
+        transaction = Transaction(self, kind, xid, finish_lsn, time, end_lsn=end_lsn)
+        transaction.gid = gid
+        return transaction
 
     async def _begin(self, transaction: Transaction) -> Transaction | None:
         """Look at what follows: the origin, the end of a transaction without changes, or changes to hand out."""

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from subscriber.consumer.stream import Stream
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+_NOTHING: list[Change] = []
 
 
 class Kind(StrEnum):
@@ -63,59 +64,58 @@ class Transaction:
     """
 
     __slots__ = (
+        "__dict__",  # for what follows, which ordinary ones leave as it is
         "_acked",
         "_at",
         "_batch",
+        "_finish",
         "_source",
         "_stream",
         "_time",
-        "complete",
         "end_lsn",
-        "finish_lsn",
-        "first",
-        "gid",
-        "handed_out",
-        "held_number",
         "kind",
         "number",
-        "origin",
         "over",
-        "subxid",
         "xid",
     )
+
+    gid: str | None = None
+    origin: str | None = None
+    subxid: int | None = None
+    first = False
+    held_number = 0  # of the ack of another one that goes with it
+    complete = False  # the source has given all; kept by it
+    handed_out = 0  # changes, on a connection before this one too
 
     def __init__(
         self,
         stream: Stream,
         kind: Kind,
         xid: int,
-        finish_lsn: Lsn,
+        finish_lsn: int,
         time: int,
-        *,
         changes: Changes | None = None,
         end_lsn: Lsn | None = None,
-        gid: str | None = None,
+        batch: list[Change] = _NOTHING,
+        number: int = 0,
     ) -> None:
-        """Without `changes` there are none."""
+        """Without `changes` there are none but those of `batch`, which come first. `number` is that of its ack."""
         self.kind = kind
         self.xid = xid
-        self.finish_lsn = finish_lsn
+        self._finish = finish_lsn
         self.end_lsn = end_lsn
-        self.gid = gid
-        self.origin: str | None = None
-        self.subxid: int | None = None
-        self.first = False
         self._time = time
         self._stream = stream
         self._source = changes
         self.over = changes is None  # no more will be handed out
-        self.complete = False  # the source has given all; kept by it
-        self._batch: list[Change] = []
+        self._batch = batch
         self._at = 0
-        self.handed_out = 0  # changes, on a connection before this one too
-        self.number = 0  # of its ack; 0: it needs none
-        self.held_number = 0  # of another one that goes with it
+        self.number = number  # 0: it needs no ack, or has none yet
         self._acked = False
+
+    @property
+    def finish_lsn(self) -> Lsn:
+        return Lsn(self._finish)
 
     @property
     def time(self) -> datetime | None:
@@ -151,6 +151,8 @@ class Transaction:
     async def __anext__(self) -> Change:
         at = self._at
         if at == len(self._batch):
+            if self.over:
+                raise StopAsyncIteration
             await self._next_batch()
             at = 0
         self._at = at + 1
@@ -207,8 +209,11 @@ class _Batches:
 
     async def __anext__(self) -> list[Change]:
         transaction = self._transaction
-        if transaction._at == len(transaction._batch):
+        batch, at = transaction._batch, transaction._at
+        if at == len(batch):
+            if transaction.over:
+                raise StopAsyncIteration
             await transaction._next_batch()
-        batch = transaction._batch[transaction._at :] if transaction._at else transaction._batch
-        transaction._at = len(transaction._batch)
-        return batch
+            batch, at = transaction._batch, 0
+        transaction._at = len(batch)
+        return batch[at:] if at else batch

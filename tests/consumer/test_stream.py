@@ -442,6 +442,55 @@ async def test_a_message_out_of_order_ends_the_stream(publisher: FakePublisher) 
             await anext(stream)
 
 
+async def test_a_small_transaction_is_here_to_its_end_when_it_is_handed_out(
+    publisher: FakePublisher, city: FakeTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is confirmed by its ack all the same, whether it was looked at or not; a larger one has still to come."""
+    write(publisher, city, 1, 3)
+    write(publisher, city, 4, 4, rows=1000)
+    write(publisher, city, 5, 5)
+    async with publisher.stream() as stream:
+        described, *small = [await anext(stream) for _ in range(3)]
+        assert described.end_lsn is not None  # now that it was passed over
+        assert stream.unacknowledged == 3
+        assert stream.confirmed < described.end_lsn < stream.position
+        large = await anext(stream)
+        assert [transaction.end_lsn is None for transaction in (*small, large)] == [False, False, True]
+        assert len(await large.changes()) == 1000
+        for transaction in (large, small[1], small[0]):
+            await transaction.ack()
+            assert stream.confirmed < described.end_lsn
+        await described.ack()
+        assert stream.confirmed == large.end_lsn
+        assert await ids(stream) == [5]
+    assert publisher.confirmed == publisher.position
+
+
+@pytest.mark.parametrize("good", [0, 2])
+async def test_what_is_wrong_in_a_transaction_is_told_when_it_is_come_to(
+    publisher: FakePublisher, city: FakeTable, good: int
+) -> None:
+    write(publisher, city, 1, 1)
+    finish, end = Lsn(publisher.position + 8), Lsn(publisher.position + 16)
+    row = TupleData.join(b"tnn", [b"2", None, None])
+    inserts = [messages.Insert(None, city.relation.relid, row)] * good
+    sent: list[messages.Message] = [messages.Begin(finish, 3, 7), *inserts, Commit(Lsn(finish - 1), end, 3)]
+    publisher.play([(end, encode(message)) for message in sent])
+    seen: list[Change] = []
+
+    async def look(stream: Stream) -> None:
+        async for transaction in stream:
+            async for batch in transaction.batches():
+                seen.extend(batch)
+
+    async with publisher.stream(follow=True) as stream:
+        await (await anext(stream)).ack()
+        with pytest.raises(ProtocolError, match="incorrect commit LSN"):
+            await look(stream)
+    assert publisher.confirmed < finish
+    assert len(seen) == good
+
+
 async def test_leaving_by_an_error_leaves_nothing_behind(publisher: FakePublisher, city: FakeTable) -> None:
     write(publisher, city, 1, 3, rows=500)
 
