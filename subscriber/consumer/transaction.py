@@ -55,7 +55,6 @@ class Transaction:
 
         kind        see Kind
         xid         on the publisher; 0 for a MESSAGE
-        finish_lsn  of the commit (prepare, …) record; tells transactions apart and orders them
         end_lsn     behind it: what is confirmed; None while changes are still to come
         gid         of a prepared transaction; None otherwise
         origin      where the publisher itself has it from; None when it was made there
@@ -115,6 +114,7 @@ class Transaction:
 
     @property
     def finish_lsn(self) -> Lsn:
+        """Of the commit (prepare, …) record; tells transactions apart and orders them."""
         return Lsn(self._finish)
 
     @property
