@@ -34,6 +34,7 @@ from benchmarks.stage import (
     execute,
     memory,
     reset_peak,
+    server_cpu_seconds,
     stage,
     subscribe_both,
     wait_for,
@@ -55,6 +56,9 @@ class Result:
     native: list[float] = field(default_factory=list)
     drain: list[float] = field(default_factory=list)
     our_cpu: list[float] = field(default_factory=list)  # processor seconds of our process; the servers' are not in it
+    our_target_cpu: list[float] = field(default_factory=list)  # of the target's server, with everything it does
+    our_source_cpu: list[float] = field(default_factory=list)
+    native_target_cpu: list[float] = field(default_factory=list)  # with the worker, which is a part of the server
     our_peak: int = 0  # bytes of resident memory
 
     @property
@@ -104,16 +108,20 @@ async def _round(where: Stage, result: Result, workload: Workload, order: tuple[
         pid = where.launcher.pid
         assert pid is not None
         reset_peak(pid)
-        cpu, started = cpu_seconds(pid), monotonic()
+        cpu, at_target, at_source = cpu_seconds(pid), server_cpu_seconds(where.target), server_cpu_seconds(where.source)
+        started = monotonic()
         await enable(where, name)
         await wait_for(where.source, caught_up(name, position), where.launcher)
         seconds = monotonic() - started
         if name == OURS:
             result.ours.append(seconds)
             result.our_cpu.append(cpu_seconds(pid) - cpu)
+            result.our_target_cpu.append(server_cpu_seconds(where.target) - at_target)
+            result.our_source_cpu.append(server_cpu_seconds(where.source) - at_source)
             result.our_peak = max(result.our_peak, memory(pid).peak)
         else:
             result.native.append(seconds)
+            result.native_target_cpu.append(server_cpu_seconds(where.target) - at_target)
         await disable(where, name)
 
 
@@ -155,14 +163,23 @@ async def _check(where: Stage) -> None:
 
 def _report(results: list[Result], rounds: int) -> None:
     print(
-        f"{'workload':32} {'rows':>8} {'ours s':>8} {'native s':>9} {'drain s':>8} {'ours/native':>12}"
-        f" {'ours/drain':>11} {'our CPU s':>10} {'peak MiB':>9}"
+        f"{'':34} {'':>8} {'seconds':>8} {'':>8} {'':>8} {'ratios, ours to':>16}"
+        f" {'CPU seconds of ours at the':>27} {'native':>8} {'peak':>6}"
+    )
+    print(
+        f"{'workload':34} {'rows':>8} {'ours':>8} {'native':>8} {'drain':>8} {'native':>8} {'drain':>7}"
+        f" {'worker':>8} {'target':>9} {'source':>8} {'target':>8} {'MiB':>6}"
     )
     for r in results:
-        ours, native, drain, cpu = (statistics.median(v) for v in (r.ours, r.native, r.drain, r.our_cpu))
+        ours, native, drain, worker, target, source, native_target = (
+            statistics.median(values)
+            for values in (
+                r.ours, r.native, r.drain, r.our_cpu, r.our_target_cpu, r.our_source_cpu, r.native_target_cpu
+            )
+        )  # fmt: skip
         print(
-            f"{r.name:32} {r.rows:>8,} {ours:>8.2f} {native:>9.2f} {drain:>8.2f} {r.by_native:>12.2f}"
-            f" {r.by_drain:>11.2f} {cpu:>10.2f} {r.our_peak / MIB:>9.0f}"
+            f"{r.name:34} {r.rows:>8,} {ours:>8.2f} {native:>8.2f} {drain:>8.2f} {r.by_native:>8.2f} {r.by_drain:>7.2f}"
+            f" {worker:>8.2f} {target:>9.2f} {source:>8.2f} {native_target:>8.2f} {r.our_peak / MIB:>6.0f}"
         )
     print(f"medians of {rounds} rounds, on {os.cpu_count()} processors shared with both servers")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -147,5 +147,22 @@ def reset_peak(pid: int) -> None:
 
 def cpu_seconds(pid: int) -> float:
     """Processor time that a process has used, user and system."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def server_cpu_seconds(server: Server) -> float:
+    """The same of all processes that a server has or had."""
+    postmaster = server.pid
+    assert postmaster is not None
+    fields = _stat(postmaster)
+    seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with those of children that have ended
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if int(_stat(int(process.name))[1]) == postmaster:
+                seconds += cpu_seconds(int(process.name))
+    return seconds
+
+
+def _stat(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
