@@ -13,6 +13,10 @@
                 …
             await transaction.ack()
 
+    await subscriber.mirror(source_dsn, slot="m", publications=["p"], target="sqlite+aiosqlite:///copy.db")
+
+A subscription between two servers; only its changes, which consume() gives to callbacks; a copy in another database.
+
 What is public is what `__all__` names. Everything is imported when it is first used: the command
 `subscriber --help` has to answer in a tenth of a second.
 """
@@ -37,6 +41,7 @@ if TYPE_CHECKING:
         ConnectionLost,
         ConninfoError,
         HookError,
+        MappingError,
         ProtocolError,
         PublisherError,
         PublisherReplaced,
@@ -69,6 +74,7 @@ __all__ = [
     "Insert",
     "Kind",
     "Lsn",
+    "MappingError",
     "Message",
     "Missing",
     "ProtocolError",

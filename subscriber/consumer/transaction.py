@@ -55,7 +55,7 @@ class Transaction:
 
         kind        see Kind
         xid         on the publisher; 0 for a MESSAGE
-        end_lsn     behind it: what is confirmed; None while changes are still to come
+        end_lsn     behind its last record: what is confirmed; None while changes are still to come
         gid         of a prepared transaction; None otherwise
         origin      where the publisher itself has it from; None when it was made there
         subxid      of a STREAM_ABORT: the subtransaction, the same as `xid` when all of it is gone

@@ -49,7 +49,7 @@ async def mirror(
     hooks: Hooks | None = None,
     create_tables: bool = True,
     until: Lsn | None = None,
-    on_position: Callable[[Lsn], None] = lambda _: None,
+    on_position: Callable[[Lsn], None] | None = None,
 ) -> None:
     """Copy the tables of `publications` to another database, and keep them as the publisher's.
 
@@ -68,7 +68,8 @@ async def mirror(
     """
     async with SqlTarget.open(target, slot, hooks) as there:
         position = await _position(source, slot, publications, there, create_tables=create_tables)
-        on_position(position)
+        tell = on_position or (lambda _: None)
+        tell(position)
         apply = MirrorApply(there, position)
         while True:
             try:
@@ -79,7 +80,7 @@ async def mirror(
                     sent, received = anyio.create_memory_object_stream[Piece]()
                     tasks.start_soon(_read, changes, sent)
                     with received:
-                        await _follow(received, apply, on_position)
+                        await _follow(received, apply, tell)
                 return
             except BaseExceptionGroup as group:
                 cause = root_cause(group)

@@ -30,6 +30,7 @@ EXPORTS = {
     "Insert",
     "Kind",
     "Lsn",
+    "MappingError",
     "Message",
     "Missing",
     "ProtocolError",

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from typing import Any
 
 import anyio
 import pytest
 
 import subscriber
-from subscriber import ApplyError, ConninfoError, PublisherError, SubscriberError
+from subscriber import ApplyError, ConninfoError, Hook, HookError, Hooks, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
 from subscriber.target.sqlalchemy import SqlTarget
 from subscriber.worker import mirror_apply
@@ -217,6 +219,25 @@ async def test_bytes_that_are_no_text(mirror: Mirror) -> None:
             async with there.transaction(position.lsn) as transaction:
                 await transaction.upsert(there.tables["public", "t"], {"a": "1", "b": "\udcff"})
     assert mirror.rows("SELECT * FROM t") == []
+
+
+async def test_nothing_is_left_behind(mirror: Mirror) -> None:
+    """No task, thread or connection, however it ends."""
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)")
+    tasks, threads = asyncio.all_tasks(), set(threading.enumerate())
+    await mirror.run()
+    with pytest.raises(HookError):
+        await mirror.run(hooks=Hooks({"nosuch": Hook()}))
+    with anyio.move_on_after(0.3):
+        await mirror.run(until=subscriber.Lsn.parse("F/0"), hooks=Hooks())
+    await mirror.source.execute("INSERT INTO t VALUES (1, 'NaN')")
+    with pytest.raises(ApplyError):
+        await mirror.run()
+    assert asyncio.all_tasks() == tasks
+    with anyio.fail_after(5):  # a thread has been told to end
+        while set(threading.enumerate()) - threads:
+            await anyio.sleep(0.01)
+    await mirror.source.wait_for("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'm'", 0)
 
 
 async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
