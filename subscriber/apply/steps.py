@@ -94,6 +94,10 @@ class TableBatch:
         self._serial = 0
         self._comes_or_goes = -1  # the index of the last step of inserts or deletes
 
+    def forget_rows(self) -> None:
+        """They have been sent; which they were is all that will be asked."""
+        self.steps = []
+
     def meets(self, other: TableBatch) -> bool:
         """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
         if self.strict or other.strict:

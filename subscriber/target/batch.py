@@ -303,10 +303,8 @@ class BatchingTarget(PostgresTarget):
         """Queue the statements of a batch, and in its turn its COMMIT if it has one."""
         last = batch.portions[-1]
         within = last.transaction is self._sent
-        attempt = Attempt(batch.portions, batch.mappings, lane, self._sent_position, within, set(self._fresh), [])
+        attempt = Attempt(batch.portions, batch.mappings, lane, self._sent_position, within, set(self._fresh))
         in_savepoint = within or last.end_lsn is None
-        if self._lanes.several:
-            attempt.tables += batch.tables.values()
 
         def done(*_: object) -> None:
             self._refusals = 0
@@ -337,6 +335,10 @@ class BatchingTarget(PostgresTarget):
             if in_savepoint:
                 lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
                 lane.pipeline.ask()
+        if self._lanes.several:
+            attempt.tables = list(batch.tables.values())
+            for table in attempt.tables:
+                table.forget_rows()
         self._sent = last.transaction if last.end_lsn is None else None
         attempt.commit = commit if last.end_lsn is not None else None
         self._lanes.add(attempt)

@@ -53,7 +53,7 @@ class Attempt:
     position: Lsn  # before it
     within: bool  # the target's transaction has begun with earlier portions
     fresh: set[int]  # tables that were mapped just before
-    tables: list[TableBatch]  # what it touches, while there are other lanes
+    tables: list[TableBatch] | None = None  # what it touches; None: anything
     note: Note = field(default_factory=lambda: Note("BATCH"))
     commit: Callable[[], None] | None = None  # sends its COMMIT; None: it was sent, or there is none
 
@@ -61,6 +61,14 @@ class Attempt:
     def end_lsn(self) -> Lsn | None:
         """None: it ends with a portion."""
         return self.portions[-1].end_lsn
+
+    def meets(self, tables: Iterable[TableBatch]) -> bool:
+        """Whether something of it, or anything at all, has to be done before `tables`."""
+        return self.tables is None or any(
+            mine.mapping.local.oid == other.mapping.local.oid and mine.meets(other)
+            for mine in self.tables
+            for other in tables
+        )
 
 
 class Lanes:
@@ -105,7 +113,7 @@ class Lanes:
             return own if all(attempt.lane is own for attempt in self.attempts) else None
         tables = list(batch.tables.values())
         for lane in sorted(self._idle(), key=self._load):
-            if not any(_meet(tables, attempt.tables) for attempt in self.attempts if attempt.lane is not lane):
+            if not any(attempt.meets(tables) for attempt in self.attempts if attempt.lane is not lane):
                 return lane
         return None
 
@@ -128,8 +136,8 @@ class Lanes:
         return sum(attempt.lane is lane for attempt in self.attempts)
 
     def commit_in_turn(self) -> None:
-        """Send what COMMITs may be sent by now."""
-        if self._recovering or not self.attempts:
+        """Send what COMMITs may be sent by now; none where a session is lost, which whoever watches it tells."""
+        if self._recovering or not self.attempts or self.attempts[0].lane.pipeline.error is not None:
             return
         lane = self.attempts[0].lane
         for attempt in self.attempts:
@@ -212,9 +220,3 @@ class Lanes:
         self._retreating = True
         self.something_happened()
         return True
-
-
-def _meet(some: Iterable[TableBatch], others: Iterable[TableBatch]) -> bool:
-    return any(
-        one.mapping.local.oid == other.mapping.local.oid and one.meets(other) for one in some for other in others
-    )

@@ -322,8 +322,7 @@ async def _apply(
         assert isinstance(target, BatchingTarget)
         await resume(target, SUBID, 0, Lsn(0), "off")
         path = Path(target)
-        if sessions > 1:
-            await _join(stack, db, target, sessions)
+        lanes = await _lanes(stack, db, target, sessions - 1)
         half = len(payloads) // 2
         try:
             for number, transaction in enumerate(payloads):
@@ -331,6 +330,9 @@ async def _apply(
                     await target.settle()
                     await db.execute(*damage)
                 await path.give(deque(transaction), Random(number))
+                if number == half // 4:  # whatever is under way just now
+                    for lane in lanes:
+                        target.join(lane)
             await target.settle()
         except SubscriberError as failed:
             found = target.explain(failed)
@@ -351,14 +353,15 @@ async def _apply(
     return Outcome(rows, found_progress[0], missing, error), target
 
 
-async def _join(stack: AsyncExitStack, db: Database, target: BatchingTarget, sessions: int) -> None:
-    """Have `target` use that many sessions, and step back where waits.py would have it do so."""
-    for number in range(FIRST, FIRST + sessions - 1):
+async def _lanes(stack: AsyncExitStack, db: Database, target: BatchingTarget, number: int) -> list[BatchingTarget]:
+    """Further sessions for `target`, which steps back where waits.py would have it do so."""
+    found = []
+    for place in range(FIRST, FIRST + number):
         lane = await stack.enter_async_context(
-            open_target(db.dsn(), "s", SUBID, number, lambda *_: None, "off", batching=True)
+            open_target(db.dsn(), "s", SUBID, place, lambda *_: None, "off", batching=True)
         )
-        await resume(lane, SUBID, number, Lsn(0), "off")
-        target.join(lane)
+        await resume(lane, SUBID, place, Lsn(0), "off")
+        found.append(lane)
 
     async def watch() -> None:
         while True:
@@ -370,6 +373,7 @@ async def _join(stack: AsyncExitStack, db: Database, target: BatchingTarget, ses
     tasks = await stack.enter_async_context(anyio.create_task_group())
     stack.callback(tasks.cancel_scope.cancel)
     tasks.start_soon(watch)
+    return found
 
 
 async def _compare(
