@@ -38,6 +38,13 @@ def prepare_sessions(engine: AsyncEngine) -> None:
         cursor.close()
 
 
+def lost_hint(dialect: str) -> str | None:
+    """What else may be the reason that a server has closed the connection."""
+    if dialect not in MYSQL:
+        return None
+    return "If it is the same each time, a value may be larger than the server's max_allowed_packet."
+
+
 def table_options(collation: str = _EXACT[-1]) -> dict[str, Any]:
     """Of tables that are made: with transactions, for all of Unicode, and comparing texts as PostgreSQL does."""
     options = {"engine": "InnoDB", "charset": "utf8mb4", "collate": collation}

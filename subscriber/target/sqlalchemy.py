@@ -49,7 +49,7 @@ from subscriber.errors import (
     SubscriberError,
 )
 from subscriber.lsn import Lsn
-from subscriber.target.mysql import exact_collation, prepare_sessions, require_exact, table_options
+from subscriber.target.mysql import exact_collation, lost_hint, prepare_sessions, require_exact, table_options
 from subscriber.target.sql_table import Key, SourceTable, TargetTable, Texts, flat
 from subscriber.target.sql_types import column_type
 
@@ -132,7 +132,7 @@ class SqlTarget:
             async with self._engine.begin() as connection:
                 yield connection
         except SQLAlchemyError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._engine.dialect.name) from error
         except UnicodeEncodeError:  # which has the value
             raise ApplyError("a text cannot be written in the encoding of the target", sqlstate="22021") from None
 
@@ -342,13 +342,13 @@ def _create(connection: Connection, sources: Sequence[SourceTable]) -> None:
     metadata.create_all(connection)
 
 
-def _translated(error: SQLAlchemyError) -> SubscriberError:
+def _translated(error: SQLAlchemyError, dialect: str) -> SubscriberError:
     """Without the driver's text, which may have values."""
     if not isinstance(error, DBAPIError):
         return ApplyError(f"the target could not be used: {type(error).__name__}")
     what = type(error.orig).__name__
     if error.connection_invalidated:
-        return ConnectionLost(f"lost connection to the target: {what}")
+        return ConnectionLost(f"lost connection to the target: {what}", hint=lost_hint(dialect))
     return ApplyError(
         f"the target refused a statement: {what}",
         hint=_HINT,

@@ -289,6 +289,16 @@ async def test_it_is_killed(mirror: Mirror, there: MariaDB, tmp_path: Path) -> N
     assert await there.rows("SELECT id, note FROM written GROUP BY id, note HAVING COUNT(*) > 1") == []
 
 
+async def test_a_value_that_is_too_large(mirror: Mirror, there: MariaDB) -> None:
+    ((largest,),) = await there.rows("SELECT @@max_allowed_packet")
+    await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    await mirror.run(target=there.url)
+    await mirror.source.execute(f"INSERT INTO t VALUES (1, repeat('x', {largest // 2})), (2, repeat('x', {largest}))")
+    with pytest.raises(ConnectionLost, match="max_allowed_packet"):
+        await mirror.run(target=there.url)
+    assert await there.rows("SELECT a FROM t") == []
+
+
 @pytest.mark.parametrize("part", [{"port": 1}, {"password": "wrong"}, {"database": "nosuch"}])
 async def test_a_server_that_cannot_be_reached(mirror: Mirror, there: MariaDB, part: dict[str, Any]) -> None:
     url = make_url(there.url).set(**part).render_as_string(hide_password=False)
