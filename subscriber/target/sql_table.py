@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, update
+from sqlalchemy import ColumnElement, Table, bindparam, delete, insert, tuple_, update
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.sql.expression import UpdateBase
 
@@ -73,6 +73,23 @@ class TargetTable:
     def delete(self) -> UpdateBase:
         """DELETE of a row."""
         return delete(self.table).where(*self._where())
+
+    @cached_property
+    def delete_all(self) -> UpdateBase | None:
+        """DELETE of many rows at once, by `keys`; None where executemany() does it.
+
+        Drivers for MySQL put inserts together only, and would wait for the answer to each other statement.
+        """
+        if self._dialect not in MYSQL:
+            return None
+        columns = [self.table.columns[name] for name in self.key]
+        key: ColumnElement[Any] = columns[0] if len(columns) == 1 else tuple_(*columns)
+        return delete(self.table).where(key.in_(bindparam("keys", expanding=True)))
+
+    def keys(self, rows: Collection[Texts]) -> list[Any]:
+        """Of delete_all."""
+        found = [tuple(self.values({name: texts[name] for name in self.key}).values()) for texts in rows]
+        return found if len(self.key) > 1 else [key for (key,) in found]
 
     def require(self, columns: Sequence[str]) -> None:
         """Raises MappingError unless the table has these columns, of types that values can be made for, and the key."""

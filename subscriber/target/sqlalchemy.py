@@ -288,6 +288,9 @@ class Writer:
         if table is None or not rows:
             return
         self._rows.clear()
+        if self._columns is None and table.delete_all is not None:
+            await self._connection.execute(table.delete_all, {"keys": table.keys(rows)})
+            return
         keys = [table.key_parameters(row) for row in rows]
         if self._columns is None:
             await self._connection.execute(table.delete, keys)

@@ -185,6 +185,27 @@ async def test_keys_that_are_nearly_the_same(mirror: Mirror, there: MariaDB) -> 
     assert sorted(await there.rows("SELECT a FROM t")) == sorted((key,) for key in keys if key not in ("a ", " "))
 
 
+async def test_rows_go_by_keys_of_any_type(mirror: Mirror, there: MariaDB) -> None:
+    """Many at once."""
+    await mirror.source.execute(
+        "CREATE TABLE one (k bytea PRIMARY KEY)",
+        "CREATE TABLE more (a timestamptz, b numeric(9, 2), c uuid, d bool, n int, PRIMARY KEY (a, b, c, d))",
+        "INSERT INTO one SELECT decode(lpad(to_hex(i), 4, '0'), 'hex') FROM generate_series(0, 2499) i",
+        "INSERT INTO more SELECT 'epoch'::timestamptz + i * '0.1 s'::interval, i / 4.0, md5(i::text)::uuid, i % 2 = 0,"
+        " i FROM generate_series(0, 2499) i",
+    )
+    await mirror.run(target=there.url)
+    assert await there.rows("SELECT (SELECT COUNT(*) FROM one), (SELECT COUNT(*) FROM more)") == [(2500, 2500)]
+    await mirror.source.execute(
+        "DELETE FROM one WHERE get_byte(k, 1) <> 7; DELETE FROM more WHERE n % 1000 <> 7",
+        "INSERT INTO one VALUES ('\\x00')",
+    )
+    await mirror.run(target=there.url)
+    left = [(f"{i:04X}",) for i in range(7, 2500, 256)]
+    assert await there.rows("SELECT HEX(k) FROM one ORDER BY k") == [("00",), *left]
+    assert await there.rows("SELECT n FROM more ORDER BY n") == [(7,), (1007,), (2007,)]
+
+
 @pytest.mark.parametrize("mode", ["", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"])
 async def test_a_server_that_cuts_values_or_quotes_in_its_own_way(mirror: Mirror, there: MariaDB, mode: str) -> None:
     """What a session says of itself is not left to the server."""
