@@ -54,6 +54,7 @@ _RESTART = (
     # These only here: they are set when the session is opened.
     "run_as_owner",
     "synchronous_commit",
+    "apply_sessions",
     "conflict_policy",
     "conflict_history",
     "conflict_log_rows",

@@ -9,6 +9,9 @@ from subscriber.target import lanes
 from tests.scenarios.conftest import Pair
 
 SESSIONS = "SELECT count(*) FROM subscriber.worker WHERE worker_type = 'parallel apply' AND state = 'applying'"
+ORIGINS = """
+SELECT count(*) FROM pg_replication_origin, subscriber.subscription WHERE roname LIKE 'pg\\_' || subid || '\\_8%'
+"""
 TABLE = "CREATE TABLE t (id numeric PRIMARY KEY, v int)"
 ROWS = 100
 
@@ -44,3 +47,26 @@ async def test_a_lock_that_a_later_one_holds_is_given_back(side_by_side: Pair) -
     await pair.target.wait_for("SELECT (one_by_one->>'deadlock')::int >= 20 FROM subscriber.worker WHERE relid = 0")
     await pair.assert_same("SELECT * FROM t ORDER BY id")
     assert await pair.rows("SELECT v, count(*) FROM t GROUP BY v ORDER BY v") == [(1, 20), (2, 40), (3, 40)]
+
+
+async def test_as_many_as_the_subscription_says_now(side_by_side: Pair) -> None:
+    """Origins are few on a server, so those of sessions that are no more are dropped."""
+    pair = side_by_side
+    assert await pair.target.value(ORIGINS) == 2
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (apply_sessions = 1)")
+    await pair.target.wait_for(ORIGINS, 0)
+    await pair.target.wait_for(SESSIONS, 0)
+    await pair.source.execute("UPDATE t SET v = 1")
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+
+
+async def test_fewer_where_the_target_has_no_room(side_by_side: Pair) -> None:
+    pair = side_by_side
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (apply_sessions = 64)")
+    await pair.subscriber.log.wait_for("transactions are applied in [0-9]+ sessions instead of 64")
+    await pair.source.execute("UPDATE t SET v = 1")
+    await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (apply_sessions = 1)")
+    await pair.target.wait_for(ORIGINS, 0)
