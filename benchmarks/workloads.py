@@ -20,6 +20,7 @@ TABLES = [
     "CREATE TABLE wide (id bigint PRIMARY KEY, number integer, "
     + ", ".join(f"c{i} integer" for i in range(20))
     + ", body text)",
+    "CREATE TABLE users (id bigint PRIMARY KEY, email text UNIQUE, number integer)",
     "ALTER TABLE wide ALTER COLUMN body SET STORAGE EXTERNAL",
 ]
 
@@ -126,4 +127,11 @@ def workloads(rows: int) -> list[Workload]:
             ),
         ),
         Workload("five indexes, delete", part, _transaction("DELETE FROM indexed")),
+        Workload(
+            "two unique indexes, insert",
+            part,
+            _transaction(f"INSERT INTO users SELECT i, md5(i::text), i FROM generate_series(1, {part}) i"),
+        ),
+        Workload("two unique indexes, update", part, _transaction("UPDATE users SET number = number + 1")),
+        Workload("two unique indexes, delete", part, _transaction("DELETE FROM users")),
     ]
