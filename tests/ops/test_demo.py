@@ -5,6 +5,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import anyio
@@ -24,8 +25,16 @@ async def test_both_sides_are_identical_after_two_kills() -> None:
     assert "DIFFERENT" not in out
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs started here take SIGINT, as from a terminal: what a shell starts in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["ctrl-c", "kill -9"])
-async def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals) -> None:
+async def test_nothing_is_left_behind(tmp_path: Path, number: signal.Signals, interruptible: None) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     tmp_path.chmod(0o755)
     for parent in tmp_path.parents:  # pytest closes them; the servers' account has to get in
