@@ -24,7 +24,7 @@ def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bo
         return None
     if mapping.unsearchable is not None or search is None:
         return "no key"
-    if letter == _UPDATE and local.other_unique and fixed_columns(mapping) is None:
+    if letter == _UPDATE and local.other_unique and (mapping.unique_values_change or fixed_columns(mapping) is None):
         return "several unique indexes"
     needed = search if letter == _DELETE else range(len(mapping.attributes))
     for index in needed:
@@ -44,7 +44,7 @@ def fixed_columns(mapping: RelationMapping) -> tuple[int, ...] | None:
     Then different rows cannot meet in these indexes, whatever the order. None: no update can be part of one.
     """
     names = mapping.local.unique_columns
-    if names is None or mapping.unique_values_change:
+    if names is None:
         return None
     fixed = tuple(i for i, column in enumerate(mapping.attributes) if column.name in names)
     return fixed if all(mapping.attributes[i].equality is not None for i in fixed) else None

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply import batch
-from subscriber.apply.batch import Batch
+from subscriber.apply.batch import Batch, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import ColumnSets, RelationMapping
-from subscriber.apply.steps import BODY, VALUES, TableBatch
+from subscriber.apply.steps import BODY, VALUES, Kind, TableBatch
 from subscriber.lsn import Lsn
 from subscriber.protocol import encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Update
@@ -25,9 +25,12 @@ RELID = 16384
 SETS = ColumnSets(23, -1, False, "pg_catalog.int4", 1007, True, True)
 
 
-def mapping(search: tuple[int, ...] | None, *, other_unique: bool) -> RelationMapping:
+def mapping(
+    search: tuple[int, ...] | None, *, other_unique: bool, unique_columns: tuple[str, ...] | None = None
+) -> RelationMapping:
     columns = tuple(replace(build.column(name), sets=SETS) for name in ("a", "b", "c"))
-    local = replace(build.local(*columns, identity=("a",)), bare=True, other_unique=other_unique)
+    local = build.local(*columns, identity=("a",))
+    local = replace(local, bare=True, other_unique=other_unique, unique_columns=unique_columns)
     return RelationMapping(build.remote("a*", "b*", "c"), local, columns, search, None, ())
 
 
@@ -70,12 +73,22 @@ def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
     return found
 
 
-@given(st.data(), st.booleans(), st.sampled_from([(0,), (0, 1), (2,), None]), st.booleans())
+@given(
+    st.data(),
+    st.booleans(),
+    st.sampled_from([(0,), (0, 1), (2,), None]),
+    st.booleans(),
+    st.sampled_from([None, ("b",), ("b", "c")]),
+)
 def test_a_run_is_as_good_as_its_changes(
-    data: st.DataObject, binary: bool, search: tuple[int, ...] | None, other_unique: bool
+    data: st.DataObject,
+    binary: bool,
+    search: tuple[int, ...] | None,
+    other_unique: bool,
+    unique_columns: tuple[str, ...] | None,
 ) -> None:
     waiting = data.draw(runs(binary))
-    table = mapping(search, other_unique=other_unique)
+    table = mapping(search, other_unique=other_unique, unique_columns=unique_columns)
     together = gathered(waiting, TableBatch(table, binary=binary), 2)
     assert together == gathered(waiting, TableBatch(table, binary=binary), 10**6)
 
@@ -91,3 +104,19 @@ def test_a_run_is_taken_as_one() -> None:
     assert size == sum(map(len, waiting))
     assert [step.nulls for step in table.steps] == [20]
     assert table.take_run(head, waiting, 100, 10**6, 10**6) == ([], 0)
+
+
+def test_columns_of_other_unique_indexes_stay_as_they_are_whatever_was_learnt_since() -> None:
+    """A batch that is split is gathered again, though by then no more updates of the table would be taken."""
+    table = mapping((0,), other_unique=True, unique_columns=("b",))
+    update = Update(None, RELID, None, None, build.row("1", "2", "3"))
+    found, first, second = Batch(), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
+    for transaction in (first, second):
+        assert found.add(transaction, found.table(table, update), update)
+    found.portions[0].end_lsn = Lsn(1)
+    table.unique_values_change = True
+    for part in found.split():
+        (again,) = part.tables.values()
+        assert again.fixed == (1,)
+        assert [step.kind for step in again.steps] == [Kind.UPDATE]
+    assert why_not(table, update) == "several unique indexes"
