@@ -288,11 +288,12 @@ class BatchingTarget(PostgresTarget):
             await self._lanes.answer()
         if self._lanes.refused:
             await self._outcomes()
+        lane = lane or self
         first = batch.portions[0].transaction
         if first is not self._plain and (first is self._sent or batch.is_open or _is_worthwhile(batch)):
-            self._attempt(batch, lane or self)
+            self._attempt(batch, lane)
             self.passing("BATCH_SENT")
-            await (lane or self).pipeline.drain()
+            await lane.pipeline.drain()
             return
         if first is not self._plain:
             await self._outcomes()
@@ -305,6 +306,7 @@ class BatchingTarget(PostgresTarget):
         within = last.transaction is self._sent
         attempt = Attempt(batch.portions, batch.mappings, lane, self._sent_position, within, set(self._fresh))
         in_savepoint = within or last.end_lsn is None
+        note = Note("BATCH")
 
         def done(*_: object) -> None:
             self._refusals = 0
@@ -331,9 +333,9 @@ class BatchingTarget(PostgresTarget):
                 lane.begin(last.transaction)
             if in_savepoint:
                 self._queue_savepoint(last.transaction, _SAVEPOINT)
-            lane.apply_steps(batch, attempt.note)
+            lane.apply_steps(batch, note)
             if in_savepoint:
-                lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=attempt.note, on_result=done)
+                lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=note, on_result=done)
                 lane.pipeline.ask()
         if self._lanes.several:
             attempt.tables = list(batch.tables.values())

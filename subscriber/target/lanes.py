@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import anyio
 
@@ -54,7 +54,6 @@ class Attempt:
     within: bool  # the target's transaction has begun with earlier portions
     fresh: set[int]  # tables that were mapped just before
     tables: list[TableBatch] | None = None  # what it touches; None: anything
-    note: Note = field(default_factory=lambda: Note("BATCH"))
     commit: Callable[[], None] | None = None  # sends its COMMIT; None: it was sent, or there is none
 
     @property

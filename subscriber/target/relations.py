@@ -121,29 +121,26 @@ CASE WHEN rel.relkind = 'p' THEN 'partitioned'
 
 # Unique indexes besides the one rows are found by, and exclusion constraints; those that are checked at once.
 _OTHER_UNIQUE = """
-(SELECT count(*) FROM pg_catalog.pg_index i
-  WHERE i.indrelid = rel.oid AND (i.indisunique OR i.indisexclusion) AND i.indimmediate)
- > (SELECT count(*) FROM (
-      SELECT FROM pg_catalog.pg_index i
-       WHERE i.indrelid = rel.oid AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
-       LIMIT 1) found)
+SELECT i.* FROM pg_catalog.pg_index i, rel
+ WHERE i.indrelid = rel.oid AND (i.indisunique OR i.indisexclusion) AND i.indimmediate
+   AND i.indexrelid IS DISTINCT FROM (
+     SELECT f.indexrelid FROM pg_catalog.pg_index f
+      WHERE f.indrelid = rel.oid AND f.indisvalid AND f.indimmediate AND (f.indisreplident OR f.indisprimary)
+      ORDER BY f.indisreplident DESC LIMIT 1)
 """
 
-# The columns of these indexes, if they are compared in them as they are otherwise. Null where an index has expressions
-# or a predicate, excludes, or has a generated column, whose value follows from others.
+# The columns of these, if they are compared in them as they are otherwise. Null where an index has expressions or a
+# predicate, excludes, or has a generated column, whose value follows from others.
 _UNIQUE_COLUMNS = """
 (SELECT CASE WHEN pg_catalog.bool_and(
               NOT i.indisexclusion AND i.indexprs IS NULL AND i.indpred IS NULL AND a.attgenerated = ''
               AND i.indcollation[k.place::int - 1] = a.attcollation AND oc.opcdefault)
         THEN pg_catalog.json_agg(DISTINCT a.attname) END
-   FROM pg_catalog.pg_index i
+   FROM other_unique i
    CROSS JOIN LATERAL pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
-   LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = RELATION AND a.attnum = k.attnum
+   LEFT JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
    JOIN pg_catalog.pg_opclass oc ON oc.oid = i.indclass[k.place::int - 1]
-  WHERE i.indrelid = RELATION AND (i.indisunique OR i.indisexclusion) AND i.indimmediate AND k.place <= i.indnkeyatts
-    AND i.indexrelid <> coalesce((SELECT f.indexrelid FROM pg_catalog.pg_index f
-          WHERE f.indrelid = RELATION AND f.indisvalid AND f.indimmediate AND (f.indisreplident OR f.indisprimary)
-          ORDER BY f.indisreplident DESC LIMIT 1), 0))
+  WHERE k.place <= i.indnkeyatts)
 """
 
 # Nothing but a column's type can refuse a row: indexes refuse keys that are too large.
@@ -164,7 +161,8 @@ domains (attnum, typid) AS (
   SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute a, rel
    WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
-  SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd')
+  SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd'),
+other_unique AS ({_OTHER_UNIQUE})
 SELECT pg_catalog.json_build_object(
   'oid', rel.oid, 'kind', rel.relkind, 'may_set_role', rel.may_set_role,
   'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
@@ -191,8 +189,8 @@ SELECT pg_catalog.json_build_object(
   'suppressed', EXISTS (
     SELECT FROM pg_catalog.pg_trigger t
      WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0),
-  'one_by_one', {_ONE_BY_ONE}, 'other_unique', {_OTHER_UNIQUE},
-  'unique_columns', {_UNIQUE_COLUMNS.replace("RELATION", "rel.oid")}, 'bare', {_BARE})
+  'one_by_one', {_ONE_BY_ONE}, 'other_unique', EXISTS (SELECT FROM other_unique),
+  'unique_columns', {_UNIQUE_COLUMNS}, 'bare', {_BARE})
   FROM rel
 """
 

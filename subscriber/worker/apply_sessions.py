@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.catalog import origins
+from subscriber.catalog.options import MAX_APPLY_SESSIONS
 from subscriber.errors import SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.target.batch import BatchingTarget
@@ -34,7 +34,7 @@ class ApplySessions:
         """Open them and keep them until cancelled; fewer where the target has no more room. Raises if one is lost."""
         subscription = self._subscription
         further = subscription.apply_sessions - 1
-        await self._drop_origins(FIRST + further)
+        await self._drop_origins(further)
         if not further or not self._leader.batching or subscription.decides_conflicts:
             return  # there will be no batches
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
@@ -55,10 +55,11 @@ class ApplySessions:
                 self._leader.join(target)
             await anyio.sleep_forever()
 
-    async def _drop_origins(self, first: int) -> None:
-        """Those of sessions from that number on, of which there once were more: servers have room for few."""
+    async def _drop_origins(self, further: int) -> None:
+        """Those of more sessions than these, of which there once were more: servers have room for few."""
+        subid = self._subscription.oid
+        numbers = range(FIRST + further, FIRST + MAX_APPLY_SESSIONS - 1)
+        gone = {origins.table_sync_origin(subid, number) for number in numbers}
         async with self._around.catalog.use() as connection:
-            for name in await origins.find_origins(connection, self._subscription.oid):
-                _, _, number = name.removeprefix("pg_").partition("_")
-                if first <= int(number or 0) < FIRST_NORMAL_OID:
-                    await origins.drop_origin(connection, name, missing_ok=True)
+            for name in gone.intersection(await origins.find_origins(connection, subid)):
+                await origins.drop_origin(connection, name, missing_ok=True)
