@@ -172,6 +172,9 @@ async def test_a_copy_is_resumed_wherever_it_was_cut_off(pair: Pair, monkeypatch
                     f"INSERT INTO {table} VALUES ({100 + number}, 'followed')",
                     f"DELETE FROM {table} WHERE id = {number}",
                 )
+                if number % 10 == 0:  # a position that no change of ours records, and time to see it
+                    await pair.source.execute("SELECT pg_logical_emit_message(false, 'test', '')")
+                    await anyio.sleep(0.1)
                 if reached:
                     break
         await subscriber.stop()
