@@ -187,16 +187,17 @@ class Lanes:
         Of a refused portion the worker's own transaction is left as it is: the caller goes back to the savepoint.
         """
         self._recovering = True
+        lanes = list(self.all)  # whoever joins meanwhile has nothing to roll back
         for attempt in self.attempts:
             if attempt.commit is not None:
                 attempt.commit = None
                 attempt.lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
-        for lane in self.all:
+        for lane in lanes:
             lane.pipeline.sync()  # before anything is waited for: one of them may hold a lock that another needs
             lane.pipeline.flush()
-        errors = {id(lane): await lane.pipeline.recover() for lane in self.all}
+        errors = {id(lane): await lane.pipeline.recover() for lane in lanes}
         attempts, self.attempts = list(self.attempts), deque()
-        for lane in self.all:
+        for lane in lanes:
             if errors[id(lane)][0] is not None and not (lane is self._own and attempts and attempts[0].within):
                 lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
                 await lane.pipeline.settle()

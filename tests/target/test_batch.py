@@ -20,6 +20,7 @@ import pytest
 
 from subscriber.apply import batch
 from subscriber.apply.progress import Progress
+from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
@@ -325,14 +326,20 @@ async def _apply(
         lanes = await _lanes(stack, db, target, sessions - 1)
         half = len(payloads) // 2
         try:
+            arrived: deque[bytes] = deque()
             for number, transaction in enumerate(payloads):
+                random = Random(number)
                 if number == half:
+                    await path.give(arrived, random)
                     await target.settle()
                     await db.execute(*damage)
-                await path.give(deque(transaction), Random(number))
+                arrived.extend(transaction)
+                if random.random() < 0.3:
+                    await path.give(arrived, random)
                 if number == half // 4:  # whatever is under way just now
                     for lane in lanes:
                         target.join(lane)
+            await path.give(arrived, Random(half))
             await target.settle()
         except SubscriberError as failed:
             found = target.explain(failed)
@@ -496,3 +503,35 @@ async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager
     assert set(target.one_by_one) == {"row missing", "several unique indexes"}
     expected, _ = await _apply(db, [users], payloads, [], batches=False)
     assert got.rows == expected.rows
+
+
+async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
+    db: Database, eager: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (plain,) = [table for table in _tables() if table.name == "plain"]
+    source = Source(1, [plain], keys=10, binary=False)
+    row = Insert(None, plain.relid, source.data(plain, ("9", "9", "9")))
+    payloads = [
+        _transaction(1000, plain.relation, row),
+        _transaction(2000, *[Delete(None, plain.relid, *source.old(plain, (f"{i}", "", ""))) for i in range(3)]),
+    ]
+    join, settle, recover = BatchingTarget.join, Pipeline.settle, Pipeline.recover
+    held, recovered = list[tuple[BatchingTarget, BatchingTarget]](), list[Pipeline]()
+
+    async def note_and_recover(pipeline: Pipeline) -> tuple[SubscriberError | None, object]:
+        found = await recover(pipeline)
+        recovered.append(pipeline)
+        return found
+
+    async def settle_and_join(pipeline: Pipeline) -> None:
+        await settle(pipeline)
+        if recovered and held:
+            join(*held.pop())
+
+    monkeypatch.setattr(BatchingTarget, "join", lambda target, lane: held.append((target, lane)))
+    monkeypatch.setattr(Pipeline, "recover", note_and_recover)
+    monkeypatch.setattr(Pipeline, "settle", settle_and_join)
+    got, target = await _apply(db, [plain], payloads, [], batches=True, sessions=2)
+    assert got.error == ""
+    assert not held
+    assert target.one_by_one["row missing"] == 3
