@@ -7,21 +7,21 @@ of the changes is applied; the changes themselves are kept as they came until th
 
 from __future__ import annotations
 
-import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
 
 from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.cutting import BODY, VALUES, Ended, Shape, cut_changes
 from subscriber.apply.fitting import refusal
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.apply.steps import BODY as BODY
-from subscriber.apply.steps import VALUES, Adder, TableBatch, add_decoded
+from subscriber.apply.steps import TableBatch
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, TupleData
-from subscriber.protocol.walstream import XLOG_DATA
 
 ROWS = 10_000  # changes after which a batch is applied
 BYTES = 2 * 1024 * 1024  # of messages, the same
@@ -33,17 +33,53 @@ LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batc
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
 
 
-_UNKNOWN = (None, None)
+_BETWEEN = 2 * BODY + 21 + 26  # bytes of a transaction's BEGIN and COMMIT
+
+
+class Taken(NamedTuple):
+    """Whole transactions that were taken, `end_lsn` of the last; and how many bytes they were."""
+
+    transactions: int
+    changes: int
+    bytes: int
+    end_lsn: Lsn
+
+
+class Several(NamedTuple):
+    """Transactions one after another: where each ends, and the number that on_committed() of the first is given."""
+
+    ended: list[Ended]
+    on_committed: Callable[[int], None]
+    number: int
+
+    def portion(self, index: int, changes: list[Payload], several: Several | None = None) -> Portion:
+        finish_lsn, commit_time, xid, end_lsn, _ = self.ended[index]
+        transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, changed=True)
+        return Portion(transaction, changes, Lsn(end_lsn), partial(self.on_committed, self.number + index), several)
 
 
 @dataclass(slots=True, eq=False)
 class Portion:
-    """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to."""
+    """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to.
+
+    Or `several` of which `transaction` is the last: nobody asks about the others unless the batch is refused.
+    """
 
     transaction: RemoteTransaction
     changes: list[Payload] = field(default_factory=list)
     end_lsn: Lsn | None = None  # None: its COMMIT has not come yet
     on_committed: Callable[[], None] | None = None
+    several: Several | None = None
+
+    def each(self) -> Iterator[Portion]:
+        """One for each transaction."""
+        if self.several is None:
+            yield self
+            return
+        start = 0
+        for index, (*_, stop) in enumerate(self.several.ended):
+            yield self.several.portion(index, self.changes[start:stop])
+            start = stop
 
 
 class Batch:
@@ -54,7 +90,7 @@ class Batch:
         self.portions: list[Portion] = []
         self.rows = 0
         self.bytes = 0
-        self._adders: dict[bytes, tuple[TableBatch, Adder]] = {}  # by all that stands before a change's values
+        self._shapes: dict[bytes, Shape | None] = {}  # by what changes begin with
 
     @property
     def steps(self) -> int:
@@ -112,30 +148,13 @@ class Batch:
         Stops before anything else, before a change that `find(relid)` has no table for or that cannot be part of a
         batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
         """
-        changes: list[Payload] = []
-        adders = self._adders
-        most, largest = min(limit, ROWS + SMALL - self.rows), 2 * BYTES - self.bytes
-        size = self._take_run(changes, waiting, most, largest, find)
-        for payload in () if changes else waiting:
-            length = len(payload)
-            if len(changes) >= most or size >= largest or payload[0] != XLOG_DATA or length > LARGE:
-                break
-            known, add = adders.get(payload[BODY:VALUES], _UNKNOWN)
-            if add is None or known is None or known.found_by is not changes:
-                table = find(payload[BODY + 1 : BODY + 5]) if payload[BODY] in b"IUD" else None
-                if table is not known or add is None:
-                    add = table.adder(payload[BODY:VALUES]) if table is not None else None
-                if add is None or table is None:
-                    break
-                table.found_by = changes
-                adders[payload[BODY:VALUES]] = table, add
-            try:
-                if not add(payload, VALUES):
-                    break
-            except (IndexError, struct.error):
-                break
-            changes.append(payload)
-            size += length
+        most, largest = self._room(limit)
+        changes, size = self._take_run(waiting, most, largest, find)
+        if not changes:
+            _, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), True)
+            size = sum(map(len, changes))
+            for add, row, nulls in rows:
+                add(row, nulls)
         for _ in changes:
             waiting.popleft()
         if changes:
@@ -144,26 +163,69 @@ class Batch:
             self.bytes += size
         return len(changes), size
 
+    def _room(self, limit: int) -> tuple[int, int]:
+        """How many changes of how many bytes take() may take; never below 0."""
+        return max(min(limit, ROWS + SMALL - self.rows), 0), max(2 * BYTES - self.bytes, 0)
+
+    def take_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        find: Callable[[bytes], TableBatch | None],
+        unattended: Callable[[Lsn], bool],
+        on_committed: Callable[[int], None],
+        number: int,
+    ) -> Taken | None:
+        """Take whole small transactions off the front of `waiting`, of up to `limit` changes; None: none.
+
+        Stops as take() does, and before a transaction to whose end somebody has to attend. on_committed() of each is
+        given a number, from `number` on.
+        """
+        most, largest = self._room(limit)
+        ended, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), False)
+        while ended and not unattended(Lsn(ended[-1][3])):
+            ended.pop()
+        if not ended:
+            return None
+        taken = ended[-1][-1]
+        del changes[taken:]
+        several = Several(ended, on_committed, number)
+        self.portions.append(several.portion(len(ended) - 1, [*changes], several))
+        for add, row, nulls in rows[:taken]:
+            add(row, nulls)
+        for _ in range(taken + 2 * len(ended)):
+            waiting.popleft()
+        size = sum(map(len, changes))
+        self.rows += taken
+        self.bytes += size
+        return Taken(len(ended), taken, size + _BETWEEN * len(ended), Lsn(ended[-1][3]))
+
+    def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], Shape | None]:
+        """How changes are to be cut by what they begin with; `find` is asked for their table again each time."""
+        shapes = self._shapes
+
+        def shape(head: bytes) -> Shape | None:
+            table = find(head[1:5]) if head[0] in b"IUD" else None
+            if table is None:
+                return None
+            if head not in shapes:
+                shapes[head] = table.shape(head)
+            return shapes[head]
+
+        return shape
+
     @staticmethod
     def _take_run(
-        changes: list[Payload],
-        waiting: deque[bytes],
-        most: int,
-        largest: int,
-        find: Callable[[bytes], TableBatch | None],
-    ) -> int:
-        """take() for changes alike at the front of `waiting`, if there are: adds them to `changes`; their bytes."""
+        waiting: deque[bytes], most: int, largest: int, find: Callable[[bytes], TableBatch | None]
+    ) -> tuple[list[bytes], int]:
+        """take() for changes alike at the front of `waiting`, if there are: they and their bytes."""
         if len(waiting) < RUN:
-            return 0
+            return [], 0
         head = waiting[0][BODY:VALUES]
-        if head != waiting[RUN - 1][BODY:VALUES] or head[:1] not in (b"I", b"U"):
-            return 0
+        if head != waiting[RUN - 1][BODY:VALUES] or head[:1] not in (b"I", b"U", b"D"):
+            return [], 0
         table = find(head[1:5])
-        if table is None:
-            return 0
-        run, size = table.take_run(head, waiting, max(most, 0), max(largest, 0), LARGE)
-        changes += run
-        return size
+        return table.take_run(head, waiting, most, largest, LARGE) if table is not None else ([], 0)
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Where changes of that table go."""
@@ -176,7 +238,7 @@ class Batch:
     def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
         """One change that was decoded already; False when it cannot be part of a batch."""
         size = _size(change)
-        if size > LARGE or not add_decoded(table, change):
+        if size > LARGE or not table.add(change):
             return False
         self.portion(transaction).changes.append(change)
         self.rows += 1

@@ -53,9 +53,9 @@ class Progress:
         _append(self._volatile, self.sent, position)
         self._settle()
 
-    def commit_sent(self, end_lsn: Lsn) -> int:
-        """A COMMIT that makes everything up to `end_lsn` present was sent; its number."""
-        self.sent += 1
+    def commit_sent(self, end_lsn: Lsn, commits: int = 1) -> int:
+        """`commits` that make everything up to `end_lsn` present were sent; the number of the last."""
+        self.sent += commits
         _append(self._unrecorded, self.sent, end_lsn)
         self.note(end_lsn)
         return self.sent

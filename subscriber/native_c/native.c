@@ -17,6 +17,7 @@
 #include "values.c"
 #include "changes.c"
 #include "columns.c"
+#include "cutting.c"
 
 /* Take in the reference of `name`; called by @compiled. */
 static PyObject *
@@ -42,9 +43,9 @@ static PyMethodDef functions[] = {
     FUNCTION(walstream_weigh),
     FUNCTION(tuples_skip_columns),
     FUNCTION(tuples_split_columns),
-    FUNCTION(steps_cells),
-    FUNCTION(steps_values),
-    FUNCTION(steps_cut_run),
+    FUNCTION(cutting_cut),
+    FUNCTION(cutting_cut_run),
+    FUNCTION(cutting_cut_changes),
     {NULL},
 };
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from subscriber.apply.batch import Taken
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.lsn import Lsn
@@ -51,10 +52,21 @@ class Target(Protocol):
         make_room() has to be awaited.
         """
 
-    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
-        """commit(), if all of `transaction` was taken and is kept; false, and nothing done, if it was not.
+    def take_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        wants: Wants,
+        unattended: Callable[[Lsn], bool],
+        on_committed: Callable[[int], None],
+        number: int,
+    ) -> Taken | None:
+        """Take whole transactions off the front of `waiting`, of up to `limit` changes in all, each as if committed.
 
-        Afterwards make_room() has to be awaited.
+        Only between transactions, and only those of whose end LSN, and so of any before it, `unattended` is true.
+        on_committed() gets `number` for the first, and one more for each further one. None where there are none to be
+        taken. Afterwards make_room() has to be awaited.
         """
 
     async def make_room(self) -> None:

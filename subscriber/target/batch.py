@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from subscriber.apply.batch import Batch, Portion, decoded, why_not
+from subscriber.apply.batch import Batch, Portion, Taken, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.steps import Kind, TableBatch
@@ -113,17 +113,40 @@ class BatchingTarget(PostgresTarget):
         """
         if not self._may_gather(transaction):
             return 0, 0
+        find = self._finder(relations, wants, transaction.finish_lsn)
+        taken, size = self._batch.take(transaction, waiting, limit, find)
+        if taken:
+            transaction.changed = True
+        return taken, size
+
+    def take_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        wants: Wants,
+        unattended: Callable[[Lsn], bool],
+        on_committed: Callable[[int], None],
+        number: int,
+    ) -> Taken | None:
+        if not self.batching or self._pause:
+            return None
+        find = self._finder(relations, wants, self.position)
+        taken = self._batch.take_transactions(waiting, limit, find, unattended, on_committed, number)
+        if taken is not None:
+            self._end = taken.end_lsn
+        return taken
+
+    def _finder(self, relations: RelationMap, wants: Wants, finish_lsn: Lsn) -> Callable[[bytes], TableBatch | None]:
+        """Where changes of a table go, by its relid's four bytes, if it is known and still mapped as it was."""
 
         def find(relid: bytes) -> TableBatch | None:
             table = self._batch.tables.get(relid)
             if table is None or relations.get(table.mapping.remote.relid) is not table.mapping:
                 return None
-            return table if wants(table.mapping.local.oid, transaction.finish_lsn) else None
+            return table if wants(table.mapping.local.oid, finish_lsn) else None
 
-        taken, size = self._batch.take(transaction, waiting, limit, find)
-        if taken:
-            transaction.changed = True
-        return taken, size
+        return find
 
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -171,19 +194,13 @@ class BatchingTarget(PostgresTarget):
         if transaction is self._sent:
             self._note_end(transaction, end_lsn, on_committed)
             await self._send()
-        elif self.take_commit(transaction, end_lsn, on_committed):
+        elif self._batch.portions and self._batch.portions[-1].transaction is transaction:
+            self._note_end(transaction, end_lsn, on_committed)
             await self.make_room()
         else:
             await self._go_plain(transaction, "nothing")
             self._plain = None
             await super().commit(transaction, end_lsn, on_committed)
-
-    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
-        portions = self._batch.portions
-        if transaction is self._sent or not portions or portions[-1].transaction is not transaction:
-            return False
-        self._note_end(transaction, end_lsn, on_committed)
-        return True
 
     def _note_end(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         portion = self._batch.portion(transaction)
@@ -381,7 +398,7 @@ class BatchingTarget(PostgresTarget):
 
     async def _apply_again(self, portions: list[Portion], mappings: dict[int, RelationMapping]) -> None:
         """On the reference path, one transaction and one change after another."""
-        for portion in portions:
+        for portion in [one for several in portions for one in several.each()]:
             transaction = portion.transaction
             if transaction is not self._plain:
                 transaction.changed = False

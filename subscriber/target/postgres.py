@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from subscriber.apply.batch import Batch
+from subscriber.apply.batch import Batch, Taken
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
@@ -222,9 +222,18 @@ class PostgresTarget:
         """Take changes as the walsender sent them, where that is quicker (batch.py): number and bytes. None here."""
         return 0, 0
 
-    def take_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> bool:
-        """commit(), where all of the transaction was taken and nothing has to be waited for. Never here."""
-        return False
+    def take_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        wants: Wants,
+        unattended: Callable[[Lsn], bool],
+        on_committed: Callable[[int], None],
+        number: int,
+    ) -> Taken | None:
+        """Take whole transactions in the same way. Never here."""
+        return None
 
     async def make_room(self) -> None:
         """To be awaited after take()."""

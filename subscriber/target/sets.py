@@ -17,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
+from subscriber.apply.cutting import NULL_TEXT
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
-from subscriber.apply.steps import NULL_TEXT, Kind, Step, TableBatch
+from subscriber.apply.steps import Kind, Step, TableBatch
 from subscriber.target.statements import qualified, quote
 
 CHUNK = 256 * 1024  # bytes of one CopyData message, more or less

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from subscriber.apply.batch import Taken
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
@@ -58,10 +59,26 @@ class Applier:
         transaction = self.dispatcher.transaction
         if transaction is None or transaction.passed_over:
             return 0
-        wants = self._wants if self._target.hooks is None else self._wants_as_sent
-        taken, size = self._target.take(transaction, waiting, limit, self.dispatcher.relations, wants)
+        taken, size = self._target.take(transaction, waiting, limit, self.dispatcher.relations, self._as_sent)
         self._counters.changes += taken
         return size
+
+    def take_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        unattended: Callable[[Lsn], bool],
+        on_committed: Callable[[int], None],
+        number: int,
+    ) -> Taken | None:
+        """Have the target take whole transactions in the same way."""
+        taken = self._target.take_transactions(
+            waiting, limit, self.dispatcher.relations, self._as_sent, unattended, on_committed, number
+        )
+        if taken is not None:
+            self._counters.transactions += taken.transactions
+            self._counters.changes += taken.changes
+        return taken
 
     async def take_kept(self, messages: Sequence[bytes], decoder: Decoder) -> None:
         """The changes of `messages`, which a file had, one after another."""
@@ -72,8 +89,12 @@ class Applier:
             else:
                 await self.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
 
-    def _wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
+    @property
+    def _as_sent(self) -> Wants:
         """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
+        return self._wants if self._target.hooks is None else self._wants_as_sent
+
+    def _wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
         return relid not in self._not_as_sent and self._wants(relid, finish_lsn)
 
     async def handle(self, message: Message) -> Action:

@@ -74,7 +74,8 @@ class ApplyLoop:
         `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
         `beside` runs as long as the loop.
         `before(finish_lsn)` is waited for before anything of a transaction can be seen on the target.
-        Where `unattended(position)` is true neither this nor `at_boundary` would do anything, and they are not called.
+        Where `unattended(position)` is true neither this nor `at_boundary` would do anything, and they need not be
+        called, nor at any position before.
         `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
         """
         self.progress = Progress(start)

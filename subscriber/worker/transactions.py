@@ -34,17 +34,13 @@ from subscriber.apply.subrel import NOWHERE
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
-from subscriber.protocol.messages import Begin, Commit, CommitPrepared, RollbackPrepared
-from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.applier import Applier, Counters, Wants
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
-
-_XLOG_DATA = bytes([XLOG_DATA])
-_BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
 
 
 class Transactions:
@@ -89,15 +85,15 @@ class Transactions:
     def take(self, waiting: deque[bytes], limit: int) -> int:
         """Take what the target, or in a stream block its file, can have as the walsender sent it; its bytes.
 
-        That is changes of rows, and BEGIN and COMMIT where nobody has to look at their transaction: a task that
-        were asked for each of them would take longer than the transaction. 0 where receive() has to see the next one.
-        Afterwards make_room() has to be awaited, and `ended` is where the last transaction ended.
+        That is changes of rows, and whole small transactions where nobody has to look at them: decoding, asking and
+        noting for each of them would take longer than what it is about. 0 where receive() has to see the next message.
+        Afterwards make_room() has to be awaited, and `ended` is where the last whole one ended.
         """
         if self._dispatcher.block is not None:
             return self._blocks().keep_changes(waiting, limit)
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
-            taken = self._applier.take(waiting, left) or self._take_end(waiting)
+            taken = self._take_transactions(waiting, left) if self.idle else self._applier.take(waiting, left)
             if not taken:
                 break
             size += taken
@@ -110,46 +106,19 @@ class Transactions:
         else:
             await self._target.make_room()
 
-    def _take_end(self, waiting: deque[bytes]) -> int:
-        """The BEGIN or COMMIT of a plain transaction; its bytes."""
-        frame, dispatcher = waiting[0], self._dispatcher
-        if frame[:1] != _XLOG_DATA:
+    def _take_transactions(self, waiting: deque[bytes], limit: int) -> int:
+        """Small ones, from BEGIN to COMMIT; their bytes."""
+        if not self._unattended(self._target.position):
             return 0
-        match frame[_BODY : _BODY + 1]:
-            case b"B" if dispatcher.transaction is None:
-                begin = self._decoder.decode(frame, _BODY)
-                assert isinstance(begin, Begin)
-                if not self._unattended(begin.final_lsn):
-                    return 0
-                dispatcher.receive(begin)
-            case b"C" if dispatcher.transaction is not None:
-                commit = self._decoder.decode(frame, _BODY)
-                assert isinstance(commit, Commit)
-                if not self._take_commit(dispatcher.transaction, commit):
-                    return 0
-                dispatcher.receive(commit)
-            case _:
-                return 0
-        waiting.popleft()
-        return len(frame)
-
-    def _take_commit(self, transaction: RemoteTransaction, commit: Commit) -> bool:
-        if commit.commit_lsn != transaction.finish_lsn or transaction.gid is not None:
-            return False
-        if not self._unattended(commit.end_lsn):
-            return False
-        if transaction.changed:
-            done = partial(self._on_committed, self._progress.sent + 1)
-            if not self._target.take_commit(transaction, commit.end_lsn, done):
-                return False
-            reach(Point.COMMIT_READY, self._target.pipeline.flush)
-            self._progress.commit_sent(commit.end_lsn)
-            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
-        else:
-            self._progress.note(commit.end_lsn)
-        self._counters.transactions += 1
-        self.ended = commit.end_lsn
-        return True
+        number = self._progress.sent + 1
+        taken = self._applier.take_transactions(waiting, limit, self._unattended, self._on_committed, number)
+        if taken is None:
+            return 0
+        reach(Point.COMMIT_READY, self._target.pipeline.flush)
+        self._progress.commit_sent(taken.end_lsn, taken.transactions)
+        reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        self.ended = taken.end_lsn
+        return taken.bytes
 
     # --- one message after another ------------------------------------------------------------------
 

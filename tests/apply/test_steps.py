@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,11 +16,12 @@ from hypothesis import strategies as st
 from subscriber.apply import batch
 from subscriber.apply.batch import Batch, why_not
 from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.cutting import BODY, VALUES
 from subscriber.apply.relation_map import ColumnSets, RelationMapping
-from subscriber.apply.steps import BODY, VALUES, Kind, TableBatch
+from subscriber.apply.steps import Kind, TableBatch
 from subscriber.lsn import Lsn
 from subscriber.protocol import encode
-from subscriber.protocol.messages import Delete, Insert, OldPart, Update
+from subscriber.protocol.messages import Begin, Commit, Delete, Insert, OldPart, Update
 from tests.apply import build
 
 ENVELOPE = b"w" + bytes(24)
@@ -91,6 +95,81 @@ def test_a_run_is_as_good_as_its_changes(
     table = mapping(search, other_unique=other_unique, unique_columns=unique_columns)
     together = gathered(waiting, TableBatch(table, binary=binary), 2)
     assert together == gathered(waiting, TableBatch(table, binary=binary), 10**6)
+
+
+def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) -> Any:
+    """Whole ones where they can be; not `whole`: one after another."""
+    found, done = Batch(), list[int]()
+    found.tables[RELID.to_bytes(4, "big")] = table
+    for index, changes in enumerate(transactions):
+        begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
+        waiting = deque([ENVELOPE + encode.encode(begin), *changes, ENVELOPE + encode.encode(commit)])
+        if not whole or found.take_transactions(waiting, 100, lambda _: table, bool, done.append, index) is None:
+            waiting.popleft()
+            transaction = RemoteTransaction(index, Lsn(index + 1), 0, changed=True)
+            while len(waiting) > 1 and found.take(transaction, waiting, 100, lambda _: table)[0]:
+                pass
+            if len(waiting) > 1:
+                break  # the rest of it cannot be part of a batch
+            portion = found.portion(transaction)
+            portion.end_lsn, portion.on_committed = Lsn(index + 2), partial(done.append, index)
+    portions = [one for portion in found.portions for one in portion.each()]
+    for portion in portions:
+        if portion.on_committed is not None:
+            portion.on_committed()
+    steps = [(step.kind, step.sent, list(step.rows.items()), step.nulls) for step in table.steps]
+    return steps, [(one.transaction, one.changes, one.end_lsn) for one in portions], found.rows, found.bytes, done
+
+
+@given(st.lists(runs(binary=False), max_size=6), st.sampled_from([(0,), (0, 1), None]), st.booleans())
+def test_whole_transactions_are_as_good_as_their_changes(
+    transactions: list[list[bytes]], search: tuple[int, ...] | None, other_unique: bool
+) -> None:
+    table = mapping(search, other_unique=other_unique, unique_columns=("b",))
+    together = taken(transactions, TableBatch(table, binary=False), whole=True)
+    assert together == taken(transactions, TableBatch(table, binary=False), whole=False)
+
+
+def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_to() -> None:
+    table = TableBatch(mapping((0,), other_unique=False), binary=False)
+    waiting: deque[bytes] = deque()
+    for index in range(1, 6):
+        insert = Insert(None, RELID, build.row(str(index), "1", None))
+        for message in (Begin(Lsn(10 * index), 0, index), insert, Commit(Lsn(10 * index), Lsn(10 * index + 5), 0)):
+            waiting.append(ENVELOPE + encode.encode(message))
+    found, done, size = Batch(), list[int](), sum(map(len, waiting)) // 5
+    taken = found.take_transactions(waiting, 100, lambda _: table, lambda end: end < 40, done.append, 8)
+    assert taken == (3, 3, 3 * size, Lsn(35))
+    assert len(waiting) == 6
+    (portion,) = found.portions
+    assert (portion.transaction.xid, portion.end_lsn, len(portion.changes)) == (3, 35, 3)
+    assert portion.on_committed is not None
+    portion.on_committed()
+    assert done == [10]
+    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in portion.each()] == [
+        (1, 10, 1),
+        (2, 20, 1),
+        (3, 30, 1),
+    ]
+    assert found.take_transactions(waiting, 100, lambda _: table, lambda _: False, done.append, 11) is None
+    assert len(waiting) == 6
+    assert found.rows == 3
+
+
+def test_a_batch_goes_with_its_last_reference() -> None:
+    """Not when the garbage collector comes round, which is seldom: until then ten thousands of rows would stay."""
+    change = Insert(None, RELID, build.row("1", "1", None))
+    found = Batch()
+    table = found.table(mapping((0,), other_unique=False), change)
+    waiting = deque([ENVELOPE + encode.encode(change)] * 3)
+    assert found.take(RemoteTransaction(1, Lsn(1), 0), waiting, 7, found.tables.get)[0] == 3
+    seen = weakref.ref(table)
+    gc.disable()
+    try:
+        del found, table
+        assert seen() is None
+    finally:
+        gc.enable()
 
 
 def test_a_run_is_taken_as_one() -> None:

@@ -19,11 +19,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber import native
-from subscriber.apply import steps
+from subscriber.apply import cutting
 from subscriber.consumer import binary_values, changes, text_values
 from subscriber.consumer.changes import Change, Delete, Insert, Update
 from subscriber.consumer.rows import Relation, Row
 from subscriber.consumer.types import Types
+from subscriber.lsn import Lsn
 from subscriber.protocol import encode, messages, tuples, walstream, wire
 from subscriber.protocol.tuples import TupleData
 from tests.protocol.strategies import frames, rows
@@ -307,22 +308,43 @@ def test_any_error_of_a_type_is_told_as_the_reference_tells_it() -> None:
 # --- cutting --------------------------------------------------------------------------------------
 
 
-@given(rows, st.binary(max_size=5), st.integers(-1, 14), st.sampled_from([0x62, 0x74]), st.data())
-def test_columns(row: TupleData, before: bytes, ncols: int, wanted: int, data: st.DataObject) -> None:
+@given(rows, st.binary(max_size=5), st.integers(-1, 14), st.data())
+def test_columns(row: TupleData, before: bytes, ncols: int, data: st.DataObject) -> None:
     raw = before + data.draw(st.just(row.raw) | st.builds(damaged, st.just(row.raw), st.just(data)))
     pos = data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2))
     ncols = data.draw(st.just(row.ncols) | st.just(ncols))
     both("tuples_skip_columns", raw, pos, ncols)
     both("tuples_split_columns", raw, pos, ncols)
-    both("steps_cells", raw, pos, ncols, wanted, steps.NULL_CELL)
-    both("steps_values", raw, pos, ncols, steps.NULL_TEXT)
+
+
+def add(row: cutting.Cells, nulls: int) -> None:
+    """Takes the row, in a shape of these tests."""
+
+
+shapes = st.builds(
+    lambda ncols, rows, wanted, partial, key: cutting.Shape(
+        add, ncols, rows, wanted, cutting.NULL_CELL if wanted else cutting.NULL_TEXT, partial, key
+    ),
+    st.just(3) | st.integers(0, 4),
+    st.sampled_from([1, 1, 2]),
+    st.sampled_from([0, 0x62, 0x74]),
+    st.booleans(),
+    st.sampled_from([(), (), (0,), (2, 1)]),
+)
+
+
+@given(st.lists(good_rows(3) | rows, min_size=1, max_size=2), st.binary(max_size=5), shapes, st.data())
+def test_cuts(given: list[TupleData], before: bytes, shape: cutting.Shape, data: st.DataObject) -> None:
+    raw = before + damaged(b"N\0\3".join([row.raw for row in given]), data)
+    both("cutting_cut", raw, data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2)), shape)
 
 
 def test_nulls_are_the_one_object() -> None:
     """By which a value of the same two bytes is told from NULL."""
-    found, _, nulls = steps.values(b"t\0\0\0\2\\Nn", 0, 2, steps.NULL_TEXT)
+    shape = cutting.Shape(add, 2, 1, 0, cutting.NULL_TEXT, False, ())
+    _, found, nulls = cutting.cut(b"t\0\0\0\2\\Nn", 0, shape) or (None, [], 0)
     assert found == [b"\\N", b"\\N"]
-    assert [value is steps.NULL_TEXT for value in found] == [False, True]
+    assert [value is cutting.NULL_TEXT for value in found] == [False, True]
     assert nulls == 1
 
 
@@ -346,12 +368,57 @@ def test_weigh(sent: list[bytes]) -> None:
     both("walstream_weigh", sent)
 
 
-@given(st.lists(good_rows(3) | rows, max_size=6), st.sampled_from([0, 0x62, 0x74]), st.integers(1, 200), st.data())
-def test_runs(given: list[TupleData], wanted: int, most: int, data: st.DataObject) -> None:
+@given(st.lists(good_rows(3) | rows, max_size=6), shapes, st.integers(1, 200), st.data())
+def test_runs(given: list[TupleData], shape: cutting.Shape, most: int, data: st.DataObject) -> None:
     head = b"I\0\0\0\1N\0\3"
     waiting = deque([damaged(b"w" + bytes(24) + head + row.raw, data) for row in given])
-    null = steps.NULL_CELL if wanted else steps.NULL_TEXT
-    both("steps_cut_run", waiting, most % 8, most, most + 20, head, 3, wanted, null)
+    both("cutting_cut_run", waiting, most % 8, most, most + 20, head, shape)
+
+
+@given(st.lists(st.lists(good_rows(3), max_size=3), max_size=4), st.booleans(), st.integers(1, 400), st.data())
+def test_whole_transactions(given: list[list[TupleData]], inside: bool, most: int, data: st.DataObject) -> None:
+    payloads = []
+    for xid, found in enumerate(given):
+        lsn = data.draw(st.just(Lsn(2**63 + xid)) | st.just(Lsn(7)))
+        begin, commit = messages.Begin(Lsn(2**63 + xid), -1, xid), messages.Commit(lsn, Lsn(lsn + 1), 0)
+        kinds = [data.draw(st.sampled_from([messages.Insert, messages.Update])) for _ in found]
+        made = [
+            messages.Insert(None, 1, row) if kind is messages.Insert else messages.Update(None, 2, None, None, row)
+            for kind, row in zip(kinds, found, strict=True)
+        ]
+        payloads += [b"w" + bytes(24) + encode.encode(message) for message in (begin, *made, commit)]
+    wrong = data.draw(st.none() | st.integers(0, len(payloads)))
+    waiting = deque(damaged(payload, data) if i == wrong else payload for i, payload in enumerate(payloads))
+    if inside and waiting:
+        waiting.popleft()
+    shape = {b"I": data.draw(shapes), b"U": data.draw(shapes | st.none())}
+    outcomes = []
+    for function in (cutting.cut_changes, native.references["cutting_cut_changes"]):
+        asked: list[bytes] = []
+
+        def find(head: bytes, asked: list[bytes] = asked) -> cutting.Shape | None:
+            asked.append(head)
+            return shape.get(head[:1])
+
+        outcomes.append((outcome(function, waiting, most % 12, most, most + 20, find, inside), asked))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_whole_transaction_is_found() -> None:
+    """And one that is not whole is left alone."""
+    row = TupleData(b"t\0\0\0\1x" * 3, 3)
+    sent: list[messages.Message] = [
+        messages.Begin(Lsn(5), 7, 1),
+        messages.Insert(None, 1, row),
+        messages.Commit(Lsn(5), Lsn(8), 0),
+    ]
+    payloads = [b"w" + bytes(24) + encode.encode(message) for message in sent]
+    shape = cutting.Shape(add, 3, 1, 0, cutting.NULL_TEXT, False, (0,))
+    for function in (cutting.cut_changes, native.references["cutting_cut_changes"]):
+        ended, changes, cut = function([*payloads, *payloads[:2]], 10, 10**6, 10**6, lambda _: shape, False)
+        assert ended == [(5, 7, 1, 8, 1)]
+        assert changes == payloads[1:2]
+        assert cut == [(add, [b"x"] * 3, 0)]
 
 
 WRONG: list[Any] = [None, -1, 2**70, "x", b"", [], {}, 1.5]
