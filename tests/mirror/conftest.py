@@ -44,6 +44,38 @@ class Mirror:
             connection.executescript(statements)
 
 
+# type, value, and what it becomes where that is the same text in every database
+AS_TEXT = [
+    ("date", "0001-01-01", "0001-01-01"),
+    ("time", "23:59:59.999999", "23:59:59.999999"),
+    ("timestamp", "2000-01-02 03:04:05.000006", "2000-01-02 03:04:05.000006"),
+    ("timestamptz", "2000-01-02 03:04:05.6+02", "2000-01-02 01:04:05.600000"),
+    ("timetz", "03:04:05+02", "03:04:05+02"),
+    ("interval", "1 mon 2 days", "1 mon 2 days"),
+    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
+    ("jsonb", '{"a": 1.10}', '{"a": 1.10}'),
+    ("int[]", "{1,NULL,3}", "{1,NULL,3}"),
+    ("int4range", "[1,3)", "[1,3)"),
+    ("inet", "10.0.0.1", "10.0.0.1"),
+    ("numeric", "NaN", "NaN"),
+    ("char(3)", "a", "a  "),
+]
+
+
+async def rows_of_types(mirror: Mirror, types: list[tuple[str, str, Any]], url: str) -> None:
+    """Table t with three rows: all the values, copied; NULLs, copied; the values again, from the stream."""
+    columns = ", ".join(f"c{i} {name}" for i, (name, _, _) in enumerate(types))
+    values = ", ".join(f"${i + 1}::text::{name}" for i, (name, _, _) in enumerate(types))
+    texts = [text for _, text, _ in types]
+    connection = await mirror.source.connect()
+    await connection.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
+    await connection.execute(f"INSERT INTO t VALUES (1, {values})", *texts)
+    await connection.execute("INSERT INTO t VALUES (2)")
+    await mirror.run(target=url)
+    await connection.execute(f"INSERT INTO t VALUES (3, {values})", *texts)
+    await mirror.run(target=url)
+
+
 async def changes_arrive(mirror: Mirror, url: str) -> None:
     """Rows inserted, updated, deleted and with a new key, on any database."""
     await mirror.source.execute(

@@ -14,7 +14,7 @@ from subscriber import ApplyError, ConninfoError, Hook, HookError, Hooks, Publis
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
 from subscriber.target.sqlalchemy import SqlTarget
 from subscriber.worker import mirror_apply
-from tests.mirror.conftest import Mirror
+from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
 # As PostgreSQL writes it -> what SQLite has.
 TYPES: list[tuple[str, str, Any]] = [
@@ -25,35 +25,14 @@ TYPES: list[tuple[str, str, Any]] = [
     ("float4", "0.1", 0.1),
     ("float8", "1e-300", 1e-300),
     ("numeric(30,10)", "12345678901234567890.0123456789", "12345678901234567890.0123456789"),
-    ("numeric", "NaN", "NaN"),
     ("text", "a\tb\\c\n'é", "a\tb\\c\n'é"),
-    ("char(3)", "a", "a  "),
     ("bytea", "\\x00ff", b"\0\xff"),
-    ("date", "0001-01-01", "0001-01-01"),
-    ("time", "23:59:59.999999", "23:59:59.999999"),
-    ("timestamp", "2000-01-02 03:04:05.000006", "2000-01-02 03:04:05.000006"),
-    ("timestamptz", "2000-01-02 03:04:05.6+02", "2000-01-02 01:04:05.600000"),
-    ("timetz", "03:04:05+02", "03:04:05+02"),
-    ("interval", "1 mon 2 days", "1 mon 2 days"),
-    ("uuid", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11", "a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11"),
-    ("jsonb", '{"a": 1.10}', '{"a": 1.10}'),
-    ("int[]", "{1,NULL,3}", "{1,NULL,3}"),
-    ("int4range", "[1,3)", "[1,3)"),
-    ("inet", "10.0.0.1", "10.0.0.1"),
+    *AS_TEXT,
 ]
 
 
 async def test_types_are_the_same_by_copy_and_by_stream(mirror: Mirror) -> None:
-    columns = ", ".join(f"c{i} {name}" for i, (name, _, _) in enumerate(TYPES))
-    connection = await mirror.source.connect()
-    await connection.execute(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
-    values = ", ".join(f"${i + 1}::text::{name}" for i, (name, _, _) in enumerate(TYPES))
-    texts = [text for _, text, _ in TYPES]
-    await connection.execute(f"INSERT INTO t VALUES (1, {values})", *texts)
-    await connection.execute("INSERT INTO t VALUES (2)")
-    await mirror.run()
-    await connection.execute(f"INSERT INTO t VALUES (3, {values})", *texts)
-    await mirror.run()
+    await rows_of_types(mirror, TYPES, mirror.url)
     copied, nulls, streamed = mirror.rows("SELECT * FROM t ORDER BY id")
     assert copied[1:] == tuple(value for _, _, value in TYPES)
     assert nulls[1:] == (None,) * len(TYPES)
