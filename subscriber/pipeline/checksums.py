@@ -45,7 +45,7 @@ class Column:
         said = f"pg_catalog.concat({name})"
         if self.cast is not None:
             said = f"pg_catalog.concat({said}::{self.cast})"
-        return f"CASE WHEN {name} IS NOT NULL THEN {said} END"
+        return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {said} END"  # IS NOT NULL asks a composite for its fields
 
 
 @dataclass(frozen=True, slots=True)

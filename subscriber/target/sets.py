@@ -20,7 +20,7 @@ from struct import Struct
 from subscriber.apply.cutting import NULL_TEXT
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.apply.steps import Kind, Step, TableBatch
-from subscriber.target.statements import qualified, quote
+from subscriber.target.statements import is_null, qualified, quote
 
 CHUNK = 256 * 1024  # bytes of one CopyData message, more or less
 ROWS_IN_CHUNK = 1000
@@ -111,7 +111,8 @@ def _change(table: TableBatch, step: Step) -> str:
         where = _where([columns[place] for place in sought], [values[place] for place in sought])
     for i, column, value in zip(_columns(table, step)[keys:], columns[keys:], values[keys:], strict=True):
         if i in table.fixed:
-            where += f" AND ({_where([column], [value])} OR ({_stored(column)} IS NULL AND {value} IS NULL))"
+            both_null = f"{is_null(_stored(column))} AND {is_null(value)}"
+            where += f" AND ({_where([column], [value])} OR ({both_null}))"
     sql = f"UPDATE {_only(mapping)} AS target SET {sets} FROM {source} WHERE {where}"
     return _counted(sql, len(columns))
 

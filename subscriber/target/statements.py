@@ -9,7 +9,7 @@ Rules that are not obvious, each from a difference between SQL and the executor:
 - Only the first of several equal rows is changed (REPLICA IDENTITY FULL): a statement of its own locks it and
   keeps its ctid for the next, which changes it. In one statement, the change would look with the snapshot from
   before the lock was waited for, and not see the row as another session has left it.
-- `IS NOT DISTINCT FROM` never uses an index, so a search for a NULL is its own statement with IS NULL.
+- `IS NOT DISTINCT FROM` a value never uses an index, so a search for a NULL is a statement of its own.
 - Every column that was sent is set, changed or not, so that triggers FOR UPDATE OF see them;
   a column that was not sent (unchanged TOAST) is left out.
 - UPDATE may not name a GENERATED ALWAYS identity column. One that identifies the row is left out while
@@ -90,10 +90,10 @@ class Builder:
         conditions = []
         for index, column in enumerate(self.mapping.attributes):
             if status[index] == NULL:
-                conditions.append(f"{quote(column.name)} IS NULL")
+                conditions.append(is_null(quote(column.name)))
             else:
                 conditions.append(self._equals(row, index))
-        conditions += [f"{quote(column.name)} IS NULL" for column in self.mapping.local_only]
+        conditions += [is_null(quote(column.name)) for column in self.mapping.local_only]
         return " AND ".join(conditions) or "true"
 
     def _equals(self, row: int, index: int) -> str:
@@ -106,6 +106,11 @@ class Builder:
         if column.search_cast is not None:
             sought += f"::{column.search_cast}"
         return f"{stored} {column.equality} {sought}"
+
+
+def is_null(value: str) -> str:
+    """Whether it is NULL itself. IS NULL is true of a composite value, too, all of whose fields are."""
+    return f"{value} IS NOT DISTINCT FROM NULL"
 
 
 def insert(mapping: RelationMapping) -> Plan:

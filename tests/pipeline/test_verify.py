@@ -17,7 +17,7 @@ from subscriber.catalog import hold
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.verify import as_json, describe
-from subscriber.pipeline.checksums import add_up, buckets_for, differing
+from subscriber.pipeline.checksums import Column, add_up, buckets_for, differing
 from subscriber.pipeline.verify import Comparison, Key, verify
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
@@ -222,6 +222,13 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
     await source_db.execute("INSERT INTO t VALUES (1)")
     await target_db.wait_for("SELECT count(*) FROM t", 1)
     await target_db.wait_for("SELECT count(*) FROM subscriber.hold", 0)
+
+
+async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Database) -> None:
+    await source_db.execute("CREATE TYPE pair AS (a int, b text)")
+    values = "(VALUES (NULL::pair), ('(,)'), ('(1,)'), ('(2,)')) t (p)"
+    rows = await source_db.rows(f"SELECT {Column('p', None).text} FROM {values}")
+    assert rows == [(None,), ("(,)",), ("(1,)",), ("(2,)",)]
 
 
 def test_buckets() -> None:

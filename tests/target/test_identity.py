@@ -22,6 +22,17 @@ async def test_one_of_several_equal_rows_is_changed(db: Database, applier: Appli
     assert applier.missing == ["DELETE public.t", "DELETE public.t"]
 
 
+async def test_a_composite_value_without_fields_is_no_null(db: Database, applier: Applier) -> None:
+    await db.execute("CREATE TYPE pair AS (a int, b text)", "CREATE TABLE t (id int, p pair)")
+    t = Table("t", "id", "p", identity=FULL)
+    await applier.apply(*(t.insert("1", value) for value in ("(,)", None, "(,)", None)))
+    await applier.apply(
+        t.update("2", None, old=("1", None)), t.delete("1", None), t.update("3", "(,)", old=("1", "(,)"))
+    )
+    assert await db.rows("SELECT id, p::text FROM t ORDER BY id") == [(1, "(,)"), (2, None), (3, "(,)")]
+    assert not applier.missing
+
+
 async def test_the_whole_row_counts_and_what_the_publisher_does_not_know_is_null(
     db: Database, applier: Applier
 ) -> None:

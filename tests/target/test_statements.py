@@ -97,7 +97,8 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
             statements.find(WHOLE, OLD, b"tn"),
             placing(
                 'SELECT ctid::pg_catalog.text FROM ONLY "s"."t"'
-                f' WHERE "a" {EQ} $1 AND "b" IS NULL AND "x" IS NULL LIMIT 1 FOR UPDATE'
+                f' WHERE "a" {EQ} $1 AND "b" IS NOT DISTINCT FROM NULL'
+                ' AND "x" IS NOT DISTINCT FROM NULL LIMIT 1 FOR UPDATE'
             ),
             ((OLD, 0),),
             b"SELECT 1",
@@ -178,7 +179,7 @@ def update(mapping: RelationMapping, new: bytes, old: bytes | None = None, *, id
         ),
         (
             statements.exists(WHOLE, OLD, b"tt"),
-            f'SELECT 1 FROM ONLY "s"."t" WHERE "a" {EQ} $1 AND "b" {EQ} $2 AND "x" IS NULL LIMIT 1',
+            f'SELECT 1 FROM ONLY "s"."t" WHERE "a" {EQ} $1 AND "b" {EQ} $2 AND "x" IS NOT DISTINCT FROM NULL LIMIT 1',
             ((OLD, 0), (OLD, 1)),
             b"SELECT 1",
         ),
@@ -218,7 +219,7 @@ def test_what_cannot_be_searched_for() -> None:
     statements.insert(NONE)
     with pytest.raises(MappingError, match="could not identify an equality operator for type json"):
         statements.find(JSON, OLD, b"tt")
-    assert '"j" IS NULL' in statements.find(JSON, OLD, b"tn").sql
+    assert '"j" IS NOT DISTINCT FROM NULL' in statements.find(JSON, OLD, b"tn").sql
 
 
 def test_truncate_is_one_statement_and_never_cascades() -> None:
