@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.cutting import BODY, VALUES, Ended, Shape, cut_changes
+from subscriber.apply.cutting import AROUND, BODY, VALUES, Ended, Shape, cut_changes
 from subscriber.apply.fitting import refusal
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.steps import TableBatch
@@ -31,9 +31,6 @@ RUN = 8  # changes alike, one after the other, that are worth being taken togeth
 LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
 
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
-
-
-_BETWEEN = 2 * BODY + 21 + 26  # bytes of a transaction's BEGIN and COMMIT
 
 
 class Taken(NamedTuple):
@@ -198,7 +195,7 @@ class Batch:
         size = sum(map(len, changes))
         self.rows += taken
         self.bytes += size
-        return Taken(len(ended), taken, size + _BETWEEN * len(ended), Lsn(ended[-1][3]))
+        return Taken(len(ended), taken, size + AROUND * len(ended), Lsn(ended[-1][3]))
 
     def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], Shape | None]:
         """How changes are to be cut by what they begin with; `find` is asked for their table again each time."""

@@ -35,6 +35,8 @@ _BEGIN = struct.Struct(">BQqI")
 _COMMIT = struct.Struct(">BBQQq")
 _B, _C, _N = b"BCN"
 
+AROUND = 2 * BODY + _BEGIN.size + _COMMIT.size  # bytes of a transaction that are no change
+
 
 class Shape(NamedTuple):
     """How to cut those changes of a table that begin alike, and who takes what comes of it."""

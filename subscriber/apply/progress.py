@@ -54,7 +54,10 @@ class Progress:
         self._settle()
 
     def commit_sent(self, end_lsn: Lsn, commits: int = 1) -> int:
-        """`commits` that make everything up to `end_lsn` present were sent; the number of the last."""
+        """`commits` that together make everything up to `end_lsn` present were sent; the number of the last.
+
+        Of several the position is reached with the last; until then the one from before counts.
+        """
         self.sent += commits
         _append(self._unrecorded, self.sent, end_lsn)
         self.note(end_lsn)
