@@ -260,18 +260,16 @@ class TableBatch:
         row = step.rows.get(key)
         if row is None or not self._may_skip_versions:  # None: touched by its new key
             return False
+        if step.kind is not Kind.INSERT and (step.kind is not Kind.UPDATE or step.sent != sent):
+            return False
         if self.fixed and not self._stays(step, row, new):
             return False
-        if step.kind is Kind.UPDATE and step.sent == sent:
-            if NULL_CELL in [row[i] for i in self._not_null]:
-                return False
-            step.rows[key] = new
-            return True
-        if step.kind is not Kind.INSERT:
-            return False
-        null = NULL_CELL if self.binary else NULL_TEXT
+        null = NULL_CELL if self.binary or step.kind is Kind.UPDATE else NULL_TEXT
         if null in [row[i] for i in self._not_null]:
             return False
+        if step.kind is Kind.UPDATE:
+            step.rows[key] = new
+            return True
         for i, cell in enumerate(new):
             if cell is None:
                 continue

@@ -156,6 +156,14 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
     assert found.rows == 3
 
 
+def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
+    """No publisher sends that; the server will say that the row is missing."""
+    table = TableBatch(mapping((0,), other_unique=True, unique_columns=("b",)), binary=False)
+    assert table.add(Delete(None, RELID, OldPart.KEY, build.row("1", None, None)))
+    assert table.add(Update(None, RELID, None, None, build.row("1", "2", "3")))
+    assert [step.kind for step in table.steps] == [Kind.DELETE, Kind.UPDATE]
+
+
 def test_a_batch_goes_with_its_last_reference() -> None:
     """Not when the garbage collector comes round, which is seldom: until then ten thousands of rows would stay."""
     change = Insert(None, RELID, build.row("1", "1", None))
