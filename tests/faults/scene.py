@@ -89,8 +89,8 @@ class Scene:
                         self.appended += 1
                         await connection.execute(APPEND, 1, self.appended, 1 + self.appended % 3)
                         await anyio.sleep(pause)
-            except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
-                await anyio.sleep(0.05)
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                await anyio.sleep(0.05)  # killed in the middle of a Parse, asyncpg calls it an error of its own
 
     @asynccontextmanager
     async def _writer(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
