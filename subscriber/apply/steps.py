@@ -144,32 +144,41 @@ class TableBatch:
     def take_run(
         self, head: bytes, waiting: Iterable[bytes], most: int, largest: int, longest: int
     ) -> tuple[list[bytes], int]:
-        """Take changes of one row that begin with `head` off the front of `waiting`, as cut_run() does.
+        """Take changes that begin with `head` off the front of `waiting`, as cut_run() does.
 
         They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
         by itself, as are those that come after them.
         """
         shape = self.shape(head) if self._may_take_runs else None
-        if shape is None or shape.rows > 1:
-            return [], 0
         kind = _KINDS[head[0]]
-        if self.strict and kind is not Kind.UPDATE:
+        if shape is None or (self.strict and kind is not Kind.UPDATE):
             return [], 0
         changes, rows, size, nulls = cut_run(waiting, most, largest, longest, head, shape)
-        keys = self._keys(rows, 0 if self.binary or not shape.wanted else 4)
-        by: object = self._all if kind is Kind.UPDATE else kind.value
-        step = self._latest.get(by)
-        touched = dict.fromkeys(keys, len(self.steps) if step is None else step.index)
-        if len(touched) < len(rows) or not self._touched.keys().isdisjoint(touched):
-            self._may_take_runs = False
-            return [], 0
         if not rows:
             return [], 0
+        start = 0 if self.binary or not shape.wanted else 4
+        if shape.rows == 2:
+            old, rows = rows, [row[self.ncols :] for row in rows]
+            before, touches = self._keys(old, start), self._keys(rows, start)
+            if before != touches:
+                kind, rows = (
+                    Kind.KEY_UPDATE,
+                    [[*[row[i] for i in self._search or ()], *row[self.ncols :]] for row in old],
+                )
+                touches = before + touches
+        else:
+            before = touches = self._keys(rows, start)
+        sent = self._all if kind in (Kind.UPDATE, Kind.KEY_UPDATE) else ()
+        step = self._latest.get(_place(kind, sent))
+        touched = dict.fromkeys(touches, len(self.steps) if step is None else step.index)
+        if len(touched) < len(touches) or not self._touched.keys().isdisjoint(touched):
+            self._may_take_runs = False
+            return [], 0
         if step is None:
-            step = self._begin(kind, self._all if kind is Kind.UPDATE else ())
+            step = self._begin(kind, sent)
         if kind is Kind.DELETE:
             rows = [[row[i] for i in self._search or ()] for row in rows]
-        step.rows.update(zip(keys, rows, strict=True))
+        step.rows.update(zip(before, rows, strict=True))
         if kind is Kind.INSERT:
             step.nulls += nulls
         self._touched.update(touched)
@@ -239,7 +248,7 @@ class TableBatch:
         before, after = self._key(old), self._key(new)
         sent = self._sent(new)
         last = max(self._touched.get(before, -1), self._touched.get(after, -1))
-        step = self._latest.get((Kind.KEY_UPDATE, sent))
+        step = self._latest.get(_place(Kind.KEY_UPDATE, sent))
         if step is None or step.index <= last:
             step = self._begin(Kind.KEY_UPDATE, sent)
         step.rows[before] = [*[old[i] for i in self._search or ()], *new]
@@ -298,10 +307,10 @@ class TableBatch:
         self.steps.append(step)
         if kind in (Kind.INSERT, Kind.DELETE):
             self._comes_or_goes = step.index
-        if kind is Kind.UPDATE:
-            self._latest[sent] = step
-        elif kind is Kind.KEY_UPDATE:
-            self._latest[kind, sent] = step
-        else:
-            self._latest[kind.value] = step
+        self._latest[_place(kind, sent)] = step
         return step
+
+
+def _place(kind: Kind, sent: tuple[bool, ...]) -> object:
+    """What steps of which there is a latest one are told apart by."""
+    return kind.value if not sent else sent if kind is Kind.UPDATE else (kind.value, sent)

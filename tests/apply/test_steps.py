@@ -60,7 +60,7 @@ def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
 
     found = []
     for _ in range(draw(st.integers(1, 4))):
-        kind, first = draw(st.sampled_from("IIUUKD")), draw(st.integers(0, 40))
+        kind, first = draw(st.sampled_from("IIUUKMOD")), draw(st.integers(0, 40))
         for number in range(draw(st.integers(1, 12))):
             key = draw(st.integers(0, 3)) if draw(st.integers(0, 30)) == 0 else first + number
             row = build.row(value(key), value(key % 2), value(7))
@@ -71,6 +71,11 @@ def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
                     message = Update(None, RELID, None, None, row)
                 case "K":
                     message = Update(None, RELID, OldPart.KEY, build.row(value(key), value(1), None), row)
+                case "M":
+                    moved = build.row(value(key + draw(st.sampled_from([50] * 9 + [1]))), value(key % 2), value(7))
+                    message = Update(None, RELID, OldPart.KEY, build.row(value(key), value(1), None), moved)
+                case "O":
+                    message = Update(None, RELID, OldPart.ROW, build.row(value(key), value(key % 2), value(1)), row)
                 case _:
                     message = Delete(None, RELID, OldPart.KEY, build.row(value(key), value(key % 2), None))
             found.append(ENVELOPE + encode.encode(message))
