@@ -4,10 +4,11 @@
                                 [--json FILE] [--plot FILE]
 
 Both targets are databases of one server and subscribe to the same publication. For each round the
-changes are committed while both subscriptions are disabled; then one is enabled and timed until everything is
-confirmed as durable, then the other; who goes first changes from round to round. Between them pg_recvlogical
-writes the same changes to a file: the drain, less than which nobody takes who reads one slot. "nothing" is the
-time that enabling and confirming takes by itself, and is in all the others but the drain.
+changes are committed while both subscriptions are disabled; then one is enabled and timed until the last of them can
+be read on the target, and until all are confirmed as durable; then the other. Who goes first changes from round to
+round. Between them pg_recvlogical writes the same changes to a file: the drain, less than which nobody takes who
+reads one slot. "nothing" is what enabling takes by itself, with one row, and is in all the others but the drain.
+Ratios are of the times until all can be read.
 """
 
 from __future__ import annotations
@@ -48,13 +49,15 @@ MIB = 1024 * 1024
 
 @dataclass
 class Result:
-    """Seconds of each round."""
+    """Seconds of each round; of ours and native until all can be read on the target."""
 
     name: str
     rows: int
     ours: list[float] = field(default_factory=list)
     native: list[float] = field(default_factory=list)
     drain: list[float] = field(default_factory=list)
+    our_confirmed: list[float] = field(default_factory=list)  # until all are confirmed to the publisher as durable
+    native_confirmed: list[float] = field(default_factory=list)
     our_cpu: list[float] = field(default_factory=list)  # processor seconds of our process; the servers' are not in it
     our_target_cpu: list[float] = field(default_factory=list)  # of the target's server, with everything it does
     our_source_cpu: list[float] = field(default_factory=list)
@@ -98,6 +101,7 @@ async def _prepare(where: Stage, *, binary: bool, sessions: int) -> None:
 async def _round(where: Stage, result: Result, workload: Workload, order: tuple[str, ...], *, binary: bool) -> None:
     await workload.write(where)
     async with connection(where.source) as publisher:
+        mark = await publisher.fetchval("INSERT INTO marks DEFAULT VALUES RETURNING id")
         await publisher.execute("CHECKPOINT")
         position = await publisher.fetchval("SELECT pg_current_wal_lsn()::text")
     for name in order:
@@ -111,16 +115,21 @@ async def _round(where: Stage, result: Result, workload: Workload, order: tuple[
         cpu, at_target, at_source = cpu_seconds(pid), server_cpu_seconds(where.target), server_cpu_seconds(where.source)
         started = monotonic()
         await enable(where, name)
-        await wait_for(where.source, caught_up(name, position), where.launcher)
+        visible = f"SELECT EXISTS (SELECT FROM marks WHERE id = {mark})"
+        await wait_for(where.target, visible, where.launcher, dbname=name)
         seconds = monotonic() - started
+        await wait_for(where.source, caught_up(name, position), where.launcher)
+        confirmed = monotonic() - started
         if name == OURS:
             result.ours.append(seconds)
+            result.our_confirmed.append(confirmed)
             result.our_cpu.append(cpu_seconds(pid) - cpu)
             result.our_target_cpu.append(server_cpu_seconds(where.target) - at_target)
             result.our_source_cpu.append(server_cpu_seconds(where.source) - at_source)
             result.our_peak = max(result.our_peak, memory(pid).peak)
         else:
             result.native.append(seconds)
+            result.native_confirmed.append(confirmed)
             result.native_target_cpu.append(server_cpu_seconds(where.target) - at_target)
         await disable(where, name)
 
@@ -163,23 +172,22 @@ async def _check(where: Stage) -> None:
 
 def _report(results: list[Result], rounds: int) -> None:
     print(
-        f"{'':34} {'':>8} {'seconds':>8} {'':>8} {'':>8} {'ratios, ours to':>16}"
-        f" {'CPU seconds of ours at the':>27} {'native':>8} {'peak':>6}"
+        f"{'':34} {'':>8} {'read, s':>15} {'confirmed, s':>15} {'':>7} {'ours to':>13}"
+        f" {'CPU s of ours at the':>23} {'native':>7} {'peak':>6}"
     )
     print(
-        f"{'workload':34} {'rows':>8} {'ours':>8} {'native':>8} {'drain':>8} {'native':>8} {'drain':>7}"
-        f" {'worker':>8} {'target':>9} {'source':>8} {'target':>8} {'MiB':>6}"
+        f"{'workload':34} {'rows':>8} {'ours':>7} {'native':>7} {'ours':>7} {'native':>7} {'drain':>7}"
+        f" {'native':>6} {'drain':>6} {'worker':>7} {'target':>7} {'source':>7} {'target':>7} {'MiB':>6}"
     )
     for r in results:
-        ours, native, drain, worker, target, source, native_target = (
-            statistics.median(values)
-            for values in (
-                r.ours, r.native, r.drain, r.our_cpu, r.our_target_cpu, r.our_source_cpu, r.native_target_cpu
-            )
-        )  # fmt: skip
+        seconds = (r.ours, r.native, r.our_confirmed, r.native_confirmed, r.drain)
+        processors = (r.our_cpu, r.our_target_cpu, r.our_source_cpu, r.native_target_cpu)
         print(
-            f"{r.name:34} {r.rows:>8,} {ours:>8.2f} {native:>8.2f} {drain:>8.2f} {r.by_native:>8.2f} {r.by_drain:>7.2f}"
-            f" {worker:>8.2f} {target:>9.2f} {source:>8.2f} {native_target:>8.2f} {r.our_peak / MIB:>6.0f}"
+            f"{r.name:34} {r.rows:>8,}",
+            *[f"{statistics.median(values):>7.2f}" for values in seconds],
+            *[f"{ratio:>6.2f}" for ratio in (r.by_native, r.by_drain)],
+            *[f"{statistics.median(values):>7.2f}" for values in processors],
+            f"{r.our_peak / MIB:>6.0f}",
         )
     print(f"medians of {rounds} rounds, on {os.cpu_count()} processors shared with both servers")
 

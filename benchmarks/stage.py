@@ -27,7 +27,7 @@ SETTINGS = {
     "logical_decoding_work_mem": "64MB",
     "wal_sender_timeout": "60s",
 }
-POLL = 0.02  # seconds
+POLL = 0.01  # seconds
 
 OURS, NATIVE = "ours", "native"  # subscriptions, their slots, and databases of the target's server
 
