@@ -42,17 +42,25 @@ class Taken(NamedTuple):
     end_lsn: Lsn
 
 
+class Ends(NamedTuple):
+    """What there is to know of the ends of transactions that are taken whole."""
+
+    unattended: Callable[[Lsn], bool]  # whether nobody attends to an end there, nor to any before
+    on_committed: Callable[[int], None]  # called with the number of a transaction, once it and all before are committed
+    number: int  # of the first; each further one has one more
+
+
 class Several(NamedTuple):
-    """Transactions one after another: where each ends, and the number that on_committed() of the first is given."""
+    """Transactions one after another, and where each ends."""
 
     ended: list[Ended]
-    on_committed: Callable[[int], None]
-    number: int
+    ends: Ends
 
     def portion(self, index: int, changes: list[Payload], several: Several | None = None) -> Portion:
         finish_lsn, commit_time, xid, end_lsn, _ = self.ended[index]
         transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, changed=True)
-        return Portion(transaction, changes, Lsn(end_lsn), partial(self.on_committed, self.number + index), several)
+        on_committed = partial(self.ends.on_committed, self.ends.number + index)
+        return Portion(transaction, changes, Lsn(end_lsn), on_committed, several)
 
 
 @dataclass(slots=True, eq=False)
@@ -165,28 +173,21 @@ class Batch:
         return max(min(limit, ROWS + SMALL - self.rows), 0), max(2 * BYTES - self.bytes, 0)
 
     def take_transactions(
-        self,
-        waiting: deque[bytes],
-        limit: int,
-        find: Callable[[bytes], TableBatch | None],
-        unattended: Callable[[Lsn], bool],
-        on_committed: Callable[[int], None],
-        number: int,
+        self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: Ends
     ) -> Taken | None:
         """Take whole small transactions off the front of `waiting`, of up to `limit` changes; None: none.
 
-        Stops as take() does, and before a transaction to whose end somebody has to attend. on_committed() of each is
-        given a number, from `number` on.
+        Stops as take() does, and before a transaction to whose end somebody has to attend.
         """
         most, largest = self._room(limit)
         ended, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), False)
-        while ended and not unattended(Lsn(ended[-1][3])):
+        while ended and not ends.unattended(Lsn(ended[-1][3])):
             ended.pop()
         if not ended:
             return None
         taken = ended[-1][-1]
         del changes[taken:]
-        several = Several(ended, on_committed, number)
+        several = Several(ended, ends)
         self.portions.append(several.portion(len(ended) - 1, [*changes], several))
         for add, row, nulls in rows[:taken]:
             add(row, nulls)

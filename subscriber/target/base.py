@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from subscriber.apply.batch import Taken
+from subscriber.apply.batch import Ends, Taken
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.lsn import Lsn
@@ -53,20 +53,12 @@ class Target(Protocol):
         """
 
     def take_transactions(
-        self,
-        waiting: deque[bytes],
-        limit: int,
-        relations: RelationMap,
-        wants: Wants,
-        unattended: Callable[[Lsn], bool],
-        on_committed: Callable[[int], None],
-        number: int,
+        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: Ends
     ) -> Taken | None:
         """Take whole transactions off the front of `waiting`, of up to `limit` changes in all, each as if committed.
 
-        Only between transactions, and only those of whose end LSN, and so of any before it, `unattended` is true.
-        on_committed() gets `number` for the first, and one more for each further one. None where there are none to be
-        taken. Afterwards make_room() has to be awaited.
+        Only between transactions, and only those to whose end nobody attends. None where there are none to be taken.
+        Afterwards make_room() has to be awaited.
         """
 
     async def make_room(self) -> None:

@@ -33,7 +33,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from subscriber.apply.batch import Batch, Portion, Taken, decoded, why_not
+from subscriber.apply.batch import Batch, Ends, Portion, Taken, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.steps import Kind, TableBatch
@@ -120,19 +120,12 @@ class BatchingTarget(PostgresTarget):
         return taken, size
 
     def take_transactions(
-        self,
-        waiting: deque[bytes],
-        limit: int,
-        relations: RelationMap,
-        wants: Wants,
-        unattended: Callable[[Lsn], bool],
-        on_committed: Callable[[int], None],
-        number: int,
+        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: Ends
     ) -> Taken | None:
         if not self.batching or self._pause:
             return None
         find = self._finder(relations, wants, self.position)
-        taken = self._batch.take_transactions(waiting, limit, find, unattended, on_committed, number)
+        taken = self._batch.take_transactions(waiting, limit, find, ends)
         if taken is not None:
             self._end = taken.end_lsn
         return taken

@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from subscriber.apply.batch import Batch, Taken
+from subscriber.apply.batch import Batch, Ends, Taken
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
@@ -223,14 +223,7 @@ class PostgresTarget:
         return 0, 0
 
     def take_transactions(
-        self,
-        waiting: deque[bytes],
-        limit: int,
-        relations: RelationMap,
-        wants: Wants,
-        unattended: Callable[[Lsn], bool],
-        on_committed: Callable[[int], None],
-        number: int,
+        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: Ends
     ) -> Taken | None:
         """Take whole transactions in the same way. Never here."""
         return None

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from subscriber.apply.batch import Taken
+from subscriber.apply.batch import Ends, Taken
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
@@ -63,18 +63,9 @@ class Applier:
         self._counters.changes += taken
         return size
 
-    def take_transactions(
-        self,
-        waiting: deque[bytes],
-        limit: int,
-        unattended: Callable[[Lsn], bool],
-        on_committed: Callable[[int], None],
-        number: int,
-    ) -> Taken | None:
+    def take_transactions(self, waiting: deque[bytes], limit: int, ends: Ends) -> Taken | None:
         """Have the target take whole transactions in the same way."""
-        taken = self._target.take_transactions(
-            waiting, limit, self.dispatcher.relations, self._as_sent, unattended, on_committed, number
-        )
+        taken = self._target.take_transactions(waiting, limit, self.dispatcher.relations, self._as_sent, ends)
         if taken is not None:
             self._counters.transactions += taken.transactions
             self._counters.changes += taken.changes

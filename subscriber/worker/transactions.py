@@ -17,6 +17,7 @@ from functools import partial
 import anyio.lowlevel
 
 from subscriber import telemetry
+from subscriber.apply.batch import Ends
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import (
     Abort,
@@ -110,8 +111,8 @@ class Transactions:
         """Small ones, from BEGIN to COMMIT; their bytes."""
         if not self._unattended(self._target.position):
             return 0
-        number = self._progress.sent + 1
-        taken = self._applier.take_transactions(waiting, limit, self._unattended, self._on_committed, number)
+        ends = Ends(self._unattended, self._on_committed, self._progress.sent + 1)
+        taken = self._applier.take_transactions(waiting, limit, ends)
         if taken is None:
             return 0
         reach(Point.COMMIT_READY, self._target.pipeline.flush)

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply import batch
-from subscriber.apply.batch import Batch, why_not
+from subscriber.apply.batch import Batch, Ends, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.cutting import BODY, VALUES
 from subscriber.apply.relation_map import ColumnSets, RelationMapping
@@ -109,7 +109,7 @@ def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) ->
     for index, changes in enumerate(transactions):
         begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
         waiting = deque([ENVELOPE + encode.encode(begin), *changes, ENVELOPE + encode.encode(commit)])
-        if not whole or found.take_transactions(waiting, 100, lambda _: table, bool, done.append, index) is None:
+        if not whole or found.take_transactions(waiting, 100, lambda _: table, Ends(bool, done.append, index)) is None:
             waiting.popleft()
             transaction = RemoteTransaction(index, Lsn(index + 1), 0, changed=True)
             while len(waiting) > 1 and found.take(transaction, waiting, 100, lambda _: table)[0]:
@@ -143,7 +143,7 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         for message in (Begin(Lsn(10 * index), 0, index), insert, Commit(Lsn(10 * index), Lsn(10 * index + 5), 0)):
             waiting.append(ENVELOPE + encode.encode(message))
     found, done, size = Batch(), list[int](), sum(map(len, waiting)) // 5
-    taken = found.take_transactions(waiting, 100, lambda _: table, lambda end: end < 40, done.append, 8)
+    taken = found.take_transactions(waiting, 100, lambda _: table, Ends(lambda end: end < 40, done.append, 8))
     assert taken == (3, 3, 3 * size, Lsn(35))
     assert len(waiting) == 6
     (portion,) = found.portions
@@ -156,7 +156,7 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         (2, 20, 1),
         (3, 30, 1),
     ]
-    assert found.take_transactions(waiting, 100, lambda _: table, lambda _: False, done.append, 11) is None
+    assert found.take_transactions(waiting, 100, lambda _: table, Ends(lambda _: False, done.append, 11)) is None
     assert len(waiting) == 6
     assert found.rows == 3
 

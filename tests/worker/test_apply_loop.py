@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.apply.batch import Taken
+from subscriber.apply.batch import Ends, Taken
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
@@ -99,14 +99,12 @@ class Target:
     def take(self, *_: object) -> tuple[int, int]:
         return 0, 0
 
-    def take_transactions(
-        self, waiting: deque[bytes], limit: int, _r: object, _w: object, _u: object, done: Callable[[int], None], n: int
-    ) -> Taken | None:
+    def take_transactions(self, waiting: deque[bytes], limit: int, _r: object, _w: object, ends: Ends) -> Taken | None:
         """Those of one insert, in the test that asks for it."""
         if not self.keeps or len(waiting) < 3 or waiting[1] != wire(Insert(None, 1, row("x")), 301):
             return None
         self.done += [("s.t1", "INSERT"), 308]
-        self.commits.append(partial(done, n))
+        self.commits.append(partial(ends.on_committed, ends.number))
         return Taken(1, 1, sum([len(waiting.popleft()) for _ in range(3)]), Lsn(308))
 
     async def make_room(self) -> None:
