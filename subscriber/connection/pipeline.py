@@ -44,7 +44,6 @@ class _Pending:
     is_sync: bool = False
     is_attempt: bool = False
     prepares: str | None = None  # the statement that this answer says is prepared
-    on_skip: Callable[[], None] | None = None
 
 
 class Pipeline:
@@ -83,17 +82,16 @@ class Pipeline:
         note: object = None,
         expect: bytes | None = None,
         on_result: OnResult | None = None,
-        on_skip: Callable[[], None] | None = None,
     ) -> None:
         """Queue one statement; see wire.bind_execute() for the parameters' form.
 
-        `on_result(note, tag, rows)` is called unless the command tag is `expect`; `on_skip()` if the statement is an
-        attempt that was refused, or the server has skipped it because of one before it.
+        `on_result(note, tag, rows)` is called unless the command tag is `expect`, or the statement has failed or was
+        skipped by the server because of one before it.
         """
         if self.error is not None:
             raise self.error
         self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
-        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting, on_skip=on_skip))
+        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
 
     def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
@@ -271,8 +269,6 @@ class Pipeline:
             skipped = self._pending.popleft()
             if skipped.prepares is not None:
                 self._names.pop(skipped.prepares, None)
-            if skipped.on_skip is not None:
-                skipped.on_skip()
 
     def _answered(self, pending: _Pending, body: bytes) -> None:
         rows, self._rows = self._rows, []

@@ -175,7 +175,7 @@ class BatchingTarget(PostgresTarget):
             return self._reason if self._pause else "switched off"
         if self.resolving is not None:
             return "conflict policy"
-        if self._noticing.origin_id is not None:
+        if self.noticing.origin_id is not None:
             return "track_commit_timestamp"
         try:
             self.acting.role([mapping.local])
@@ -371,7 +371,7 @@ class BatchingTarget(PostgresTarget):
             self._refusals += 1
         if attempts:
             self._roll_back(attempts[0])
-        self._noticing.ask_again()
+        self.noticing.ask_again()
         for attempt in attempts:
             await self._apply_again(attempt.portions, attempt.mappings)
         portions = self._batch.portions

@@ -1,13 +1,14 @@
 """Conflicts that do not stop the stream, noticed in the answers to statements that were sent ahead.
 
 The row of an UPDATE or DELETE that is not there, and the one that somebody else wrote last. Nothing waits for
-this: by the time an answer says so, what came after may have been sent.
+this: by the time an answer says so, what came after may have been sent, and fail. So what there is still to ask
+is kept until it is answered, in another session if need be: the transaction that it is about may be committed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass
 
 from subscriber.apply import conflict
 from subscriber.apply.conflict import Writer
@@ -20,6 +21,14 @@ from subscriber.target.note import Note, OnConflict
 from subscriber.target.statements import Plan
 
 
+@dataclass(slots=True, eq=False)
+class _Question:
+    plan: Plan
+    values: Row
+    note: Note
+    on_answer: Callable[[Rows], None]
+
+
 class Noticing:
     """For one apply session."""
 
@@ -29,14 +38,14 @@ class Noticing:
         self._on_conflict = on_conflict
         self.origin = origin  # its name, whether the target has it or not
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
-        self._unasked: list[Callable[[], None]] = []
+        self._open: dict[_Question, None] = {}  # in order; asked or not, and not answered
 
     def answered(self, note: object, tag: str, rows: Rows) -> None:
         """A statement did not do what it should to exactly one row."""
         assert isinstance(note, Note)
         if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
             return
-        if tag.split()[-1] != "0" or self._pipeline.error is not None:
+        if tag.split()[-1] != "0":
             return
         values = searched(note.change).split()
         if note.mapping.local.row_may_be_suppressed:
@@ -48,24 +57,24 @@ class Noticing:
         """Nothing was changed: is the row missing, or did a BEFORE trigger refuse?"""
         assert note.mapping is not None
 
-        def found(_note: object, tag: str, _rows: Rows) -> None:
-            if tag == "SELECT 0" and self._pipeline.error is None:
+        def found(rows: Rows) -> None:
+            if not rows:
                 self._report_missing(note, values)
 
-        self._ask(statements.exists(note.mapping, statements.OLD, values[0]), note, values, found)
+        self._ask(_Question(statements.exists(note.mapping, statements.OLD, values[0]), values, note, found))
 
     def _report_missing(self, note: Note, values: Row) -> None:
         mapping, change = note.mapping, note.change
         assert mapping is not None
         assert isinstance(change, Update | Delete)
 
-        def routed(_note: object, _tag: str, rows: Rows) -> None:
+        def routed(rows: Rows) -> None:
             number = rows[0][0] if rows else None
             leaf = mapping.local.partitions[int(number)] if number is not None else None
             self._on_conflict(conflict.missing(mapping, change, leaf), note)
 
         if mapping.local.partitions:
-            self._ask(statements.find_partition(mapping, values[0]), note, values, routed)
+            self._ask(_Question(statements.find_partition(mapping, values[0]), values, note, routed))
         else:
             self._on_conflict(conflict.missing(mapping, change), note)
 
@@ -87,21 +96,37 @@ class Noticing:
         formats, parameters = bind(plan, new, old)
         self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
 
+    @property
+    def unanswered(self) -> bool:
+        return bool(self._open)
+
     def ask_again(self) -> None:
-        """What was skipped; once the refused transaction has been rolled back."""
-        unasked, self._unasked = self._unasked, []
-        for ask in unasked:
-            ask()
+        """What was skipped; once the refused transaction has been rolled back and every answer is back."""
+        for question in self._open:
+            self._send(question)
 
-    def _ask(self, plan: Plan, note: Note, values: Row, on_result: Callable[[object, str, Rows], None]) -> None:
+    async def ask_elsewhere(self, pipeline: Pipeline) -> None:
+        """What this session, which has failed, does not answer any more."""
+        self._pipeline, self._acting = pipeline, Acting(pipeline)
+        self.ask_again()
+        await pipeline.settle()
+
+    def _ask(self, question: _Question) -> None:
+        self._open[question] = None
+        self._send(question)
+
+    def _send(self, question: _Question) -> None:
         """Ask in whatever transaction is being sent just now; if that is refused and this skipped, at ask_again()."""
-        formats, parameters = bind(plan, values, values)
 
-        def again() -> None:
-            self._unasked.append(partial(self._ask, plan, note, values, on_result))
+        def answered(_note: object, _tag: str, rows: Rows) -> None:
+            if question in self._open:  # or both sessions have answered
+                del self._open[question]
+                question.on_answer(rows)
 
+        plan, note = question.plan, question.note
+        formats, parameters = bind(plan, question.values, question.values)
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
             role = self._acting.step_back(note)
-            self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=on_result, on_skip=again)
+            self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=answered)
             self._acting.resume(role, note)
             self._pipeline.sync()

@@ -76,7 +76,7 @@ class PostgresTarget:
         self.origin = origin
         self.means = Means()
         self.acting = Acting(self.pipeline)
-        self._noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
+        self.noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
         self.hooks: Hooks | None = None  # for whoever brings the changes (worker/applier.py); None: there are none
@@ -99,7 +99,7 @@ class PostgresTarget:
         with track_commit_timestamp, at the price of one more statement for each UPDATE and DELETE.
         """
         self._progress = progress
-        self._noticing.origin_id = origin_id
+        self.noticing.origin_id = origin_id
         if self.resolving is not None:
             self.resolving.looking.timed = origin_id is not None
 
@@ -179,14 +179,14 @@ class PostgresTarget:
                 identity_changed = True
         row = NEW if change.old is None else OLD
         self._find(row, new, old, note)
-        self._noticing.look_at_writer(row, new, old, note)
+        self.noticing.look_at_writer(row, new, old, note)
         self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
 
     def _delete(self, mapping: RelationMapping, change: Delete, note: Note) -> None:
         old = change.old.split()
         require_columns(mapping, old[0])
         self._find(OLD, NO_ROW, old, note)
-        self._noticing.look_at_writer(OLD, NO_ROW, old, note)
+        self.noticing.look_at_writer(OLD, NO_ROW, old, note)
         self._run(statements.delete(mapping), NO_ROW, old, note)
 
     def _find(self, row: int, new: Row, old: Row, note: Note) -> None:
@@ -206,7 +206,7 @@ class PostgresTarget:
         note.plan = plan
         formats, parameters = bind(plan, new, old)
         self.pipeline.execute(
-            plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self._noticing.answered
+            plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self.noticing.answered
         )
 
     def _check_shape(self, mapping: RelationMapping, note: Note) -> None:

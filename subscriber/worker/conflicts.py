@@ -59,7 +59,10 @@ def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: 
 
 
 async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:
-    """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded."""
+    """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
+
+    Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
+    """
     note = target.pipeline.failed_note
     refusal = target.resolving.refusal if target.resolving is not None else None
     violated = (
@@ -68,7 +71,7 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str)
         and error.sqlstate == unique_conflicts.UNIQUE_VIOLATION
         and isinstance(note, Note)
     )
-    if refusal is None and not violated:
+    if refusal is None and not violated and not target.noticing.unanswered:
         return error
     with suppress(SubscriberError):  # then the server's own error has to do
         session = await open_session(conninfo, application_name="subscriber conflict")
@@ -76,9 +79,10 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str)
             asking = PostgresTarget(session, target.origin, lambda *_: None)
             asking.means = target.means
             await asking.configure("off")
+            await target.noticing.ask_elsewhere(asking.pipeline)
             if refusal is not None:
                 await _record(asking.pipeline, target, refusal)
-            elif isinstance(error, ServerError) and isinstance(note, Note):
+            elif violated and isinstance(error, ServerError) and isinstance(note, Note):
                 return await _investigated(asking.pipeline, target, error, note)
         finally:
             session.abort()

@@ -9,9 +9,10 @@ A failure names its seed.
 from __future__ import annotations
 
 import os
+import re
 from collections import deque
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from time import monotonic
 
@@ -44,7 +45,7 @@ from subscriber.target import batch as batching
 from subscriber.target import lanes
 from subscriber.target.batch import BatchingTarget
 from subscriber.worker.applier import Counters
-from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_session import explained, open_target, read_progress, resume
 from subscriber.worker.apply_sessions import FIRST
 from subscriber.worker.transactions import Transactions
 from tests.plugins.fix_cluster import Database
@@ -342,11 +343,12 @@ async def _apply(
             await path.give(arrived, Random(half))
             await target.settle()
         except SubscriberError as failed:
-            found = target.explain(failed)
+            found = await explained(failed, target, db.dsn())
             if isinstance(found, StaleMapping):
                 error = STALE
             else:
-                error = "\n".join([found.sqlstate, found.message, found.detail or "", *found.context])
+                detail = re.sub(r"transaction \d+", "transaction", found.detail or "")  # the target's own
+                error = "\n".join([found.sqlstate, found.message, detail, *found.context])
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
         session = await stack.enter_async_context(open_target(db.dsn(), "s", SUBID, 0, lambda *_: None, "off"))
@@ -470,6 +472,28 @@ async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: 
     got, target = await _apply(db, tables, payloads, [], batches=True)
     assert target.one_by_one["row missing"] == 3
     assert [line.partition('"public.')[2].partition('"')[0] for line in got.missing] == ["parts_low", *["plain"] * 3]
+
+
+@pytest.mark.parametrize("triggers", [False, True])
+async def test_a_report_that_an_error_has_delayed_is_made(db: Database, triggers: bool) -> None:
+    """What there is to ask about a missing row is asked behind the next transaction, which fails."""
+    plain, parts = [table for table in _tables() if table.name in ("plain", "parts")]
+    if triggers:
+        body = "CREATE FUNCTION pass() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'"
+        trigger = "CREATE TRIGGER pass BEFORE DELETE ON parts_low FOR EACH ROW EXECUTE FUNCTION pass()"
+        always = "ALTER TABLE parts_low ENABLE ALWAYS TRIGGER pass"
+        parts = replace(parts, ddl=[*parts.ddl, body, trigger, always])
+    source = Source(1, [plain, parts], keys=10, binary=False)
+    row = Insert(None, plain.relid, source.data(plain, ("9", "9", "9")))
+    payloads = [
+        _transaction(1000, plain.relation, parts.relation, row),
+        _transaction(2000, Delete(None, parts.relid, *source.old(parts, ("7", "1")))),
+        _transaction(3000, row),
+    ]
+    got, _ = await _apply(db, [plain, parts], payloads, [], batches=False)
+    assert got.error.startswith("23505")
+    assert got.position == Lsn(2100)
+    assert [line.partition('"public.')[2].partition('"')[0] for line in got.missing] == ["parts_low"]
 
 
 async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager: None) -> None:
