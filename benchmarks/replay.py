@@ -1,14 +1,16 @@
 """A backlog replayed by PostgreSQL's own subscription and by ours, on the same servers, in turns.
 
-    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--binary] [--sessions N]
+    python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--format FORMAT] [--sessions N]
                                 [--json FILE] [--plot FILE]
 
 Both targets are databases of one server and subscribe to the same publication. For each round the
 changes are committed while both subscriptions are disabled; then one is enabled and timed until the last of them can
 be read on the target, and until all are confirmed as durable; then the other. Who goes first changes from round to
-round. Between them pg_recvlogical writes the same changes to a file: the drain, less than which nobody takes who
-reads one slot. "nothing" is what enabling takes by itself, with one row, and is in all the others but the drain.
-Ratios are of the times until all can be read.
+round. Unless told otherwise the statements for both do not say in which format values come: PostgreSQL's own
+then takes text, and ours binary where it can.
+Between them pg_recvlogical writes the same changes, as ours asks for them, to a file: the drain, less than which nobody
+takes who reads one slot. "nothing" is what enabling takes by itself, with one row, and is in all the others but the
+drain. Ratios are of the times until all can be read.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ from benchmarks.workloads import TABLES, Workload, workloads
 from subscriber.ops.compare import compare
 
 DRAIN = "drain"
+TEXT = "text"
+UNSAID = "unsaid"
+FORMATS = {UNSAID: [], TEXT: ["binary = false"], "binary": ["binary = true"]}  # options of both subscriptions
 MIB = 1024 * 1024
 
 
@@ -74,25 +79,25 @@ class Result:
         return statistics.median(self.ours) / statistics.median(self.drain)
 
 
-async def measure(rows: int, rounds: int, only: str | None, *, binary: bool, sessions: int) -> list[Result]:
+async def measure(rows: int, rounds: int, only: str | None, *, format: str, sessions: int) -> list[Result]:
     """All workloads, `rounds` times; those with `only` in their name are returned."""
     async with stage() as where:
-        await _prepare(where, binary=binary, sessions=sessions)
+        await _prepare(where, format, sessions)
         results: dict[str, Result] = {}
         for number in range(rounds):
             for workload in workloads(rows):
                 result = results.setdefault(workload.name, Result(workload.name, workload.rows))
                 order = (OURS, DRAIN, NATIVE) if number % 2 == 0 else (NATIVE, DRAIN, OURS)
-                await _round(where, result, workload, order, binary=binary)
+                await _round(where, result, workload, order, binary=format != TEXT)
                 await _check(where)
         return [result for result in results.values() if only is None or only in result.name]
 
 
-async def _prepare(where: Stage, *, binary: bool, sessions: int) -> None:
+async def _prepare(where: Stage, format: str, sessions: int) -> None:
     await execute(where.source, *TABLES, "INSERT INTO items SELECT i FROM generate_series(1, 1000) i")
     await execute(where.source, "CREATE PUBLICATION p FOR ALL TABLES")
     await execute(where.source, f"SELECT pg_create_logical_replication_slot('{DRAIN}', 'pgoutput')")
-    await subscribe_both(where, TABLES, f"streaming = off, binary = {binary}")
+    await subscribe_both(where, TABLES, ", ".join(["streaming = off", *FORMATS[format]]))
     for name in (OURS, NATIVE):
         await disable(where, name)
     await execute(where.target, f"UPDATE subscriber.subscription SET subapplysessions = {sessions}", dbname=OURS)
@@ -197,12 +202,12 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", metavar="NAME", help="report only workloads whose name has this in it")
-    parser.add_argument("--binary", action="store_true", help="subscriptions with binary = true")
+    parser.add_argument("--format", choices=FORMATS, default=UNSAID, help="in which values come (default: %(default)s)")
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="our subscription with apply_sessions = N")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")
     arguments = parser.parse_args()
-    how = {"binary": arguments.binary, "sessions": arguments.sessions}
+    how = {"format": arguments.format, "sessions": arguments.sessions}
     results = anyio.run(lambda: measure(arguments.rows, arguments.rounds, arguments.only, **how))
     _report(results, arguments.rounds)
     if arguments.json:
