@@ -158,8 +158,8 @@ class Batch:
         if not changes:
             _, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), True)
             size = sum(map(len, changes))
-            for add, row, nulls in rows:
-                add(row, nulls)
+            for add, row in rows:
+                add(row)
         for _ in changes:
             waiting.popleft()
         if changes:
@@ -189,8 +189,8 @@ class Batch:
         del changes[taken:]
         several = Several(ended, ends)
         self.portions.append(several.portion(len(ended) - 1, [*changes], several))
-        for add, row, nulls in rows[:taken]:
-            add(row, nulls)
+        for add, row in rows[:taken]:
+            add(row)
         for _ in range(taken + 2 * len(ended)):
             waiting.popleft()
         size = sum(map(len, changes))

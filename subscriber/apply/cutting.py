@@ -1,8 +1,9 @@
 """Rows cut out of changes as the walsender sent them, one change, a run of them or whole transactions at a time.
 
 A cell is a value with the four bytes of its length before it, which is what COPY BINARY, the elements of an array and
-TupleData have in common; rows to insert in text are kept without. Nothing here decides what becomes of a row. What is
-damaged, or unusual, ends what is taken: whoever looks at that next, a message at a time, will tell.
+TupleData have in common. Of a run, many changes alike, only the keys are cut: the rows stay in the bytes they came
+in until they are put together for the server (joining.py). Nothing here decides what becomes of a row. What is damaged,
+or unusual, ends what is taken: whoever looks at that next, a message at a time, will tell.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from subscriber.protocol.tuples import NULL, TEXT, UNCHANGED
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 
 NULL_CELL = b"\xff\xff\xff\xff"
-NULL_TEXT = b"\\N"  # compared by identity: a value may be the same two bytes
 
 BODY = XLOG_DATA_HEADER.size  # where the message begins in the walsender's payload
 VALUES = BODY + 8  # where the first row's columns begin in that of a change
 
+Key = bytes | tuple[bytes, ...]  # of a column or several, in binary with their lengths
 Cells = list[bytes | None]  # None: the column was not sent
 
-AddRow = Callable[[Cells, int], None]  # of a row and how many of its values are NULL
-Row = tuple[AddRow, Cells, int]  # the same, and who takes it
+AddRow = Callable[[Cells], None]
+Row = tuple[AddRow, Cells]  # and who takes it
 Ended = tuple[int, int, int, int, int]  # finish LSN, commit time, xid, end LSN; number of changes up to its end
 
 OF_ONE = 32  # changes at most of a transaction that is taken whole: with more that is not quicker
@@ -44,26 +45,34 @@ class Shape(NamedTuple):
     add: AddRow
     ncols: int
     rows: int  # 2: as it was and as it is; they become one, of twice as many columns
-    wanted: int  # the form of the values, BINARY or TEXT; 0: text, without lengths
-    null: bytes
+    form: int  # of the values, BINARY or TEXT
     partial: bool  # a column may be one that was not sent
     key: tuple[int, ...]  # columns that need a value
 
 
-def cells(data: bytes, pos: int, ncols: int, wanted: int, null: bytes) -> tuple[Cells, int]:
-    """`ncols` cells from `pos`, and where they end; no cells when one is neither `wanted`, NULL nor unchanged."""
+class Run(NamedTuple):
+    """The same of a run, whose rows have to be whole."""
+
+    ncols: int
+    rows: int
+    form: int
+    key: tuple[int, ...]  # the columns that a row is known by; none: it is not
+
+
+def cells(data: bytes, pos: int, ncols: int, form: int) -> tuple[Cells, int]:
+    """`ncols` cells from `pos`, and where they end; no cells when one is neither of `form`, NULL nor unchanged."""
     row: Cells = []
     append = row.append
     length_at = _length_at
     for _ in range(ncols):
         kind = data[pos]
-        if kind == wanted:
+        if kind == form:
             start = pos + 1
             pos += 5 + length_at(data, start)[0]
             append(data[start:pos])
         elif kind == NULL:
             pos += 1
-            append(null)
+            append(NULL_CELL)
         elif kind == UNCHANGED:
             pos += 1
             append(None)
@@ -72,81 +81,68 @@ def cells(data: bytes, pos: int, ncols: int, wanted: int, null: bytes) -> tuple[
     return row, pos
 
 
-def values(data: bytes, pos: int, ncols: int, null: bytes) -> tuple[Cells, int, int]:
-    """The same for a row to insert in text: values without their lengths, and how many are NULL."""
-    row: Cells = []
-    append = row.append
-    length_at = _length_at
-    nulls = 0
-    for _ in range(ncols):
-        kind = data[pos]
-        if kind == TEXT:
-            start = pos + 5
-            pos = start + length_at(data, pos + 1)[0]
-            append(data[start:pos])
-        elif kind == NULL or kind == UNCHANGED:  # noqa: SIM109 - "in" takes twice as long
-            pos += 1
-            nulls += 1
-            append(null)
-        else:
-            return [], pos, 0
-    return row, pos, nulls
+def rows_of(data: bytes, pos: int, ncols: int, rows: int, form: int) -> Cells | None:
+    """The cells of one or two rows that begin at `pos` and go to the end of `data`; None: they are others."""
+    try:
+        row, pos = cells(data, pos, ncols, form)
+        if rows == 2:
+            marker, again = _head_at(data, pos)
+            new, pos = cells(data, pos + 3, ncols, form)
+            if marker != _N or again != ncols or not row or not new:
+                return None
+            row += new
+    except (IndexError, struct.error):
+        return None
+    return row if row and pos == len(data) else None
 
 
 @compiled
 def cut(data: bytes, pos: int, shape: Shape) -> Row | None:
     """The row, or rows, that begin at `pos` of `data` and go to its end; None: they are others than `shape` says."""
-    try:
-        row, pos, nulls = _cells(data, pos, shape)
-        if shape.rows == 2:
-            marker, ncols = _head_at(data, pos)
-            new, pos, more = _cells(data, pos + 3, shape)
-            if marker != _N or ncols != shape.ncols or not row or not new:
-                return None
-            row, nulls = row + new, nulls + more
-    except (IndexError, struct.error):
+    row = rows_of(data, pos, shape.ncols, shape.rows, shape.form)
+    if row is None or (None in row and not shape.partial):
         return None
-    if pos != len(data) or not row or (None in row and not shape.partial):
+    if any(row[i] in (None, NULL_CELL) for i in shape.key):
         return None
-    if any(row[i] is None or row[i] is shape.null for i in shape.key):
-        return None
-    return shape.add, row, nulls
-
-
-def _cells(data: bytes, pos: int, shape: Shape) -> tuple[Cells, int, int]:
-    if not shape.wanted:
-        return values(data, pos, shape.ncols, shape.null)
-    row, pos = cells(data, pos, shape.ncols, shape.wanted, shape.null)
-    return row, pos, sum([cell is shape.null for cell in row])
+    return shape.add, row
 
 
 @compiled
-def cut_run(
-    waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, shape: Shape
-) -> tuple[list[bytes], list[Cells], int, int]:
-    """Changes at the front of `waiting` that all begin with `head` and whose rows were sent in full.
+def cut_keys(
+    waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, run: Run
+) -> tuple[list[bytes], list[Key], list[Key], int]:
+    """Changes at the front of `waiting` that all begin with `head` and whose rows are as `run` says.
 
-    At most `most` of them, up to `largest` bytes and none longer than `longest`. The changes and their rows; their
-    bytes, and how many values are NULL.
+    At most `most` of them, up to `largest` bytes and none longer than `longest`. The changes, what their first rows are
+    known by and what their last, and their bytes.
     """
     changes: list[bytes] = []
-    rows: list[Cells] = []
-    size = nulls = 0
-    shape = shape._replace(partial=False)
+    before: list[Key] = []
+    after = before if run.rows == 1 else []
+    size = 0
     for payload in waiting:
-        if len(rows) >= most or size >= largest or len(payload) > longest:
+        if len(changes) >= most or size >= largest or len(payload) > longest:
             break
         if payload[BODY:VALUES] != head or payload[0] != XLOG_DATA:
             break
-        found = cut(payload, VALUES, shape)
-        if found is None:
+        row = rows_of(payload, VALUES, run.ncols, run.rows, run.form)
+        if row is None or None in row:
             break
-        _, row, count = found
+        keys = [[row[at + i] for i in run.key] for at in range(0, len(row), run.ncols)]
+        if any(NULL_CELL in key for key in keys):
+            break
+        if run.key:
+            for found, key in zip((before, after), keys, strict=False):
+                found.append(_known_by(key, run.form))
         changes.append(payload)
-        rows.append(row)
         size += len(payload)
-        nulls += count
-    return changes, rows, size, nulls
+    return changes, before, after, size
+
+
+def _known_by(key: Cells, form: int) -> Key:
+    start = 4 if form == TEXT else 0
+    found = tuple([cell[start:] for cell in key if cell is not None])
+    return found[0] if len(found) == 1 else found
 
 
 @compiled

@@ -19,7 +19,7 @@ fail; that it failed says nothing, it is then rolled back and applied one by one
   indexes stay as they are.
 - What SQL cannot do set by set, or not in the same way, is refused before: refusal() in fitting.py.
 
-Values stay the bytes that came: cells, as cutting.py has them.
+Values stay the bytes that came: cells, as cutting.py has them, and as long as nothing asks for these, whole changes.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from subscriber.apply.cutting import NULL_CELL, NULL_TEXT, Cells, Shape, cut, cut_run
+from subscriber.apply import cutting
+from subscriber.apply.cutting import NULL_CELL, Cells, Run, Shape, cut, cut_keys
 from subscriber.apply.fitting import fixed_columns, may_skip_versions, refusal
+from subscriber.apply.joining import AnyRow, cells_of
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, TEXT
 
-Key = bytes | tuple[bytes, ...] | int
+Key = cutting.Key | int
 
 _NEXT = struct.Struct(">BH")  # what stands before a row
 _head_at = _NEXT.unpack_from
@@ -46,8 +48,8 @@ _NEW, _KEY, _ROW = 0x4E, 0x4B, 0x4F
 class Kind(Enum):
     INSERT = "insert"
     UPDATE = "update"
-    KEY_UPDATE = "key update"  # rows begin with the old key's cells
-    DELETE = "delete"  # rows are the key's cells
+    KEY_UPDATE = "key update"  # rows are the old one and the new one
+    DELETE = "delete"
 
 
 _KINDS = {_INSERT: Kind.INSERT, _UPDATE: Kind.UPDATE, _DELETE: Kind.DELETE}  # of changes of one row
@@ -60,8 +62,7 @@ class Step:
     kind: Kind
     index: int  # among the table's steps
     sent: tuple[bool, ...] = ()
-    rows: dict[Key, Cells] = field(default_factory=dict)
-    nulls: int = 0  # in rows to insert in text: what there is of backslashes if no value has one
+    rows: dict[Key, AnyRow] = field(default_factory=dict)
 
 
 class TableBatch:
@@ -79,7 +80,7 @@ class TableBatch:
         self.fixed = (fixed_columns(mapping) or ()) if self.strict else ()  # columns that no update may change
         self._may_take_runs = True
         self._all = (True,) * self.ncols
-        self._form = BINARY if binary else TEXT
+        self.form = BINARY if binary else TEXT
         self._search = mapping.search
         self._single = mapping.search[0] if mapping.search is not None and len(mapping.search) == 1 else None
         self._latest: dict[object, Step] = {}  # by kind and columns
@@ -110,19 +111,17 @@ class TableBatch:
         return self._shape(kind, marker)
 
     def _shape(self, kind: int, marker: int) -> Shape | None:
-        ncols, form = self.ncols, self._form
+        ncols, form = self.ncols, self.form
         if kind == _INSERT and marker == _NEW:
-            if self.binary:
-                return Shape(self.insert, ncols, 1, form, NULL_CELL, False, ())
-            return Shape(self.insert, ncols, 1, 0, NULL_TEXT, False, ())
+            return Shape(self.insert, ncols, 1, form, False, ())
         key = self._search
         if key is not None and kind == _UPDATE and marker == _NEW:
-            return Shape(self.update, ncols, 1, form, NULL_CELL, True, key)
+            return Shape(self.update, ncols, 1, form, True, key)
         if key is not None and kind == _UPDATE and marker in (_KEY, _ROW):
             both = (*key, *[ncols + i for i in key])
-            return Shape(self.update_from, ncols, 2, form, NULL_CELL, True, both)
+            return Shape(self.update_from, ncols, 2, form, True, both)
         if key is not None and kind == _DELETE and marker in (_KEY, _ROW):
-            return Shape(self.delete, ncols, 1, form, NULL_CELL, True, key)
+            return Shape(self.delete, ncols, 1, form, True, key)
         return None
 
     def add(self, change: Insert | Update | Delete) -> bool:
@@ -135,8 +134,8 @@ class TableBatch:
         row = cut(_NEXT.pack(_NEW, self.ncols).join([row.raw for row in rows]), 0, shape)
         if row is None:
             return False
-        add, cells, nulls = row
-        add(cells, nulls)
+        add, cells = row
+        add(cells)
         return True
 
     # --- many changes alike ------------------------------------------------------------------------
@@ -153,21 +152,14 @@ class TableBatch:
         kind = _KINDS[head[0]]
         if shape is None or (self.strict and kind is not Kind.UPDATE):
             return [], 0
-        changes, rows, size, nulls = cut_run(waiting, most, largest, longest, head, shape)
-        if not rows:
+        run = Run(self.ncols, shape.rows, self.form, self._search or ())
+        changes, before, after, size = cut_keys(waiting, most, largest, longest, head, run)
+        if not changes:
             return [], 0
-        start = 0 if self.binary or not shape.wanted else 4
-        if shape.rows == 2:
-            old, rows = rows, [row[self.ncols :] for row in rows]
-            before, touches = self._keys(old, start), self._keys(rows, start)
-            if before != touches:
-                kind, rows = (
-                    Kind.KEY_UPDATE,
-                    [[*[row[i] for i in self._search or ()], *row[self.ncols :]] for row in old],
-                )
-                touches = before + touches
-        else:
-            before = touches = self._keys(rows, start)
+        known: list[Key] = [*before] if run.key else [*self._serials(len(changes))]
+        touches = known
+        if before != after:
+            kind, touches = Kind.KEY_UPDATE, [*known, *after]
         sent = self._all if kind in (Kind.UPDATE, Kind.KEY_UPDATE) else ()
         step = self._latest.get(_place(kind, sent))
         touched = dict.fromkeys(touches, len(self.steps) if step is None else step.index)
@@ -176,53 +168,35 @@ class TableBatch:
             return [], 0
         if step is None:
             step = self._begin(kind, sent)
-        if kind is Kind.DELETE:
-            rows = [[row[i] for i in self._search or ()] for row in rows]
-        step.rows.update(zip(before, rows, strict=True))
-        if kind is Kind.INSERT:
-            step.nulls += nulls
+        step.rows.update(zip(known, changes, strict=True))
         self._touched.update(touched)
         return changes, size
 
-    def _keys(self, rows: list[Cells], start: int) -> list[Key]:
-        """What whole rows are known by; `start`: where in a cell its value begins."""
-        if self._single is not None:
-            single = self._single
-            return [row[single][start:] for row in rows]  # type: ignore[index]
-        if self._search is None:
-            self._serial += len(rows)
-            return list(range(self._serial - len(rows) + 1, self._serial + 1))
-        search = self._search
-        return [tuple([row[i][start:] for i in search]) for row in rows]  # type: ignore[index]
+    def _serials(self, number: int) -> range:
+        """What rows are known by that have no key: each is another one."""
+        self._serial += number
+        return range(self._serial - number + 1, self._serial + 1)
 
     # --- one change each, with what cut() has made of it ------------------------------------------
 
-    def insert(self, row: Cells, nulls: int) -> None:
-        key: Key
-        if self._single is not None:
-            key = row[self._single] or b""
-        elif self._search is None:
-            self._serial += 1
-            key = self._serial
-        else:
-            key = tuple([row[i] or b"" for i in self._search])
+    def insert(self, row: Cells) -> None:
+        key = self._key(row) if self._search is not None else self._serials(1)[0]
         step = self._latest.get("insert")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
             step = self._begin(Kind.INSERT)
         step.rows[key] = row
-        step.nulls += nulls
         self._touched[key] = step.index
 
-    def update_from(self, both: Cells, nulls: int) -> None:
+    def update_from(self, both: Cells) -> None:
         """The row as it was, and as it is."""
         old, new = both[: self.ncols], both[self.ncols :]
         if [old[i] for i in self._search or ()] == [new[i] for i in self._search or ()]:
-            self.update(new, nulls)
+            self.update(new)
         else:
             self._update_key(old, new)
 
-    def update(self, new: Cells, _: int) -> None:
+    def update(self, new: Cells) -> None:
         """Of the row that is found by its own key."""
         key = self._key(new)
         sent = self._sent(new)
@@ -234,14 +208,14 @@ class TableBatch:
             step.rows[key] = new
             self._touched[key] = step.index
 
-    def delete(self, old: Cells, _: int) -> None:
+    def delete(self, old: Cells) -> None:
         """Of a row of which at least the key was sent."""
         key = self._key(old)
         step = self._latest.get("delete")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
             step = self._begin(Kind.DELETE)
-        step.rows[key] = [old[i] for i in self._search or ()]
+        step.rows[key] = old
         self._touched[key] = step.index
 
     def _update_key(self, old: Cells, new: Cells) -> None:
@@ -251,12 +225,12 @@ class TableBatch:
         step = self._latest.get(_place(Kind.KEY_UPDATE, sent))
         if step is None or step.index <= last:
             step = self._begin(Kind.KEY_UPDATE, sent)
-        step.rows[before] = [*[old[i] for i in self._search or ()], *new]
+        step.rows[before] = old + new
         self._touched[before] = self._touched[after] = step.index
 
     def _key(self, cells: Cells) -> Key:
-        """What the row is known by; cut() has seen to it that all of it is there."""
-        start = 0 if self.binary else 4  # as insert() has it
+        """What the row is known by; a key that is NULL, in a row to insert, is no row's."""
+        start = 0 if self.binary else 4  # as cut_keys() has it
         if self._single is not None:
             return cells[self._single][start:]  # type: ignore[index]
         return tuple([cells[i][start:] for i in self._search or ()])  # type: ignore[index]
@@ -271,36 +245,20 @@ class TableBatch:
             return False
         if step.kind is not Kind.INSERT and (step.kind is not Kind.UPDATE or step.sent != sent):
             return False
-        if self.fixed and not self._stays(step, row, new):
+        cells = cells_of(row, self.form)[-self.ncols :]
+        if self.fixed and not self._stays(step, cells, new):
             return False
-        null = NULL_CELL if self.binary or step.kind is Kind.UPDATE else NULL_TEXT
-        if null in [row[i] for i in self._not_null]:
+        if NULL_CELL in [cells[i] for i in self._not_null]:
             return False
         if step.kind is Kind.UPDATE:
             step.rows[key] = new
-            return True
-        for i, cell in enumerate(new):
-            if cell is None:
-                continue
-            if self.binary:
-                row[i] = cell
-            else:
-                step.nulls += (cell == NULL_CELL) - (row[i] is NULL_TEXT)
-                row[i] = NULL_TEXT if cell == NULL_CELL else cell[4:]
+        else:
+            step.rows[key] = [before if cell is None else cell for before, cell in zip(cells, new, strict=True)]
         return True
 
     def _stays(self, step: Step, row: Cells, new: Cells) -> bool:
         """Whether the columns that no update may change are the same in both versions of a row."""
-        as_values = step.kind is Kind.INSERT and not self.binary
-        for i in self.fixed:
-            cell = new[i]
-            if cell is not None and as_values:
-                cell = NULL_TEXT if cell == NULL_CELL else cell[4:]
-                if (cell is NULL_TEXT) != (row[i] is NULL_TEXT):
-                    return False
-            if cell != row[i] and (cell is not None or step.kind is not Kind.INSERT):
-                return False
-        return True
+        return all(new[i] == row[i] or (new[i] is None and step.kind is Kind.INSERT) for i in self.fixed)
 
     def _begin(self, kind: Kind, sent: tuple[bool, ...] = ()) -> Step:
         step = Step(kind, len(self.steps), sent)

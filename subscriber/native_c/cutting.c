@@ -1,48 +1,59 @@
-/* Rows of changes for the apply worker: one by one, many alike, or those of whole transactions. */
+/* Rows of changes for the apply worker: one by one, the keys of many alike, or those of whole transactions. */
 
 #define BODY 25 /* where the message begins in the walsender's payload, and behind it the columns of a change */
 #define VALUES 33
 
+static PyObject *null_cell;
+
 /* Shape in Python; borrowed. */
 typedef struct
 {
-    PyObject  *add, *null, *key;
-    Py_ssize_t ncols, rows, wanted;
+    PyObject  *add, *key;
+    Py_ssize_t ncols, rows, form;
     int        partial;
 } Shape;
 
 static int
 read_shape(PyObject *given, Shape *shape)
 {
-    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 7 || !as_size(PyTuple_GET_ITEM(given, 1), &shape->ncols) ||
-        !as_size(PyTuple_GET_ITEM(given, 2), &shape->rows) || !as_size(PyTuple_GET_ITEM(given, 3), &shape->wanted) ||
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 6 || !as_size(PyTuple_GET_ITEM(given, 1), &shape->ncols) ||
+        !as_size(PyTuple_GET_ITEM(given, 2), &shape->rows) || !as_size(PyTuple_GET_ITEM(given, 3), &shape->form) ||
         shape->ncols == 0 || shape->ncols > 0xFFFF || shape->rows == 0 || shape->rows > 2 ||
-        !PyTuple_CheckExact(PyTuple_GET_ITEM(given, 6)))
+        !PyTuple_CheckExact(PyTuple_GET_ITEM(given, 5)))
         return 0;
     shape->add = PyTuple_GET_ITEM(given, 0);
-    shape->null = PyTuple_GET_ITEM(given, 4);
-    shape->partial = PyTuple_GET_ITEM(given, 5) == Py_True;
-    shape->key = PyTuple_GET_ITEM(given, 6);
+    shape->partial = PyTuple_GET_ITEM(given, 4) == Py_True;
+    shape->key = PyTuple_GET_ITEM(given, 5);
     return 1;
 }
 
-/* The next cell; NULL where the column is another than `shape` says, or with an error. */
-static PyObject *
-next_cell(const byte **at, const byte *end, const Shape *shape, Py_ssize_t *nulls)
+/* The columns of one row or two, which end at `end`; 0 where there is something else, or a column is of another form. */
+static int
+read_rows(const byte *at, const byte *end, Py_ssize_t ncols, Py_ssize_t rows, int form, Column *columns)
 {
-    Py_ssize_t prefix = shape->wanted ? 4 : 0;
-    Column     column;
-
-    if (!next_column(at, end, &column))
-        return NULL;
-    if (column.status == (shape->wanted ? shape->wanted : 't'))
-        return PyBytes_FromStringAndSize((const char *) column.value - prefix, column.length + prefix);
-    if (column.status == 'n' || (column.status == 'u' && !shape->wanted))
+    for (Py_ssize_t i = 0; i < ncols * rows; i++)
     {
-        ++*nulls;
-        return Py_NewRef(shape->null);
+        if (i == ncols)
+        {
+            if (end - at < 3 || *at != 'N' || uint16_at(at + 1) != ncols)
+                return 0;
+            at += 3;
+        }
+        if (!next_column(&at, end, &columns[i]) ||
+            (columns[i].status != form && columns[i].status != 'n' && columns[i].status != 'u'))
+            return 0;
     }
-    return column.status == 'u' && shape->partial ? Py_NewRef(Py_None) : NULL;
+    return at == end;
+}
+
+static PyObject *
+cell_of(const Column *column)
+{
+    if (column->status == 'n')
+        return Py_NewRef(null_cell);
+    if (column->status == 'u')
+        return Py_NewRef(Py_None);
+    return PyBytes_FromStringAndSize((const char *) column->value - 4, column->length + 4);
 }
 
 static int
@@ -53,49 +64,49 @@ has_key(PyObject *row, const Shape *shape)
         Py_ssize_t place;
 
         if (!as_size(PyTuple_GET_ITEM(shape->key, i), &place) || place >= PyList_GET_SIZE(row) ||
-            PyList_GET_ITEM(row, place) == shape->null || PyList_GET_ITEM(row, place) == Py_None)
+            PyList_GET_ITEM(row, place) == null_cell || PyList_GET_ITEM(row, place) == Py_None)
             return 0;
     }
     return 1;
 }
 
+#define FEW 64 /* columns for which the stack has room */
+
 /* The cells between `at` and `end`; NULL when there is something else, or with an error. */
 static PyObject *
-cut_row(const byte *at, const byte *end, const Shape *shape, Py_ssize_t *nulls)
+cut_row(const byte *at, const byte *end, const Shape *shape)
 {
-    Py_ssize_t ncols = shape->ncols, all = ncols * shape->rows, before = *nulls;
-    PyObject  *row = PyList_New(all);
+    Py_ssize_t all = shape->ncols * shape->rows;
+    Column     few[FEW], *columns = all <= FEW ? few : PyMem_New(Column, all);
+    PyObject  *row = NULL;
 
+    if (columns == NULL)
+        return PyErr_NoMemory();
+    if (read_rows(at, end, shape->ncols, shape->rows, (int) shape->form, columns))
+        row = PyList_New(all);
     for (Py_ssize_t i = 0; row != NULL && i < all; i++)
     {
-        PyObject *cell = NULL;
+        PyObject *cell = columns[i].status == 'u' && !shape->partial ? NULL : cell_of(&columns[i]);
 
-        if (i == ncols)
-        {
-            if (end - at < 3 || *at != 'N' || uint16_at(at + 1) != ncols)
-                break;
-            at += 3;
-        }
-        cell = next_cell(&at, end, shape, nulls);
         if (cell == NULL)
-            break;
-        PyList_SET_ITEM(row, i, cell);
+            Py_CLEAR(row);
+        else
+            PyList_SET_ITEM(row, i, cell);
     }
-    if (row != NULL && PyList_GET_ITEM(row, all - 1) != NULL && at == end && has_key(row, shape))
-        return row;
-    Py_XDECREF(row);
-    *nulls = before;
-    return NULL;
+    if (columns != few)
+        PyMem_Free(columns);
+    if (row != NULL && !has_key(row, shape))
+        Py_CLEAR(row);
+    return row;
 }
 
-/* The same with who takes it: (add, row, nulls). */
+/* The same with who takes it: (add, row). */
 static PyObject *
 row_of_shape(const byte *at, const byte *end, const Shape *shape)
 {
-    Py_ssize_t nulls = 0;
-    PyObject  *row = cut_row(at, end, shape, &nulls);
+    PyObject *row = cut_row(at, end, shape);
 
-    return row == NULL ? NULL : Py_BuildValue("ONn", shape->add, row, nulls);
+    return row == NULL ? NULL : Py_BuildValue("ON", shape->add, row);
 }
 
 /* (data, pos, shape) */
@@ -115,50 +126,131 @@ cutting_cut(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     return row == NULL ? defer("cutting_cut", args, nargs) : row;
 }
 
-/* (waiting, most, largest, longest, head, shape) */
-static PyObject *
-cutting_cut_run(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+/* Run in Python, with room for the columns of one change. */
+typedef struct
 {
-    Py_ssize_t most, largest, longest, size = 0, nulls = 0;
-    PyObject  *waiting, *payload, *changes, *rows;
-    Shape      shape;
+    Py_ssize_t ncols, rows, form, keys;
+    Py_ssize_t key[FEW];
+    Column    *columns;
+} Run;
+
+static int
+read_run(PyObject *given, Run *run)
+{
+    PyObject *key;
+
+    if (!PyTuple_Check(given) || PyTuple_GET_SIZE(given) != 4 || !as_size(PyTuple_GET_ITEM(given, 0), &run->ncols) ||
+        !as_size(PyTuple_GET_ITEM(given, 1), &run->rows) || !as_size(PyTuple_GET_ITEM(given, 2), &run->form) ||
+        run->ncols == 0 || run->ncols > 0xFFFF || run->rows == 0 || run->rows > 2)
+        return 0;
+    key = PyTuple_GET_ITEM(given, 3);
+    if (!PyTuple_CheckExact(key) || PyTuple_GET_SIZE(key) > FEW)
+        return 0;
+    run->keys = PyTuple_GET_SIZE(key);
+    for (Py_ssize_t i = 0; i < run->keys; i++)
+        if (!as_size(PyTuple_GET_ITEM(key, i), &run->key[i]) || run->key[i] >= run->ncols)
+            return 0;
+    return 1;
+}
+
+/* Whether the change is whole, and what it is known by is not NULL; its columns are in `run`. */
+static int
+reads_run(const byte *at, const byte *end, Run *run)
+{
+    if (!read_rows(at, end, run->ncols, run->rows, (int) run->form, run->columns))
+        return 0;
+    for (Py_ssize_t i = 0; i < run->ncols * run->rows; i++)
+        if (run->columns[i].status == 'u')
+            return 0;
+    for (Py_ssize_t i = 0; i < run->keys * run->rows; i++)
+        if (run->columns[i / run->keys * run->ncols + run->key[i % run->keys]].status == 'n')
+            return 0;
+    return 1;
+}
+
+/* What the row that begins at `columns` is known by. */
+static PyObject *
+key_of(const Column *columns, const Run *run)
+{
+    Py_ssize_t before = run->form == 't' ? 0 : 4;
+    PyObject  *found = run->keys == 1 ? NULL : PyTuple_New(run->keys);
+
+    if (run->keys != 1 && found == NULL)
+        return NULL;
+    for (Py_ssize_t i = 0; i < run->keys; i++)
+    {
+        const Column *column = &columns[run->key[i]];
+        PyObject     *part = PyBytes_FromStringAndSize((const char *) column->value - before, column->length + before);
+
+        if (run->keys == 1)
+            return part;
+        if (part == NULL)
+        {
+            Py_DECREF(found);
+            return NULL;
+        }
+        PyTuple_SET_ITEM(found, i, part);
+    }
+    return found;
+}
+
+static int
+append_key(PyObject *keys, const Column *columns, const Run *run)
+{
+    PyObject *key = key_of(columns, run);
+    int       failed = key == NULL || PyList_Append(keys, key) < 0;
+
+    Py_XDECREF(key);
+    return !failed;
+}
+
+/* (waiting, most, largest, longest, head, run) */
+static PyObject *
+cutting_cut_keys(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+{
+    Py_ssize_t most, largest, longest, size = 0;
+    PyObject  *waiting, *payload, *changes, *before, *after;
+    Run        run;
+    int        goes_on;
 
     if (nargs != 6 || !as_size(args[1], &most) || !as_size(args[2], &largest) || !as_size(args[3], &longest) ||
-        !PyBytes_CheckExact(args[4]) || PyBytes_GET_SIZE(args[4]) != VALUES - BODY || !read_shape(args[5], &shape))
-        return defer("cutting_cut_run", args, nargs);
+        !PyBytes_CheckExact(args[4]) || PyBytes_GET_SIZE(args[4]) != VALUES - BODY || !read_run(args[5], &run))
+        return defer("cutting_cut_keys", args, nargs);
     waiting = PyObject_GetIter(args[0]);
     if (waiting == NULL)
-        return defer("cutting_cut_run", args, nargs);
-    shape.partial = 0;
+        return defer("cutting_cut_keys", args, nargs);
+    run.columns = PyMem_New(Column, run.ncols * run.rows);
     changes = PyList_New(0);
-    rows = PyList_New(0);
-    while (changes != NULL && rows != NULL && PyList_GET_SIZE(rows) < most && size < largest &&
-           (payload = PyIter_Next(waiting)) != NULL)
+    before = PyList_New(0);
+    after = run.rows == 2 ? PyList_New(0) : Py_XNewRef(before);
+    goes_on = run.columns != NULL && changes != NULL && before != NULL && after != NULL;
+    while (goes_on && PyList_GET_SIZE(changes) < most && size < largest && (payload = PyIter_Next(waiting)) != NULL)
     {
         const byte *first = PyBytes_CheckExact(payload) ? (const byte *) PyBytes_AS_STRING(payload) : NULL;
         Py_ssize_t  length = first == NULL ? 0 : PyBytes_GET_SIZE(payload);
-        PyObject   *row = NULL;
 
-        if (length >= VALUES && length <= longest && *first == 'w' &&
-            memcmp(first + BODY, PyBytes_AS_STRING(args[4]), VALUES - BODY) == 0)
-            row = cut_row(first + VALUES, first + length, &shape, &nulls);
-        if (row != NULL && PyList_Append(rows, row) == 0 && PyList_Append(changes, payload) == 0)
+        goes_on = length >= VALUES && length <= longest && *first == 'w' &&
+            memcmp(first + BODY, PyBytes_AS_STRING(args[4]), VALUES - BODY) == 0 &&
+            reads_run(first + VALUES, first + length, &run) && PyList_Append(changes, payload) == 0;
+        if (goes_on)
             size += length;
+        if (goes_on && run.keys > 0)
+            goes_on = append_key(before, run.columns, &run) &&
+                (run.rows == 1 || append_key(after, run.columns + run.ncols, &run));
         Py_DECREF(payload);
-        if (row == NULL)
-            break;
-        Py_DECREF(row);
-        if (PyErr_Occurred())
-            break;
     }
     Py_DECREF(waiting);
-    if (changes == NULL || rows == NULL || PyErr_Occurred())
+    if (run.columns == NULL)
+        PyErr_NoMemory();
+    PyMem_Free(run.columns);
+    if (PyErr_Occurred())
     {
         Py_XDECREF(changes);
-        Py_XDECREF(rows);
+        Py_XDECREF(before);
+        Py_XDECREF(after);
         return NULL;
     }
-    return Py_BuildValue("NNnn", changes, rows, size, nulls);
+    return Py_BuildValue("NNNn", changes, before, after, size);
 }
 
 /* What `shapes` or find() says of a change that begins with `head`; NULL with an error. */

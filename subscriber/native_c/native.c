@@ -18,6 +18,7 @@
 #include "changes.c"
 #include "columns.c"
 #include "cutting.c"
+#include "joining.c"
 
 /* Take in the reference of `name`; called by @compiled. */
 static PyObject *
@@ -44,8 +45,10 @@ static PyMethodDef functions[] = {
     FUNCTION(tuples_skip_columns),
     FUNCTION(tuples_split_columns),
     FUNCTION(cutting_cut),
-    FUNCTION(cutting_cut_run),
+    FUNCTION(cutting_cut_keys),
     FUNCTION(cutting_cut_changes),
+    FUNCTION(joining_copy_rows),
+    FUNCTION(joining_columns),
     {NULL},
 };
 
@@ -69,7 +72,8 @@ PyInit__native(void)
     references = PyDict_New();
     name_plan = PyUnicode_InternFromString("plan");
     name_dict = PyUnicode_InternFromString("dict");
-    if (decimal_type == NULL || references == NULL || name_plan == NULL || name_dict == NULL)
+    null_cell = PyBytes_FromStringAndSize("\xff\xff\xff\xff", 4);
+    if (null_cell == NULL || decimal_type == NULL || references == NULL || name_plan == NULL || name_dict == NULL)
         return NULL;
     if (PyType_Ready(&ValueType) < 0 || PyType_Ready(&RowDataType) < 0 || PyType_Ready(&RowChangeType) < 0)
         return NULL;

@@ -1,12 +1,13 @@
 """One SQL statement for the rows of a step (apply/steps.py), and its parameters.
 
     insert      COPY into the table: the input functions and defaults that an INSERT has
-    update      UPDATE … FROM unnest(…): an array for each column, cell after cell as it came
-    delete      DELETE … USING unnest(…)
+    update      UPDATE … FROM (SELECT unnest(…), …): an array for each column, cell after cell as it came
+    delete      DELETE … USING (SELECT unnest(…), …)
 
 Arrays, because a table to stage rows in costs more than it saves: it takes twice as long from a few hundred
 rows down, is in the catalog, and wants privileges. In binary an array is one of the column's type; in text it is one
-of texts, each cast to the type without its modifier, which the assignment checks as it does for an INSERT.
+of texts, each cast to the type without its modifier, which the assignment checks as it does for an INSERT. They are
+unnested in a SELECT, which hands on row after row; with functions in FROM the server gathers all rows first.
 
 A statement that hits another number of rows than it was given fails: by casting a text that says so to a
 number, since roles that changes are applied as may lack the right to call a function of ours.
@@ -17,13 +18,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from subscriber.apply.cutting import NULL_TEXT
+from subscriber.apply.joining import columns, copy_rows
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.apply.steps import Kind, Step, TableBatch
 from subscriber.target.statements import is_null, qualified, quote
 
-CHUNK = 256 * 1024  # bytes of one CopyData message, more or less
-ROWS_IN_CHUNK = 1000
+ROWS_IN_CHUNK = 1000  # of one CopyData message
 
 WRONG_COUNT = "22P02"  # SQLSTATE of the cast that fails when a step hits another number of rows
 
@@ -48,30 +48,11 @@ def copy_data(table: TableBatch, step: Step) -> Iterator[bytes]:
     """The rows of an insert step as COPY reads them."""
     rows = list(step.rows.values())
     if table.binary:
-        count = _COUNT(table.ncols)
         yield COPY_SIGNATURE
-        for start in range(0, len(rows), ROWS_IN_CHUNK):
-            yield b"".join([count + b"".join(row) for row in rows[start : start + ROWS_IN_CHUNK]])  # type: ignore[arg-type]
+    for start in range(0, len(rows), ROWS_IN_CHUNK):
+        yield copy_rows(rows[start : start + ROWS_IN_CHUNK], table.form)
+    if table.binary:
         yield COPY_TRAILER
-        return
-    tabs, newlines = table.ncols - 1, len(rows)
-    data = b"\n".join([b"\t".join(row) for row in rows]) + b"\n"  # type: ignore[arg-type]
-    # A thing to escape in any value makes one of the numbers too large.
-    if (
-        data.count(b"\\") != step.nulls
-        or data.count(b"\t") != tabs * newlines
-        or data.count(b"\n") != newlines
-        or b"\r" in data
-    ):
-        data = b"".join([b"\t".join([_escaped(value) for value in row]) + b"\n" for row in rows])
-    for start in range(0, len(data), CHUNK):
-        yield data[start : start + CHUNK]
-
-
-def _escaped(value: bytes | None) -> bytes:
-    if value is None or value is NULL_TEXT:
-        return NULL_TEXT
-    return value.replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def change(table: TableBatch, step: Step) -> str:
@@ -86,35 +67,32 @@ def change(table: TableBatch, step: Step) -> str:
 
 def _change(table: TableBatch, step: Step) -> str:
     mapping = table.mapping
-    columns = [mapping.attributes[i] for i in _columns(table, step)]
-    names = [f"c{place}" for place in range(len(columns))]
-    arrays = ", ".join(
-        f"pg_catalog.unnest(${place + 1}::{_array(column, table.binary)})" for place, column in enumerate(columns)
-    )
-    source = f"ROWS FROM ({arrays}) AS given({', '.join(names)})"
-    values = [_value(name, column, table.binary) for name, column in zip(names, columns, strict=True)]
+    indexes = _columns(table, step)
+    sent = [mapping.attributes[i] for i in indexes]
+    values = [f"given.c{place}" for place in range(len(sent))]
+    arrays = ", ".join(f"{_unnested(place + 1, column, table.binary)} AS c{place}" for place, column in enumerate(sent))
+    source = f"(SELECT {arrays}) AS given"
     if step.kind is Kind.DELETE:
-        where = _where(columns, values)
-        return _counted(f"DELETE FROM {_only(mapping)} AS target USING {source} WHERE {where}", len(columns))
+        where = _where(sent, values)
+        return _counted(f"DELETE FROM {_only(mapping)} AS target USING {source} WHERE {where}", len(sent))
     assert mapping.search is not None
     keys = len(mapping.search) if step.kind is Kind.KEY_UPDATE else 0
     sets = ", ".join(
         f"{quote(column.name)} = {value}"
-        for column, value in zip(columns[keys:], values[keys:], strict=True)
+        for column, value in zip(sent[keys:], values[keys:], strict=True)
         if not column.identity_always
     )
     if keys:
-        where = _where(columns[:keys], values[:keys])
+        where = _where(sent[:keys], values[:keys])
     else:
-        places = {i: place for place, i in enumerate(_columns(table, step))}
-        sought = [places[i] for i in mapping.search]
-        where = _where([columns[place] for place in sought], [values[place] for place in sought])
-    for i, column, value in zip(_columns(table, step)[keys:], columns[keys:], values[keys:], strict=True):
+        sought = [indexes.index(i) for i in mapping.search]
+        where = _where([sent[place] for place in sought], [values[place] for place in sought])
+    for i, column, value in zip(indexes[keys:], sent[keys:], values[keys:], strict=True):
         if i in table.fixed:
             both_null = f"{is_null(_stored(column))} AND {is_null(value)}"
             where += f" AND ({_where([column], [value])} OR ({both_null}))"
     sql = f"UPDATE {_only(mapping)} AS target SET {sets} FROM {source} WHERE {where}"
-    return _counted(sql, len(columns))
+    return _counted(sql, len(sent))
 
 
 def _counted(sql: str, before: int) -> str:
@@ -129,26 +107,18 @@ def _counted(sql: str, before: int) -> str:
 
 def arrays(table: TableBatch, step: Step) -> tuple[bytes, bytes]:
     """The formats and parameters of change(), and as the last one the number of rows."""
-    rows = list(step.rows.values())
-    columns = _columns(table, step)
-    if step.kind is Kind.DELETE:
-        places: Sequence[int] = range(len(columns))
-    elif step.kind is Kind.KEY_UPDATE:
-        keys = len(columns) - sum(step.sent)
-        places = [*range(keys), *(keys + i for i, sent in enumerate(step.sent) if sent)]
-    else:
-        places = columns
-    parts = [_COUNT(len(columns) + 1)]
-    transposed = list(zip(*rows, strict=True))
-    for i, place in zip(columns, places, strict=True):
+    rows, indexes, ncols = list(step.rows.values()), _columns(table, step), table.ncols
+    keys = len(table.mapping.search or ()) if step.kind is Kind.KEY_UPDATE else 0
+    places = [i - 2 * ncols for i in indexes[:keys]] + [i - ncols for i in indexes[keys:]]
+    parts = [_COUNT(len(indexes) + 1)]
+    for i, body in zip(indexes, columns(rows, places, table.form), strict=True):
         sets = table.mapping.attributes[i].sets
         assert sets is not None
-        body = b"".join(transposed[place])
         oid = sets.element_oid if table.binary else _TEXT_OID
         parts += (_ARRAY.pack(_HEAD + len(body), 1, 1, oid, len(rows), 1), body)
     count = b"%d" % len(rows)
     parts += (len(count).to_bytes(4, "big"), count)
-    formats = _COUNT(len(columns) + 1) + b"\0\1" * len(columns) + b"\0\0"
+    formats = _COUNT(len(indexes) + 1) + b"\0\1" * len(indexes) + b"\0\0"
     return formats, b"".join(parts)
 
 
@@ -161,14 +131,12 @@ def _columns(table: TableBatch, step: Step) -> list[int]:
     return search + sent if step.kind is Kind.KEY_UPDATE else sent
 
 
-def _array(column: LocalColumn, binary: bool) -> str:
+def _unnested(parameter: int, column: LocalColumn, binary: bool) -> str:
     assert column.sets is not None
-    return f"{column.sets.element}[]" if binary else "pg_catalog.text[]"
-
-
-def _value(name: str, column: LocalColumn, binary: bool) -> str:
-    assert column.sets is not None
-    return f"given.{name}" if binary else f"given.{name}::{column.sets.element}"
+    element = column.sets.element
+    if binary:
+        return f"pg_catalog.unnest(${parameter}::{element}[])"
+    return f"pg_catalog.unnest(${parameter}::pg_catalog.text[])::{element}"
 
 
 def _where(columns: Sequence[LocalColumn], values: Sequence[str]) -> str:

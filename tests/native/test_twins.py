@@ -317,35 +317,20 @@ def test_columns(row: TupleData, before: bytes, ncols: int, data: st.DataObject)
     both("tuples_split_columns", raw, pos, ncols)
 
 
-def add(row: cutting.Cells, nulls: int) -> None:
+def add(row: cutting.Cells) -> None:
     """Takes the row, in a shape of these tests."""
 
 
-shapes = st.builds(
-    lambda ncols, rows, wanted, partial, key: cutting.Shape(
-        add, ncols, rows, wanted, cutting.NULL_CELL if wanted else cutting.NULL_TEXT, partial, key
-    ),
-    st.just(3) | st.integers(0, 4),
-    st.sampled_from([1, 1, 2]),
-    st.sampled_from([0, 0x62, 0x74]),
-    st.booleans(),
-    st.sampled_from([(), (), (0,), (2, 1)]),
-)
+ncols, row_number = st.just(3) | st.integers(0, 4), st.sampled_from([1, 1, 2])
+forms, keys = st.sampled_from([0x62, 0x74]), st.sampled_from([(), (), (0,), (2, 1)])
+shapes = st.builds(cutting.Shape, st.just(add), ncols, row_number, forms, st.booleans(), keys)
+a_run = st.builds(cutting.Run, ncols, row_number, forms, keys)
 
 
 @given(st.lists(good_rows(3) | rows, min_size=1, max_size=2), st.binary(max_size=5), shapes, st.data())
 def test_cuts(given: list[TupleData], before: bytes, shape: cutting.Shape, data: st.DataObject) -> None:
     raw = before + damaged(b"N\0\3".join([row.raw for row in given]), data)
     both("cutting_cut", raw, data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2)), shape)
-
-
-def test_nulls_are_the_one_object() -> None:
-    """By which a value of the same two bytes is told from NULL."""
-    shape = cutting.Shape(add, 2, 1, 0, cutting.NULL_TEXT, False, ())
-    _, found, nulls = cutting.cut(b"t\0\0\0\2\\Nn", 0, shape) or (None, [], 0)
-    assert found == [b"\\N", b"\\N"]
-    assert [value is cutting.NULL_TEXT for value in found] == [False, True]
-    assert nulls == 1
 
 
 server_messages = st.tuples(st.sampled_from([b"d", b"d", b"d", b"N"]), st.binary(max_size=30))
@@ -368,11 +353,29 @@ def test_weigh(sent: list[bytes]) -> None:
     both("walstream_weigh", sent)
 
 
-@given(st.lists(good_rows(3) | rows, max_size=6), shapes, st.integers(1, 200), st.data())
-def test_runs(given: list[TupleData], shape: cutting.Shape, most: int, data: st.DataObject) -> None:
-    head = b"I\0\0\0\1N\0\3"
-    waiting = deque([damaged(b"w" + bytes(24) + head + row.raw, data) for row in given])
-    both("cutting_cut_run", waiting, most % 8, most, most + 20, head, shape)
+@st.composite
+def of_two(draw: st.DrawFn) -> bytes:
+    """A change with one row in it or two, most often whole."""
+    found = draw(st.lists(good_rows(3) | rows, min_size=1, max_size=2))
+    return b"w" + bytes(24) + b"U\0\0\0\1N\0\3" + b"N\0\3".join([row.raw for row in found])
+
+
+@given(st.lists(of_two(), max_size=6), a_run, st.integers(1, 200), st.data())
+def test_runs(given: list[bytes], run: cutting.Run, most: int, data: st.DataObject) -> None:
+    waiting = deque([damaged(change, data) for change in given])
+    both("cutting_cut_keys", waiting, most % 8, most, most + 20, b"U\0\0\0\1N\0\3", run)
+
+
+values = st.binary(max_size=3) | st.sampled_from([b"\\", b"\t", b"a\nb", b"\r", b"\\N"])
+cells = st.lists(st.builds(lambda value: len(value).to_bytes(4, "big") + value, values) | st.just(cutting.NULL_CELL))
+
+
+@given(st.lists(of_two() | cells | st.lists(st.none() | st.binary(max_size=5)), max_size=4), forms, st.data())
+def test_rows_are_joined(given: list[Any], form: int, data: st.DataObject) -> None:
+    """Of any value, whole or not."""
+    given = [damaged(row, data) if isinstance(row, bytes) else row for row in given]
+    both("joining_copy_rows", given, form)
+    both("joining_columns", given, data.draw(st.lists(st.integers(-4, 1), max_size=3)), form)
 
 
 @given(st.lists(st.lists(good_rows(3), max_size=3), max_size=4), st.booleans(), st.integers(1, 400), st.data())
@@ -413,12 +416,12 @@ def test_a_whole_transaction_is_found() -> None:
         messages.Commit(Lsn(5), Lsn(8), 0),
     ]
     payloads = [b"w" + bytes(24) + encode.encode(message) for message in sent]
-    shape = cutting.Shape(add, 3, 1, 0, cutting.NULL_TEXT, False, (0,))
+    shape = cutting.Shape(add, 3, 1, 0x74, False, (0,))
     for function in (cutting.cut_changes, native.references["cutting_cut_changes"]):
         ended, changes, cut = function([*payloads, *payloads[:2]], 10, 10**6, 10**6, lambda _: shape, False)
         assert ended == [(5, 7, 1, 8, 1)]
         assert changes == payloads[1:2]
-        assert cut == [(add, [b"x"] * 3, 0)]
+        assert cut == [(add, [b"\0\0\0\1x"] * 3)]
 
 
 WRONG: list[Any] = [None, -1, 2**70, "x", b"", [], {}, 1.5]
