@@ -20,7 +20,8 @@
         │       └── HooksMissing  a subscription with hooks is run by a program without: run the right one
         ├── ConflictError    a row of the target is in the way of a change
         ├── LateConflict     a row came into the way after it was looked for: look again, nothing is wrong
-        └── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
+        ├── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
+        └── TextNeeded       values come in binary, which their types do not allow: ask for text, nothing is wrong
 
 A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
 the operator can do. None of ours carries a row value. `context` grows on the way up and is printed
@@ -185,3 +186,7 @@ class LateConflict(ApplyError):
 
 class StaleMapping(ApplyError):
     """The target's table has, or may have, another shape than when it was looked at; look again."""
+
+
+class TextNeeded(ApplyError):
+    """Values came in binary though nobody asked for that, and a table's types do not allow it; ask for text."""

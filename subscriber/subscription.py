@@ -65,7 +65,7 @@ class Subscription:
     enabled: bool = True
     slot_name: str | None = None  # None: SET (slot_name = NONE)
     synchronous_commit: str = "off"
-    binary: bool = False
+    binary: bool | None = None  # None: not said; binary as long as every table's types allow it
     streaming: Streaming = Streaming.PARALLEL
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED
     disable_on_error: bool = False

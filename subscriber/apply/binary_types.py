@@ -1,4 +1,4 @@
-"""Types whose binary form means the same on every server, so that a copy may use it without being told to.
+"""Types whose binary form means the same on every server, so that it may be used without being told to.
 
 Built-in types only, of one OID on both sides. What is left out:
 
@@ -12,7 +12,9 @@ Source: the *_send() and *_recv() functions in src/backend/utils/adt.
 
 from __future__ import annotations
 
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.fitting import FIRST_NORMAL_OID, refusal
+from subscriber.apply.relation_map import LocalColumn, RelationMapping
+from subscriber.protocol.messages import RelationColumn, Update
 
 _SCALARS = {
     16: "bool",
@@ -84,8 +86,39 @@ SAME_IN_BINARY = {
 
 def same_in_binary(mapping: RelationMapping) -> bool:
     """Whether every column has one of these types, the same one on both sides. Modifiers may differ."""
-    columns = zip(mapping.remote.columns, mapping.attributes, strict=True)
-    return all(
-        theirs.type_oid in SAME_IN_BINARY and ours.sets is not None and ours.sets.type_oid == theirs.type_oid
-        for theirs, ours in columns
-    )
+    return _first_different(mapping) is None
+
+
+def text_because(mapping: RelationMapping) -> str | None:
+    """Why changes of the table have to be sent as text, or had better be, in words without values; None: no reason."""
+    index = _first_different(mapping)
+    if index is not None:
+        return _described(mapping, index)
+    if _updates_in_sets(mapping, binary=False) and not _updates_in_sets(mapping, binary=True):
+        return f'updates of table "{mapping.label}", which has a column of arrays, are quicker from text'
+    return None
+
+
+def _first_different(mapping: RelationMapping) -> int | None:
+    """The first column that is not of one of these types, or not of the same one on both sides."""
+    columns = enumerate(zip(mapping.remote.columns, mapping.attributes, strict=True))
+    return next((index for index, (theirs, ours) in columns if not _same(theirs, ours)), None)
+
+
+def _same(theirs: RelationColumn, ours: LocalColumn) -> bool:
+    return theirs.type_oid in SAME_IN_BINARY and ours.sets is not None and ours.sets.type_oid == theirs.type_oid
+
+
+def _described(mapping: RelationMapping, index: int) -> str:
+    theirs, ours = mapping.remote.columns[index], mapping.attributes[index]
+    text = f'column "{ours.name}" of table "{mapping.label}" is of type {ours.type_name}'
+    name = SAME_IN_BINARY.get(theirs.type_oid)
+    own = ours.sets is not None and ours.sets.type_oid >= FIRST_NORMAL_OID
+    if name is not None:
+        return f"{text}, and of type {name} on the publisher"
+    different = ours.sets is not None and ours.sets.type_oid != theirs.type_oid
+    return f"{text}, and of another on the publisher" if different and not own else text
+
+
+def _updates_in_sets(mapping: RelationMapping, *, binary: bool) -> bool:
+    return refusal(mapping, Update.letter[0], with_old=False, binary=binary) is None

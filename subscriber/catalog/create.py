@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, origins, privileges, refresh, store
+from subscriber.catalog import contact, origins, privileges, refresh, stats, store
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options
@@ -100,7 +100,7 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
             )
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None
-    await store.add_stats(connection, subid, {})
+    await stats.add_stats(connection, subid, {})
     await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0))
     await origins.create_origin(connection, origins.apply_origin(subid))
     return subid

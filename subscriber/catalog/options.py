@@ -61,7 +61,7 @@ class Options:
     copy_data: bool = True
     synchronous_commit: str = "off"
     refresh: bool = True
-    binary: bool = False
+    binary: bool | None = None  # None: binary where every table's types allow it
     streaming: Streaming = Streaming.PARALLEL
     two_phase: bool = False
     disable_on_error: bool = False

@@ -102,11 +102,11 @@ REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
        last_msg_receipt_time, latest_end_lsn, latest_end_time, error, error_time, error_hint, next_retry, transactions,
        changes, bytes, copy_rows, copy_bytes, copy_total_bytes, leader_pid, waiting_for, streamed, limits, one_by_one,
-       started, updated_at)
+       format, format_reason, started, updated_at)
 SELECT $1::oid, $2::oid, $3::text, $4::int, $5::text, $6::text::pg_lsn, $7::timestamptz, $8::timestamptz,
        $9::text::pg_lsn, $10::timestamptz, $11::text, $12::timestamptz, $13::text, $14::timestamptz, $15::bigint,
        $16::bigint, $17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::int, $22::text, $23::text::jsonb,
-       nullif($24::text[], '{}'), $25::text::jsonb, now(), now()
+       nullif($24::text[], '{}'), $25::text::jsonb, $26::text, $27::text, now(), now()
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid = excluded.pid,
        state = excluded.state, received_lsn = excluded.received_lsn, last_msg_send_time = excluded.last_msg_send_time,
@@ -116,7 +116,8 @@ ON CONFLICT (subid, relid) DO UPDATE SET worker_type = excluded.worker_type, pid
        changes = excluded.changes, bytes = excluded.bytes, copy_rows = excluded.copy_rows,
        copy_bytes = excluded.copy_bytes, copy_total_bytes = excluded.copy_total_bytes,
        leader_pid = excluded.leader_pid, waiting_for = excluded.waiting_for, streamed = excluded.streamed,
-       limits = excluded.limits, one_by_one = excluded.one_by_one,
+       limits = excluded.limits, one_by_one = excluded.one_by_one, format = excluded.format,
+       format_reason = excluded.format_reason,
        started = CASE WHEN w.pid IS DISTINCT FROM excluded.pid THEN excluded.started ELSE w.started END,
        updated_at = excluded.updated_at
 """
@@ -126,25 +127,8 @@ SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS 
        w.last_msg_receipt_time, w.latest_end_lsn::text AS latest_end_lsn, w.latest_end_time, w.error, w.error_time,
        w.error_hint, w.next_retry, w.transactions, w.changes, w.bytes, w.copy_rows, w.copy_bytes, w.copy_total_bytes,
        w.leader_pid, w.waiting_for, w.streamed::text AS streamed, coalesce(w.limits, '{}') AS limits,
-       w.one_by_one::text AS one_by_one, w.started, w.updated_at
+       w.one_by_one::text AS one_by_one, w.format, w.format_reason, w.started, w.updated_at
   FROM subscriber.worker w ORDER BY w.subid, w.relid
-"""
-
-CONFLICTS = (
-    "insert_exists",
-    "update_origin_differs",
-    "update_exists",
-    "update_missing",
-    "delete_origin_differs",
-    "delete_missing",
-    "multiple_unique_conflicts",
-)
-COUNTERS = ("apply_error_count", "sync_error_count", *(f"confl_{conflict}" for conflict in CONFLICTS))
-ADD_STATS = f"""
-INSERT INTO subscriber.subscription_stats AS t (subid, {", ".join(COUNTERS)})
-SELECT $1::oid, {", ".join(f"${number}::bigint" for number in range(2, 2 + len(COUNTERS)))}
- WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
-ON CONFLICT (subid) DO UPDATE SET {", ".join(f"{name} = t.{name} + excluded.{name}" for name in COUNTERS)}
 """
 
 
@@ -210,6 +194,8 @@ class WorkerStatus:
     streamed: tuple[StreamedStatus, ...] = ()
     limits: tuple[str, ...] = ()  # what it has to do without on this target
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
+    format: str | None = None  # how an apply worker receives values: binary or text
+    format_reason: str | None = None  # why as text, where the subscription does not say
     started: datetime | None = None
     updated_at: datetime | None = None
 
@@ -416,6 +402,8 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         json.dumps([asdict(transaction) for transaction in status.streamed]),
         list(status.limits),
         json.dumps(dict(status.one_by_one)),
+        status.format,
+        status.format_reason,
     )
 
 
@@ -436,13 +424,3 @@ async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
         values["streamed"] = tuple(StreamedStatus(**found) for found in json.loads(values["streamed"]))
         statuses.append(WorkerStatus(**values))
     return statuses
-
-
-async def add_stats(connection: asyncpg.Connection, subid: int, counts: Mapping[str, int]) -> None:
-    """Add to the subscription's counters, by their names in COUNTERS; nothing happens if it is gone.
-
-    Raises KeyError for a name that is no counter.
-    """
-    if unknown := counts.keys() - set(COUNTERS):
-        raise KeyError(f"no such counter: {', '.join(sorted(unknown))}")
-    await connection.execute(ADD_STATS, subid, *(counts.get(name, 0) for name in COUNTERS))

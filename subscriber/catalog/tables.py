@@ -114,7 +114,7 @@ subscription = Table(
     _column("subslotname", Name, "the slot on the publisher; NULL: `slot_name = NONE`", null=True),
     _column("subsynccommit", Text, "`synchronous_commit`"),
     _column("subpublications", ARRAY(Text), "the publications"),
-    _column("subbinary", Boolean, "`binary`"),
+    _column("subbinary", Boolean, "`binary`; NULL: not said", null=True),
     _column("substream", Char, "`streaming`: f off, t on, p parallel"),
     _column("subtwophasestate", Char, "`two_phase`: d disabled, p pending until all tables are there, e enabled"),
     _column("subdisableonerr", Boolean, "`disable_on_error`"),
@@ -195,6 +195,8 @@ worker = Table(
     _column("streamed", JSONB, "transactions that have not ended yet", default="'[]'"),
     _column("limits", ARRAY(Text), "what it has to do without on this target; NULL: nothing", null=True),
     _column("one_by_one", JSONB, "changes that were not applied set by set, by the reason why", default="'{}'"),
+    _column("format", Text, "how the apply worker receives values: binary or text", null=True),
+    _column("format_reason", Text, "why as text, where the subscription does not say `binary`", null=True),
     prefixes=["UNLOGGED"],
     info=_about("What each worker says of itself, once a second."),
 )

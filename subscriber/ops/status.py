@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
-from subscriber.catalog import locks, schema, store
+from subscriber.catalog import locks, schema, stats, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
@@ -41,7 +41,7 @@ WRONG = 1  # the exit status when a subscription is not as it should be
 
 _NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
 _PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
-_STATS = f"SELECT subid::bigint, {', '.join(store.COUNTERS)} FROM subscriber.subscription_stats"
+_STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.subscription_stats"
 _PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
 """
@@ -96,7 +96,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     prepared: dict[int, list[Prepared]] = {}
     for subid, *values in await connection.fetch(_PREPARED):
         prepared.setdefault(subid, []).append(Prepared(*values))
-    stats = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
+    counted = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
     return Look(
         at=now,
         read_only=read_only,
@@ -105,8 +105,10 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
         workers=await store.load_workers(connection),
         relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
         progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
-        errors={subid: (apply, sync) for subid, (apply, sync, *_) in stats.items()},
-        conflicts={subid: dict(zip(store.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in stats.items()},
+        errors={subid: (apply, sync) for subid, (apply, sync, *_) in counted.items()},
+        conflicts={
+            subid: dict(zip(stats.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in counted.items()
+        },
         prepared=prepared,
     )
 

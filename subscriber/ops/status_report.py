@@ -128,6 +128,8 @@ class SubscriptionStatus:
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
     unfinished: Unfinished = field(default_factory=Unfinished)
     conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
+    format: str | None = None  # how values are received: binary or text; None: no stream yet
+    format_reason: str | None = None  # why as text, where the subscription does not say
 
     @property
     def is_wrong(self) -> bool:
@@ -202,6 +204,8 @@ def assess(
         one_by_one=worker_alive.one_by_one if worker_alive else {},
         unfinished=status_unfinished.find(worker_alive, look.workers, look.prepared.get(subscription.oid, ())),
         conflicts=look.conflicts.get(subscription.oid, {}),
+        format=worker_alive.format if worker_alive else None,
+        format_reason=worker_alive.format_reason if worker_alive else None,
     )
 
 
@@ -322,14 +326,10 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
         seconds = "" if status.lag_seconds is None else f", {units.in_seconds(status.lag_seconds)}"
         lines.append(("lag", units.in_bytes(status.lag_bytes) + seconds))
     if status.rates is not None:
-        rates = status.rates
-        lines.append(
-            (
-                "rates",
-                f"{rates.transactions:,.0f} transactions/s, {rates.changes:,.0f} changes/s, "
-                f"{units.in_bytes(rates.bytes)}/s",
-            )
-        )
+        rates = f"{status.rates.transactions:,.0f} transactions/s, {status.rates.changes:,.0f} changes/s"
+        lines.append(("rates", f"{rates}, {units.in_bytes(status.rates.bytes)}/s"))
+    if status.format is not None:
+        lines.append(("format", status.format + (f": {status.format_reason}" if status.format_reason else "")))
     if status.one_by_one:
         reasons = sorted(status.one_by_one.items(), key=lambda item: -item[1])
         lines.append(("one by one", ", ".join(f"{number:,} ({reason})" for reason, number in reasons)))
@@ -412,6 +412,8 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         **status_unfinished.as_json(status.unfinished, now),
         "skip_lsn": _lsn(status.skip_lsn),
         "limits": list(status.limits),
+        "format": status.format,
+        "format_reason": status.format_reason,
         "one_by_one": dict(status.one_by_one),
         "apply_error_count": status.apply_errors,
         "sync_error_count": status.sync_errors,

@@ -204,7 +204,7 @@ class _Planner:
 
     async def _in_binary(self, relid: int, published: PublishedTable) -> bool:
         """As the subscription says; and without being told where it makes no difference."""
-        if copies_binary(self._subscription.binary, self._publisher.server_version):
+        if copies_binary(self._subscription.binary or False, self._publisher.server_version):
             return True
         types = {row[0]: row[1] for row in await self._connection.fetch(_COLUMN_TYPES, relid)}
         return all(

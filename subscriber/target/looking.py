@@ -16,7 +16,7 @@ from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED, TupleData
 from subscriber.target import probes
 from subscriber.target.binding import NO_ROW, Row, bind
 from subscriber.target.note import Note
-from subscriber.target.statements import NEW, Plan
+from subscriber.target.statements import Plan
 
 RowChange = TypeVar("RowChange", Insert, Update, Delete, Insert | Update, Update | Delete)
 
@@ -84,21 +84,11 @@ class Looking:
 
     async def as_text(self, mapping: RelationMapping, change: RowChange, note: Note | None = None) -> RowChange:
         """The change with its binary values as the target would print them."""
-        if not isinstance(change, Delete):
-            change = replace(change, new=await self._row_as_text(mapping, change.new, note))
-        if not isinstance(change, Insert):
-            old = change.old
-            if old is not None:
-                change = replace(change, old=await self._row_as_text(mapping, old, note))
-        return change
-
-    async def _row_as_text(self, mapping: RelationMapping, row: TupleData, note: Note | None) -> TupleData:
-        status, values = row.split()
-        if BINARY not in status:
-            return row
-        (printed,) = await self._ask(probes.as_text(mapping, NEW, status), (status, values), NO_ROW, note)
-        texts = [None if text is None else wire.encode_text(text) for text in printed]
-        return TupleData.join(status.replace(bytes([BINARY]), bytes([TEXT])), texts)
+        new, old = rows_of(change)
+        if BINARY not in new[0] + old[0]:
+            return change
+        rows = await self._ask(probes.as_text(mapping, new[0], old[0]), new, old, note)
+        return printed(change, new[0], old[0], rows)
 
     async def value(self, plan: Plan, old: Row, note: Note) -> str | None:
         """The first column of a plan's first row."""
@@ -121,6 +111,28 @@ class Looking:
             sql, formats, parameters, note=note, on_result=lambda _note, _tag, rows: result.extend(rows)
         )
         return result
+
+
+def rows_of(change: Insert | Update | Delete) -> tuple[Row, Row]:
+    """The new row and the old one."""
+    new = NO_ROW if isinstance(change, Delete) else change.new.split()
+    old = NO_ROW if isinstance(change, Insert) or change.old is None else change.old.split()
+    return new, old
+
+
+def printed(change: RowChange, new: bytes, old: bytes, rows: Rows) -> RowChange:
+    """The change with what the target has answered to probes.as_text() of the same rows."""
+    answers = iter(rows)
+    if new and not isinstance(change, Delete):
+        change = replace(change, new=_text_row(new, next(answers)))
+    if old and not isinstance(change, Insert):
+        change = replace(change, old=_text_row(old, next(answers)))
+    return change
+
+
+def _text_row(status: bytes, row: tuple[str | None, ...]) -> TupleData:
+    texts = [None if text is None else wire.encode_text(text) for text in row]
+    return TupleData.join(status.replace(bytes([BINARY]), bytes([TEXT])), texts)
 
 
 def _found(row: tuple[str | None, ...]) -> Found:

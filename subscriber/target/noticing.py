@@ -3,6 +3,8 @@
 The row of an UPDATE or DELETE that is not there, and the one that somebody else wrote last. Nothing waits for
 this: by the time an answer says so, what came after may have been sent, and fail. So what there is still to ask
 is kept until it is answered, in another session if need be: the transaction that it is about may be committed.
+
+A report shows values as text. Those that came in binary the target prints, so that the same conflict reads the same.
 """
 
 from __future__ import annotations
@@ -12,11 +14,14 @@ from dataclasses import dataclass
 
 from subscriber.apply import conflict
 from subscriber.apply.conflict import Writer
+from subscriber.apply.relation_map import Partition
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol.messages import Delete, Update
-from subscriber.target import statements
+from subscriber.protocol.tuples import BINARY
+from subscriber.target import probes, statements
 from subscriber.target.acting import Acting
-from subscriber.target.binding import Row, bind, searched
+from subscriber.target.binding import NO_ROW, Row, bind, searched
+from subscriber.target.looking import printed, rows_of
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.statements import Plan
 
@@ -24,7 +29,8 @@ from subscriber.target.statements import Plan
 @dataclass(slots=True, eq=False)
 class _Question:
     plan: Plan
-    values: Row
+    new: Row
+    old: Row
     note: Note
     on_answer: Callable[[Rows], None]
 
@@ -61,22 +67,34 @@ class Noticing:
             if not rows:
                 self._report_missing(note, values)
 
-        self._ask(_Question(statements.exists(note.mapping, statements.OLD, values[0]), values, note, found))
+        self._ask(_Question(statements.exists(note.mapping, statements.OLD, values[0]), NO_ROW, values, note, found))
 
     def _report_missing(self, note: Note, values: Row) -> None:
         mapping, change = note.mapping, note.change
         assert mapping is not None
         assert isinstance(change, Update | Delete)
 
+        def report(leaf: Partition | None) -> None:
+            self._in_text(change, note, lambda shown: self._on_conflict(conflict.missing(mapping, shown, leaf), note))
+
         def routed(rows: Rows) -> None:
             number = rows[0][0] if rows else None
-            leaf = mapping.local.partitions[int(number)] if number is not None else None
-            self._on_conflict(conflict.missing(mapping, change, leaf), note)
+            report(mapping.local.partitions[int(number)] if number is not None else None)
 
         if mapping.local.partitions:
-            self._ask(_Question(statements.find_partition(mapping, values[0]), values, note, routed))
+            self._ask(_Question(statements.find_partition(mapping, values[0]), NO_ROW, values, note, routed))
         else:
-            self._on_conflict(conflict.missing(mapping, change), note)
+            report(None)
+
+    def _in_text(self, change: Update | Delete, note: Note, report: Callable[[Update | Delete], None]) -> None:
+        """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
+        assert note.mapping is not None
+        new, old = rows_of(change)
+        if BINARY not in new[0] + old[0]:
+            report(change)
+            return
+        plan = probes.as_text(note.mapping, new[0], old[0])
+        self._ask(_Question(plan, new, old, note, lambda rows: report(printed(change, new[0], old[0], rows))))
 
     def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
         """Was the row that is about to be changed written by somebody else than this subscription?"""
@@ -85,12 +103,15 @@ class Noticing:
             return
 
         def found(_note: object, _tag: str, rows: Rows) -> None:
+            others = [row for row in rows if not conflict.is_ours(row[2], self.origin)]
+            if others:
+                self._in_text(change, note, lambda shown: report(shown, others))
+
+        def report(shown: Update | Delete, rows: Rows) -> None:
             for time, origin_id, origin, label, xid, *values in rows:
-                if conflict.is_ours(origin, self.origin):
-                    continue
                 writer = Writer(xid or "", time, origin_id != "0", origin)
                 leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
-                self._on_conflict(conflict.differs(mapping, change, writer, values, leaf), note)
+                self._on_conflict(conflict.differs(mapping, shown, writer, values, leaf), note)
 
         plan = statements.written_by_another(mapping, row, self.origin_id)
         formats, parameters = bind(plan, new, old)
@@ -124,7 +145,7 @@ class Noticing:
                 question.on_answer(rows)
 
         plan, note = question.plan, question.note
-        formats, parameters = bind(plan, question.values, question.values)
+        formats, parameters = bind(plan, question.new, question.old)
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
             role = self._acting.step_back(note)
             self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=answered)

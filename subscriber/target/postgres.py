@@ -80,6 +80,7 @@ class PostgresTarget:
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
         self.hooks: Hooks | None = None  # for whoever brings the changes (worker/applier.py); None: there are none
+        self.same_types_only = False  # likewise: the values are in binary, and nobody has said that they can be
         self.one_by_one: Counter[str] = Counter()  # changes that BatchingTarget has not applied set-based, and why
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied

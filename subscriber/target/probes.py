@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.protocol.tuples import NULL, UNCHANGED
+from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED
 from subscriber.target.statements import (
     IS_FOUND,
     IS_FOUND_IN_PARTITION,
@@ -104,18 +104,28 @@ def in_the_way(
     return build.plan(_described(f"ONLY {qualified(*table)}", where, timed=timed, lock=False), b"")
 
 
-def as_text(mapping: RelationMapping, row: int, status: bytes) -> Plan:
-    """A row of the change as the target would print it.
+def as_text(mapping: RelationMapping, new: bytes, old: bytes) -> Plan:
+    """The rows of a change as the target would print them, the new one first; what came as text stays as it is.
 
-    UNION with nothing of the table gives the parameters the columns' types, but no lengths that could cut them.
+    `new` and `old` are their status, empty for one that there is not.
+    Binary values have their columns' types, without lengths, which could cut them. The table itself is not asked: that
+    could be forbidden, and what is asked because of a report must not fail.
     """
     build = Builder(mapping)
-    names = ", ".join(quote(column.name) for column in mapping.attributes)
-    values = ", ".join(
-        "NULL" if status[index] in (NULL, UNCHANGED) else build.parameter(row, index)
-        for index in range(len(mapping.attributes))
-    )
-    return build.plan(f"SELECT {names} FROM {build.only} WHERE false UNION ALL SELECT {values}", b"")
+    rows = [
+        f"({', '.join([_whole(build, row, index, kind) for index, kind in enumerate(status)])})"
+        for row, status in ((NEW, new), (OLD, old))
+        if status
+    ]
+    return build.plan(f"VALUES {', '.join(rows)}", b"")
+
+
+def _whole(build: Builder, row: int, index: int, kind: int) -> str:
+    if kind in (NULL, UNCHANGED):
+        return "NULL"
+    column = build.mapping.attributes[index]
+    whole = column.sets.element if column.sets is not None else column.type_name
+    return f"{build.parameter(row, index)}::{whole if kind == BINARY else 'pg_catalog.text'}"
 
 
 def update_at_place(mapping: RelationMapping, status: bytes) -> Plan:

@@ -18,8 +18,9 @@ from subscriber.errors import MappingError
 
 SHAPE_CHANGED = "SB001"  # SQLSTATE of our own, raised by the check
 # What a statement for the old shape may fail with before the check is reached: names and types that do not
-# fit any more, values that are too large for the old type. The next attempt has a fresh mapping and tells.
-OF_AN_OLD_SHAPE = ("42", "22", "0A")
+# fit any more, values that are too large for the old type, binary ones that are too short for the new one (08P01).
+# The next attempt has a fresh mapping and tells.
+OF_AN_OLD_SHAPE = ("42", "22", "0A", "08P01")
 
 # Whether the subscription's owner, if one is given, may act as the table's.
 _MAY_SET_ROLE = """

@@ -13,11 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from subscriber.apply.batch import Ends, Taken
+from subscriber.apply.binary_types import text_because
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.subrel import NOWHERE
 from subscriber.apply.table_hook import TableHook, bind
-from subscriber.errors import MappingError, SubscriberError
+from subscriber.errors import MappingError, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
@@ -140,6 +141,8 @@ class Applier:
             hook.fit(mapping)
             self._hooked[relid] = hook
             self._not_as_sent.add(mapping.local.oid)
+        if self._target.same_types_only and (why := text_because(mapping)) is not None:
+            raise TextNeeded(why)
         relations.put(mapping)
         return mapping
 

@@ -33,6 +33,7 @@ from subscriber.worker.flush import Flusher
 from subscriber.worker.holding import Holding
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
+from subscriber.worker.stream_format import choose
 from subscriber.worker.streaming import Streaming, end_earlier_workers
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
@@ -64,9 +65,11 @@ class ApplyWorker:
         skip_lsn: Callable[[], Lsn],
         skipped: Callable[[], None],
         holding: Holding,
+        text_because: str | None,
     ) -> None:
         """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
         position to skip, 0 for none, `skipped` is called when it has been cleared.
+        `text_because` is why values must not come in binary, unless the subscription says so (stream_format.py).
         """
         self.subscription = subscription
         self._around = around
@@ -78,6 +81,7 @@ class ApplyWorker:
         self._skip_lsn = skip_lsn
         self._skipped = skipped
         self._holding = holding
+        self._text_because = text_because
         self._settle: Callable[[], Awaitable[None]]
         self.left_over = False  # tidy() could not drop everything
 
@@ -125,7 +129,9 @@ class ApplyWorker:
         position = max(start, (info and info.confirmed_flush) or start)
         sender_timeout = await read_sender_timeout(publisher)
         two_phase = await self._two_phase(target)
-        options = stream_options(subscription, two_phase=two_phase is not None)
+        options = stream_options(
+            subscription, binary=self._in_binary(target, publisher), two_phase=two_phase is not None
+        )
         streaming = Streaming(subscription, self._around, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
@@ -160,6 +166,14 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
+        """Whether values are to come in binary."""
+        subscription, status = self.subscription, self._report.status
+        form = choose(subscription, target.hooks, publisher.server_version, self._text_because)
+        target.same_types_only = form.binary and subscription.binary is None
+        status.format, status.format_reason = form.name, form.reason
+        return form.binary
 
     def _unattended(self, position: Lsn) -> bool:
         """Whether nobody has to look at a transaction that begins or ends at `position`."""
@@ -281,11 +295,11 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         ) from error
 
 
-def stream_options(subscription: Subscription, *, two_phase: bool = False) -> StreamOptions:
+def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:
     """What the subscription asks of the stream; table sync workers never ask for `two_phase`."""
     return StreamOptions(
         publications=subscription.publications,
-        binary=subscription.binary,
+        binary=binary,
         streaming=subscription.streaming.option,
         two_phase=two_phase,
         origin=subscription.origin,

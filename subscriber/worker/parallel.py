@@ -46,7 +46,7 @@ from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import Dispatcher
 from subscriber.apply.relation_map import RelationMap
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import StaleMapping, SubscriberError
+from subscriber.errors import StaleMapping, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.spool import format as spool_format
@@ -306,7 +306,7 @@ class ParallelWorker:
         assignment.end(outcome)
 
     def _failed(self, error: SubscriberError) -> None:
-        if isinstance(error, StaleMapping) or self.assignment is None:
+        if isinstance(error, StaleMapping | TextNeeded) or self.assignment is None:
             return
         telemetry.log_error(error)
         telemetry.log(

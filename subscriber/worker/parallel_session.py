@@ -32,6 +32,7 @@ async def parallel_session(
             batching=True,
         ) as target:
             target.hooks = around.hooks.get(subscription.name)
+            target.same_types_only = leader.same_types_only
             report.status.pid = target.pipeline.session.pid
             report.status.leader_pid = leader.pipeline.session.pid
             report.status.state = "applying"

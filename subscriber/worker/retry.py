@@ -3,7 +3,8 @@
     class        which errors                                        reaction
     at once      StaleMapping: the target's table has a new shape;   again, without a word
                  LateConflict: a row came up that a policy decides
-    in a moment  StaleCatalog: the launcher is about to stop us      again, without a word
+    in a moment  StaleCatalog: the launcher is about to stop us;     again, without a word
+                 TextNeeded: the stream has to be in text
     transient    connections, refused ones too, shutdowns, slot      backoff with jitter, unlimited
                  active, deadlocks, no room, a read-only target
     data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
@@ -27,6 +28,7 @@ from subscriber.errors import (
     ServerError,
     StaleCatalog,
     StaleMapping,
+    TextNeeded,
 )
 
 RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
@@ -47,7 +49,7 @@ def reaction(error: BaseException) -> Reaction:
     match error:
         case StaleMapping() | LateConflict():
             return Reaction.AT_ONCE
-        case StaleCatalog():
+        case StaleCatalog() | TextNeeded():
             return Reaction.IN_A_MOMENT
         case PublisherError() | HooksMissing():
             return Reaction.STOP

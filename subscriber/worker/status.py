@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 import anyio
 
-from subscriber.catalog import store
+from subscriber.catalog import stats, store
 from subscriber.catalog.session import Catalog
 from subscriber.catalog.store import WorkerStatus
 from subscriber.errors import ServerError
@@ -103,7 +103,7 @@ class Board:
         if report.counts:
             counts = Counter(report.counts)
             async with self._catalog.use() as connection:
-                await store.add_stats(connection, status.subid, counts)
+                await stats.add_stats(connection, status.subid, counts)
             report.counts -= counts
         if report.ended:
             async with self._catalog.use() as connection:

@@ -19,7 +19,7 @@ from subscriber.apply.hooks import Hooks
 from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, hold, hooked, store
 from subscriber.catalog.bulk_copy import GROUP
-from subscriber.errors import ConflictError, EndOfStream, SubscriberError
+from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.worker.advice import advise
@@ -72,6 +72,7 @@ class Supervisor:
         self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
+        self._text_because: str | None = None  # see stream_format.py
         self._holding = Holding(around.catalog, subscription.oid)
         self.bulk = Bulk(self, around.target, around.catalog, around.board)
         self._changed = anyio.Event()
@@ -102,7 +103,10 @@ class Supervisor:
     async def update(self, subscription: Subscription) -> None:
         """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
         before, self.subscription = self.subscription, subscription
+        tables = self.tables.relids
         await self.reload_tables()
+        if subscription != before or tables != self.tables.relids:
+            self._text_because = None
         if any(getattr(before, field) != getattr(subscription, field) for field in _RESTART):
             revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
             why = "of a parameter change"
@@ -200,6 +204,7 @@ class Supervisor:
             lambda: self.subscription.skip_lsn,
             self._skipped,
             self._holding,
+            self._text_because,
         )
         with telemetry.bound(worker="apply"):
             await worker.run(on_started)
@@ -211,6 +216,8 @@ class Supervisor:
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
+            if isinstance(error, TextNeeded):
+                self._fall_back(error)
             if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
                 await anyio.sleep(backoff.next(how))
                 return True
@@ -241,6 +248,17 @@ class Supervisor:
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
+
+    def _fall_back(self, error: TextNeeded) -> None:
+        """Have values sent as text from now on."""
+        self._text_because = error.message
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication worker for subscription "{self.subscription.name}" will restart to receive values'
+            " as text",
+            detail=f"{error.message[0].upper()}{error.message[1:]}.",
+            event="worker.restart",
+        )
 
     def _skipped(self) -> None:
         self.subscription = replace(self.subscription, skip_lsn=Lsn(0))

@@ -58,6 +58,11 @@ class Tables:
         return self._states.get(relid)
 
     @property
+    def relids(self) -> frozenset[int]:
+        """All tables of the subscription."""
+        return frozenset(self._states)
+
+    @property
     def all_ready(self) -> bool:
         """Whether there are tables, and all of them are ready."""
         return bool(self._states) and not self.unready

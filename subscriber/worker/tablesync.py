@@ -181,7 +181,7 @@ class TableSync:
             if not hook.reads_values:
                 table = replace(table, columns=tuple(table.columns[i] for i in hook.kept))
         self._report.status.copy_total_bytes = table.total_bytes
-        binary = copies_binary(self.subscription.binary, publisher.server_version) or same_in_binary(mapping)
+        binary = copies_binary(self.subscription.binary or False, publisher.server_version) or same_in_binary(mapping)
         binary = binary and not (hook is not None and hook.reads_values)
         copy_from, copy_to = copy_target(mapping, binary), copy_statement(table, binary=binary)
         chunks = self._chunks(publisher.session, copy_to)
@@ -254,7 +254,7 @@ class TableSync:
         """Apply what came for the table after `start`, up to where the apply worker is."""
         subscription = self.subscription
         sender_timeout = await read_sender_timeout(publisher)
-        options = stream_options(subscription)
+        options = stream_options(subscription, binary=subscription.binary or False)  # short: not worth a trial
         streaming = negotiated_streaming(options, publisher.server_version)
         stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
         loop = ApplyLoop(

@@ -1,4 +1,4 @@
-"""Which tables are copied in binary though nobody said so."""
+"""Which tables are copied, and followed, in binary though nobody said so."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.apply.binary_types import SAME_IN_BINARY, same_in_binary
+from subscriber.apply.binary_types import SAME_IN_BINARY, same_in_binary, text_because
 from subscriber.apply.relation_map import ColumnSets, LocalColumn, RelationMapping, map_relation
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from tests.apply.build import column, local
 
-INT, BIGINT, TEXT, MONEY, INTERVAL, REGCLASS, MOOD = 23, 20, 25, 790, 1186, 2205, 16385
+INT, INTS, BIGINT, TEXT, MONEY, INTERVAL, REGCLASS, MOOD = 23, 1007, 20, 25, 790, 1186, 2205, 16385
 
 
 def of_type(name: str, oid: int) -> LocalColumn:
@@ -37,6 +37,34 @@ def test_the_same_built_in_types() -> None:
 )
 def test_any_other_column_makes_it_text(theirs: int, ours: int | None) -> None:
     assert not same_in_binary(mapping([TEXT, theirs], [TEXT, ours]))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours", "words"),
+    [
+        (INT, BIGINT, "is of type t20, and of type int4 on the publisher"),
+        (MOOD, BIGINT, "is of type t20, and of another on the publisher"),
+        (MOOD, MOOD + 1, "is of type t16386"),  # other servers have other numbers for it
+        (MONEY, MONEY, "is of type t790"),
+    ],
+)
+def test_why_text_is_told_by_the_first_column(theirs: int, ours: int, words: str) -> None:
+    table = mapping([TEXT, theirs, MOOD], [TEXT, ours, MOOD])
+    named = tuple(replace(c, type_name=f"t{c.sets.type_oid}") for c in table.attributes if c.sets is not None)
+    table.attributes = named
+    assert text_because(table) == f'column "c1" of table "s.t" {words}'
+
+
+def test_arrays_are_quicker_as_text_where_they_can_be_part_of_a_batch() -> None:
+    table = mapping([INT, INTS], [INT, INTS])
+    assert text_because(table) is None  # no key: whatever the format, one by one
+    array = replace(of_type("c1", INTS), sets=ColumnSets(INTS, -1, False, "", INTS, True, False))
+    key = of_type("c0", INT)
+    remote = (RelationColumn(True, "c0", INT, -1), RelationColumn(False, "c1", INTS, -1))
+    relation = Relation(None, 16384, "s", "t", ReplicaIdentity.DEFAULT, remote)
+    table = map_relation(relation, local(key, array, identity=("c0",)))
+    assert same_in_binary(table)
+    assert text_because(table) == 'updates of table "s.t", which has a column of arrays, are quicker from text'
 
 
 def test_every_type_is_built_in() -> None:

@@ -89,6 +89,8 @@ async def test_create_without_connection(database: asyncpg.Connection) -> None:
         ("SET (slot_name = NONE)", "subslotname", None),
         ("SET (synchronous_commit = local)", "subsynccommit", "local"),
         ("SET (binary = true)", "subbinary", True),
+        ("SET (binary = false)", "subbinary", False),
+        ("SET (streaming = off)", "subbinary", None),
         ("SET (streaming = on)", "substream", b"t"),
         ("SET (streaming = off, binary)", "substream", b"f"),
         ("SET (disable_on_error)", "subdisableonerr", True),
@@ -221,7 +223,7 @@ async def test_drop_if_exists(database: asyncpg.Connection) -> None:
 async def test_nothing_is_executed_of_a_text_that_cannot_be_parsed(database: asyncpg.Connection) -> None:
     await create(database)
     await fails(database, "ALTER SUBSCRIPTION s SET (binary); ALTER SUBSCRIPTION s SET")
-    assert await stored(database, "subbinary") is False
+    assert await stored(database, "subbinary") is None
 
 
 async def test_a_position_already_passed_cannot_be_skipped(database: asyncpg.Connection) -> None:

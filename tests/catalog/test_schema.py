@@ -25,6 +25,7 @@ from subscriber.catalog import (
     privileges,
     refresh,
     schema,
+    stats,
     store,
     workers,
 )
@@ -95,7 +96,7 @@ async def test_views_have_the_columns_of_postgresql_18(database: asyncpg.Connect
 
 
 async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Connection) -> None:
-    modules = (commands, contact, create, drop, locks, origins, privileges, refresh, schema, store, workers)
+    modules = (commands, contact, create, drop, locks, origins, privileges, refresh, schema, stats, store, workers)
     statements = {
         value
         for module in modules

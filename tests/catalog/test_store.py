@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 import asyncpg
 import pytest
 
-from subscriber.catalog import locks, origins, store
+from subscriber.catalog import locks, origins, stats, store
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
 
@@ -107,9 +107,9 @@ async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Conne
 
 
 async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, subid: int) -> None:
-    await store.add_stats(database, subid, {"apply_error_count": 1, "confl_insert_exists": 2})
-    await store.add_stats(database, subid, {"apply_error_count": 1})
-    await store.add_stats(database, 1, {"apply_error_count": 1})
+    await stats.add_stats(database, subid, {"apply_error_count": 1, "confl_insert_exists": 2})
+    await stats.add_stats(database, subid, {"apply_error_count": 1})
+    await stats.add_stats(database, 1, {"apply_error_count": 1})
     row = await database.fetchrow("SELECT * FROM subscriber.pg_stat_subscription_stats")
     assert row is not None
     assert (row["apply_error_count"], row["confl_insert_exists"], row["stats_reset"]) == (2, 2, None)
@@ -119,7 +119,7 @@ async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, sub
     assert (row["apply_error_count"], row["confl_insert_exists"]) == (0, 0)
     assert row["stats_reset"] is not None
     with pytest.raises(KeyError, match="no such counter: confl_nothing"):
-        await store.add_stats(database, subid, {"confl_nothing": 1})
+        await stats.add_stats(database, subid, {"confl_nothing": 1})
 
 
 async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subid: int) -> None:

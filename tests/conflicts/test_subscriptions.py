@@ -32,6 +32,25 @@ async def pair(source_db: Database, tracked_db: Database, quick_retries: None) -
         yield Pair(source_db, tracked_db, running)
 
 
+@pytest.mark.parametrize("options", [{"binary": False}, {}], ids=["text", "binary"])
+async def test_rows_that_others_wrote_are_told_in_the_same_words(pair: Pair, options: dict[str, bool]) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, n numeric, d date)")
+    await pair.source.execute("INSERT INTO t VALUES (1, 1.50, '2024-05-01'), (2, 2, NULL)")
+    await pair.subscribe("FOR TABLE t", **options)
+    await pair.target.execute("UPDATE t SET n = 7")
+    await pair.change("BEGIN; UPDATE t SET n = 2.50 WHERE id = 1; DELETE FROM t WHERE id = 2; COMMIT")
+    form = "text" if options else "binary"
+    assert await pair.target.value("SELECT format FROM subscriber.worker WHERE relid = 0") == form
+    row = r"Existing local row \(1, 7, 2024-05-01\); remote row \(1, 2\.50, 2024-05-01\); replica identity \(id\)=\(1\)"
+    await pair.fails(
+        r"conflict=update_origin_differs\n.*DETAIL:  Updating the row that was modified locally .*\n\s*" + row
+    )
+    row = r"Existing local row \(2, 7, null\); replica identity \(id\)=\(2\)\.\n"
+    await pair.fails(
+        r"conflict=delete_origin_differs\n.*DETAIL:  Deleting the row that was modified locally .*\n\s*" + row
+    )
+
+
 async def test_a_policy_is_given_altered_and_taken_back(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.subscribe("FOR TABLE t", conflict_policy="last_update_wins", conflict_log_rows=True)

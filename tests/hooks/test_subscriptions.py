@@ -87,6 +87,10 @@ async def test_copy_and_changes(source_db: Database, target_db: Database, stream
             # Many at once take the set-based path, and come in blocks if the subscription asks for that.
             "INSERT INTO person SELECT i, 'n', 'e', 's', 'many' FROM generate_series(100, 3000) i",
         )
+        await target_db.wait_for(
+            "SELECT format || ': ' || format_reason FROM subscriber.worker WHERE relid = 0",
+            'text: the hook of table "public.person" reads values',
+        )
     assert await staging.rows("SELECT id, full_name, email, note FROM staging.people WHERE id < 100 ORDER BY id") == [
         (1, "N. N.", "1@masked", "A\tB"),
         (4, "N. N.", "13@masked", "A\tB"),

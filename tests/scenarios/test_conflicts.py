@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.scenarios.conftest import Pair
 
 AT = r"modified in transaction \d+\."
+UPDATED, DELETED = "Could not find the row to be updated.", "Could not find the row to be deleted."
 
 
 async def refused(pair: Pair, *details: str, kind: str, relation: str = "public.t") -> None:
@@ -33,6 +36,34 @@ async def test_rows_that_are_missing_are_counted(pair: Pair) -> None:
     )
 
 
+@pytest.mark.parametrize("options", [{"binary": False}, {"binary": True}, {}], ids=["text", "binary", "unsaid"])
+async def test_what_is_said_of_a_missing_row_is_the_same_in_every_format(pair: Pair, options: dict[str, bool]) -> None:
+    columns = "id int PRIMARY KEY, n numeric(6,2), at timestamp(0), f bool, b bytea, c char(3), d date"
+    row = "i, '2024-05-01 12:00', true, 'x', 'c', '2024-05-02'"
+    await pair.both(f"CREATE TABLE t ({columns})", f"CREATE TABLE u ({columns}) PARTITION BY RANGE (id)")
+    await pair.both("CREATE TABLE u1 PARTITION OF u DEFAULT", "CREATE TABLE v (id int, n numeric)")
+    await pair.source.execute("ALTER TABLE v REPLICA IDENTITY FULL", "INSERT INTO v VALUES (4, 4.50)")
+    await pair.source.execute(*(f"INSERT INTO {t} SELECT i, {row} FROM generate_series(1, 2) i" for t in ("t", "u")))
+    await pair.subscribe("FOR ALL TABLES WITH (publish_via_partition_root)", **options)
+    await pair.target.execute("TRUNCATE t, u, v")
+    await pair.change(
+        "BEGIN; UPDATE t SET n = 1.5 WHERE id = 1; UPDATE u SET id = 3, d = NULL WHERE id = 1;"
+        " DELETE FROM u WHERE id = 2; DELETE FROM v; COMMIT"
+    )
+    form = "text" if options.get("binary") is False else "binary"
+    assert await pair.target.value("SELECT format FROM subscriber.worker WHERE relid = 0") == form
+    said = re.findall(
+        r"conflict detected on relation \"(.*)\"[^\n]*\n.*DETAIL:  (.*)\n\s*(.*)\n", pair.subscriber.log.text()
+    )
+    shown = r"2024-05-01 12:00:00, t, \x78, c  "
+    assert sorted(said) == [
+        ("public.t", UPDATED, rf"Remote row (1, 1.50, {shown}, 2024-05-02); replica identity (id)=(1)."),
+        ("public.u1", DELETED, "Replica identity (id)=(2)."),
+        ("public.u1", UPDATED, rf"Remote row (3, 1.00, {shown}, null); replica identity (id)=(1)."),
+        ("public.v", DELETED, "Replica identity full (4, 4.50)."),
+    ]
+
+
 @pytest.fixture
 async def t(pair: Pair) -> Pair:
     await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b text)")
@@ -45,7 +76,7 @@ async def test_an_insert_with_a_key_that_exists(t: Pair, binary: bool) -> None:
     await t.subscribe("FOR TABLE t", binary=binary)
     await t.target.execute("INSERT INTO t (id, a, b) VALUES (1, 10, 'secret')")
     await t.source.execute("INSERT INTO t VALUES (1, 20, 'secret too')")
-    remote = r".*" if binary else r"\(secret too, 1, 20, null\)"
+    remote = r"\(secret too, 1, 20, null\)"
     await refused(
         t,
         rf'Key already exists in unique index "t_pkey", {AT}',

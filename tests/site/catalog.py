@@ -40,7 +40,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "subname": "its name",
         "subowner": "the role that owns it",
         "subenabled": "whether it is to run",
-        "subbinary": "`binary`",
+        "subbinary": "`binary`; false where it is not said",
         "substream": "`streaming`: f off, t on, p parallel",
         "subtwophasestate": "`two_phase`: d disabled, p pending, e enabled",
         "subdisableonerr": "`disable_on_error`",

@@ -37,7 +37,9 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "synchronous_commit": ("10", "`off`, `local`, `remote_write`, `remote_apply`, `on`", "Of the worker's transactions on "
                            "the target. With `off` what is confirmed is flushed all the same, see "
                            "[how it works](../how-it-works.md)."),
-    "binary": ("14", "boolean", "Have values sent in binary form, where their types have one."),
+    "binary": ("14", "boolean", "Have values sent in binary form, where their types have one. Not said: as long as every "
+               "column has the same built-in type on both sides, see "
+               "[performance](../performance.md#binary-or-text)."),
     "streaming": ("14, `parallel` 16", "boolean or `parallel`", "Receive large transactions while they run, and with "
                   "`parallel` apply them meanwhile. Asked of publishers that can do it: 14 and later, 16 and later for "
                   "`parallel`."),
@@ -98,6 +100,8 @@ def _default(name: str) -> str:
         return "the subscription's name"
     if isinstance(value, Lsn):
         return "required"
+    if name == "binary":
+        return "what the types allow"
     if isinstance(value, bool):
         return code(str(value).lower())
     if isinstance(value, Streaming):

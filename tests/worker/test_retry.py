@@ -19,6 +19,7 @@ from subscriber.errors import (
     StaleCatalog,
     StaleMapping,
     SubscriberError,
+    TextNeeded,
 )
 from subscriber.worker.causes import leaves, root_cause
 from subscriber.worker.retry import FIRST_BACKOFF, RETRY_INTERVAL, Backoff, Reaction, reaction
@@ -32,6 +33,7 @@ def server_error(sqlstate: str) -> ServerError:
     ("error", "expected"),
     [
         (StaleMapping("x"), Reaction.AT_ONCE),
+        (TextNeeded("x"), Reaction.IN_A_MOMENT),
         (StaleCatalog("x"), Reaction.IN_A_MOMENT),
         (SlotLost("x"), Reaction.STOP),
         (PublisherReplaced("x"), Reaction.STOP),

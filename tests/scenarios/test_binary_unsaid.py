@@ -1,0 +1,117 @@
+"""`binary` is not said: values come in binary while every column's type allows it, and as text from then on."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import pytest
+
+from subscriber.catalog import store
+from subscriber.ops.status_report import Look, PublisherAnswer, SubscriptionStatus, as_json, assess, describe
+from tests.scenarios.conftest import Pair
+
+AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '
+
+
+async def status(pair: Pair) -> tuple[SubscriptionStatus, datetime]:
+    """What `subscriber status` has of subscription s, but for the publisher's answer."""
+    async with pair.target.connection() as connection:
+        (subscription,) = await store.load_subscriptions(connection)
+        workers = await store.load_workers(connection)
+        now = await connection.fetchval("SELECT now()")
+    return assess(subscription, Look(now, 1, [subscription], workers, {}), PublisherAnswer()), now
+
+
+async def shown(pair: Pair, form: str, reason: str | None = None) -> None:
+    """The stream has that format, and `subscriber status` says so."""
+    await pair.target.wait_for(
+        "SELECT state || ' ' || format FROM subscriber.worker WHERE relid = 0", f"streaming {form}"
+    )
+    found, at = await status(pair)
+    assert (found.format, found.format_reason) == (form, reason)
+    assert dict(describe(found, at))["format"] == (form if reason is None else f"{form}: {reason}")
+    assert as_json(found, at)["format_reason"] == reason
+
+
+async def test_a_table_whose_types_do_not_allow_it(pair: Pair) -> None:
+    await pair.both(
+        "CREATE TABLE t (id int PRIMARY KEY, n numeric, at timestamptz)",
+        "CREATE TYPE mood AS ENUM ('sad', 'ok')",
+        "CREATE TABLE u (id int PRIMARY KEY, mood mood)",
+    )
+    await pair.source.execute("INSERT INTO u VALUES (1, 'sad')")
+    await pair.subscribe("FOR ALL TABLES")
+    await pair.change("INSERT INTO t VALUES (1, 1.5, now())", "UPDATE t SET n = 'NaN'")
+    await shown(pair, "binary")
+    await pair.change(
+        "BEGIN; INSERT INTO t VALUES (2, 2, now()); INSERT INTO u VALUES (2, 'ok'); DELETE FROM t WHERE id = 1;"
+        " UPDATE u SET mood = 'ok' WHERE id = 1; COMMIT"
+    )
+    await shown(pair, "text", 'column "mood" of table "public.u" is of type public.mood')
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    await pair.assert_same("SELECT id, mood::text FROM u ORDER BY id")
+    assert pair.subscriber.log.has(AS_TEXT + 'Column "mood" of table "public.u" is of type public.mood')
+    assert not pair.subscriber.log.has("ERROR")
+    assert await pair.target.value("SELECT apply_error_count FROM subscriber.pg_stat_subscription_stats") == 0
+
+
+@pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
+async def test_a_type_that_changes_meanwhile(pair: Pair, streaming: str) -> None:
+    """Nothing is lost, and nothing comes twice, in one transaction that is large enough to be streamed, or prepared."""
+    await pair.both("CREATE TABLE t (n int)", "CREATE TABLE u (n int)")  # without keys: twice would not be refused
+    await pair.source.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    dsn = pair.source.dsn(options="-c logical_decoding_work_mem=64kB")
+    await pair.subscriber.create(dsn, "p", streaming=streaming, two_phase=True)
+    await pair.caught_up()
+    await pair.change("INSERT INTO t VALUES (1)", "INSERT INTO u VALUES (1)")
+    await shown(pair, "binary")
+    await pair.source.execute("ALTER TABLE u ALTER n TYPE bigint")
+    await pair.source.execute(
+        "BEGIN; INSERT INTO t SELECT generate_series(2, 5000); INSERT INTO u VALUES (2); PREPARE TRANSACTION 'x'"
+    )
+    await pair.source.execute("COMMIT PREPARED 'x'")
+    await pair.change("INSERT INTO t VALUES (5001)", "INSERT INTO u VALUES (3)")
+    await shown(pair, "text", 'column "n" of table "public.u" is of type integer, and of type int8 on the publisher')
+    await pair.assert_same("SELECT n FROM t ORDER BY n")
+    await pair.assert_same("SELECT n FROM u ORDER BY n")
+    await pair.target.execute("ALTER TABLE u ALTER n TYPE bigint")
+    await pair.subscriber.execute(
+        "ALTER SUBSCRIPTION s SET (synchronous_commit = local)"
+    )  # what was found is forgotten
+    await pair.change("INSERT INTO u VALUES (4)")
+    await shown(pair, "binary")
+    await pair.assert_same("SELECT n FROM u ORDER BY n")
+    assert not pair.subscriber.log.has("ERROR")
+
+
+@pytest.mark.parametrize("form", ["bigint", "float4", "text"])
+async def test_a_type_that_the_target_alters(pair: Pair, form: str) -> None:
+    """What comes is too short for the new type, or another value in it, or cannot be told from one."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, n int)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.change("INSERT INTO t VALUES (1, 1)")
+    await shown(pair, "binary")
+    await pair.target.execute(f"ALTER TABLE t ALTER n TYPE {form}")
+    await pair.change("UPDATE t SET n = 1094861636 WHERE id = 1", "INSERT INTO t VALUES (2, 2)")
+    name = {"float4": "real"}.get(form, form)
+    await shown(pair, "text", f'column "n" of table "public.t" is of type {name}, and of type int4 on the publisher')
+    expected = await pair.source.rows(f"SELECT id, n::{form} FROM t ORDER BY id")
+    assert await pair.rows("SELECT id, n FROM t ORDER BY id") == expected
+    assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_updates_that_are_quicker_from_text(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, a int[])")
+    await pair.subscribe("FOR TABLE t")
+    await shown(pair, "binary")
+    await pair.change("INSERT INTO t VALUES (1, '{1,2}')")
+    await shown(pair, "text", 'updates of table "public.t", which has a column of arrays, are quicker from text')
+    await pair.assert_same("SELECT * FROM t")
+
+
+async def test_what_is_said_is_shown_without_a_reason(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t", binary=False)
+    await shown(pair, "text")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (binary = true)")
+    await shown(pair, "binary")
