@@ -40,6 +40,7 @@ from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed
 from subscriber.worker.transactions import Transactions
 
+LARGE = 2 * 1024  # messages of one transaction
 TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
 
 MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
@@ -163,14 +164,19 @@ class ApplyLoop:
     async def _loop(self) -> None:
         if await self._at_boundary(self.position):
             return
+        inside = 0  # messages since the stream stood between two transactions
         while True:
             left = min(TURN, len(self._inbox.waiting))
+            inside += left
             while left > 0:
                 if taken := self._take_many(left):
                     await self._transactions.make_room()
                 elif await self._take():
                     return
                 left -= taken or 1
+            if self._transactions.idle:
+                inside = 0
+            self._inbox.in_large = inside > LARGE
             if not self._inbox.waiting:
                 await self._target.rest()
             self._target.pipeline.flush()

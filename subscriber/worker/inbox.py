@@ -2,6 +2,9 @@
 
 Keepalives that want an answer are passed on at once, however much lies before them; where in the stream they
 stand is known when it is their turn.
+
+A walsender that is slower than we are sends change after change, and each would wake two tasks, which takes ten times
+as long as what they do about it. In the middle of a large transaction, where nobody waits for them, we wait for more.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ from subscriber.source.walsender import ReplicationStream
 from subscriber.worker.feedback import Feedback
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
+LITTLE = 32 * 1024  # bytes received at once
+MOMENT = 0.001  # seconds
 
 
 class Inbox:
@@ -22,6 +27,7 @@ class Inbox:
 
     def __init__(self, stream: ReplicationStream) -> None:
         self.waiting: deque[bytes] = deque()
+        self.in_large = False  # a large transaction is being received
         self._stream = stream
         self._size = 0
         self._arrived = anyio.Event()
@@ -46,6 +52,8 @@ class Inbox:
                 self._taken = anyio.Event()
                 await self._taken.wait()
                 feedback.received()  # the silence was ours
+            if self.in_large and size < LITTLE:
+                await anyio.sleep(MOMENT)
 
     def took(self, size: int) -> None:
         """So many bytes have been taken off `waiting`."""
