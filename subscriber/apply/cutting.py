@@ -128,12 +128,15 @@ def cut_keys(
         row = rows_of(payload, VALUES, run.ncols, run.rows, run.form)
         if row is None or None in row:
             break
-        keys = [[row[at + i] for i in run.key] for at in range(0, len(row), run.ncols)]
-        if any(NULL_CELL in key for key in keys):
+        first = last = [row[i] for i in run.key]
+        if run.rows == 2:
+            last = [row[run.ncols + i] for i in run.key]
+        if NULL_CELL in first or NULL_CELL in last:
             break
-        if run.key:
-            for found, key in zip((before, after), keys, strict=False):
-                found.append(_known_by(key, run.form))
+        if first:
+            before.append(_known_by(first, run.form))
+            if after is not before:
+                after.append(_known_by(last, run.form))
         changes.append(payload)
         size += len(payload)
     return changes, before, after, size
@@ -141,8 +144,9 @@ def cut_keys(
 
 def _known_by(key: Cells, form: int) -> Key:
     start = 4 if form == TEXT else 0
-    found = tuple([cell[start:] for cell in key if cell is not None])
-    return found[0] if len(found) == 1 else found
+    if len(key) == 1:
+        return key[0][start:]  # type: ignore[index]
+    return tuple([cell[start:] for cell in key])  # type: ignore[index]
 
 
 @compiled

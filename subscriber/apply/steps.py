@@ -143,7 +143,7 @@ class TableBatch:
     def take_run(
         self, head: bytes, waiting: Iterable[bytes], most: int, largest: int, longest: int
     ) -> tuple[list[bytes], int]:
-        """Take changes that begin with `head` off the front of `waiting`, as cut_run() does.
+        """Take changes that begin with `head` off the front of `waiting`, as cut_keys() does.
 
         They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
         by itself, as are those that come after them.
