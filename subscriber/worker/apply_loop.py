@@ -164,7 +164,7 @@ class ApplyLoop:
     async def _loop(self) -> None:
         if await self._at_boundary(self.position):
             return
-        inside = 0  # messages since the stream stood between two transactions
+        inside = sent = 0  # messages since the end of a transaction; how many had ended then
         while True:
             left = min(TURN, len(self._inbox.waiting))
             inside += left
@@ -174,8 +174,8 @@ class ApplyLoop:
                 elif await self._take():
                     return
                 left -= taken or 1
-            if self._transactions.idle:
-                inside = 0
+            if self._transactions.idle or self.progress.sent != sent:
+                inside, sent = 0, self.progress.sent
             self._inbox.in_large = inside > LARGE
             if not self._inbox.waiting:
                 await self._target.rest()
