@@ -35,6 +35,7 @@ APPLICATION_NAME = "subscriber verify"
 ATTEMPTS = 5
 SLOT_PATIENCE = 10.0  # seconds for the publisher's running transactions to end
 HOLD_PATIENCE = 60.0  # seconds for the worker to finish what it is in, and to reach the position
+RESTART_PATIENCE = 2.0  # seconds without a worker: one that only starts again is back by then
 POLL = 0.01  # seconds
 
 # Values are compared as text, which must not depend on what a role or a database has set.
@@ -140,13 +141,14 @@ def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:
     """Have the worker stop at `stop_at`, 0 for where it is; where it stands."""
     await hold.ask(connection, subscription.oid, stop_at)
+    seen = anyio.current_time()
     with anyio.move_on_after(HOLD_PATIENCE):
-        while True:
+        while anyio.current_time() < seen + RESTART_PATIENCE:
             found = await hold.load(connection, subscription.oid)
             if found is not None and found.held_at is not None:
                 return found.held_at
-            if await locks.holder(connection, locks.apply_worker_key(subscription.oid)) is None:
-                break
+            if await locks.holder(connection, locks.apply_worker_key(subscription.oid)) is not None:
+                seen = anyio.current_time()
             await anyio.sleep(POLL)
     raise SubscriberError(
         f'the apply worker of subscription "{subscription.name}" does not reach the position to compare at',
