@@ -3,14 +3,13 @@
     python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--format FORMAT] [--sessions N]
                                 [--json FILE] [--plot FILE]
 
-Both targets are databases of one server and subscribe to the same publication. For each round the
-changes are committed while both subscriptions are disabled; then one is enabled and timed until the last of them can
-be read on the target, and until all are confirmed as durable; then the other. Who goes first changes from round to
-round. Unless told otherwise the statements for both do not say in which format values come: PostgreSQL's own
-then takes text, and ours binary where it can.
-Between them pg_recvlogical writes the same changes, as ours asks for them, to a file: the drain, less than which nobody
-takes who reads one slot. "nothing" is what enabling takes by itself, with one row, and is in all the others but the
-drain. Ratios are of the times until all can be read.
+Both targets are databases of one server and subscribe to the same publication. For each round the changes are
+committed while both subscriptions are disabled; then one is enabled and timed until the last of them can be read on
+the target, and until all are confirmed as durable; then the other. Who goes first changes from round to round. Unless
+told otherwise the statements for both do not say in which format values come: PostgreSQL's own then takes text, and
+ours binary where it can. Between them pg_recvlogical writes the same changes, as ours asks for them, to a file: the
+drain, less than which nobody takes who reads one slot. "nothing" is what enabling takes by itself, with one row, and is
+in all the others but the drain. Ratios are of the times until all can be read.
 """
 
 from __future__ import annotations

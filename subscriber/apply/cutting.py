@@ -128,25 +128,24 @@ def cut_keys(
         row = rows_of(payload, VALUES, run.ncols, run.rows, run.form)
         if row is None or None in row:
             break
-        first = last = [row[i] for i in run.key]
-        if run.rows == 2:
-            last = [row[run.ncols + i] for i in run.key]
-        if NULL_CELL in first or NULL_CELL in last:
+        first, last = row[: run.ncols], row[-run.ncols :]
+        if any(NULL_CELL in (first[i], last[i]) for i in run.key):
             break
-        if first:
-            before.append(_known_by(first, run.form))
+        if run.key:
+            before.append(known_by(first, run.key, run.form))
             if after is not before:
-                after.append(_known_by(last, run.form))
+                after.append(known_by(last, run.key, run.form))
         changes.append(payload)
         size += len(payload)
     return changes, before, after, size
 
 
-def _known_by(key: Cells, form: int) -> Key:
+def known_by(row: Cells, key: tuple[int, ...], form: int) -> Key:
+    """What a row is known by whose columns `key` were all sent."""
     start = 4 if form == TEXT else 0
     if len(key) == 1:
-        return key[0][start:]  # type: ignore[index]
-    return tuple([cell[start:] for cell in key])  # type: ignore[index]
+        return row[key[0]][start:]  # type: ignore[index]
+    return tuple([row[i][start:] for i in key])  # type: ignore[index]
 
 
 @compiled

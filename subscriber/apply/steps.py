@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from subscriber.apply import cutting
-from subscriber.apply.cutting import NULL_CELL, Cells, Run, Shape, cut, cut_keys
+from subscriber.apply.cutting import NULL_CELL, Cells, Run, Shape, cut, cut_keys, known_by
 from subscriber.apply.fitting import fixed_columns, may_skip_versions, refusal
 from subscriber.apply.joining import AnyRow, cells_of
 from subscriber.apply.relation_map import RelationMapping
@@ -82,7 +82,6 @@ class TableBatch:
         self._all = (True,) * self.ncols
         self.form = BINARY if binary else TEXT
         self._search = mapping.search
-        self._single = mapping.search[0] if mapping.search is not None and len(mapping.search) == 1 else None
         self._latest: dict[object, Step] = {}  # by kind and columns
         self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
         self._serial = 0
@@ -230,10 +229,7 @@ class TableBatch:
 
     def _key(self, cells: Cells) -> Key:
         """What the row is known by; a key that is NULL, in a row to insert, is no row's."""
-        start = 0 if self.binary else 4  # as cut_keys() has it
-        if self._single is not None:
-            return cells[self._single][start:]  # type: ignore[index]
-        return tuple([cells[i][start:] for i in self._search or ()])  # type: ignore[index]
+        return known_by(cells, self._search or (), self.form)
 
     def _sent(self, new: Cells) -> tuple[bool, ...]:
         return self._all if None not in new else tuple([cell is not None for cell in new])

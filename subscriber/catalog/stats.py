@@ -6,15 +6,9 @@ from collections.abc import Mapping
 
 import asyncpg
 
-CONFLICTS = (
-    "insert_exists",
-    "update_origin_differs",
-    "update_exists",
-    "update_missing",
-    "delete_origin_differs",
-    "delete_missing",
-    "multiple_unique_conflicts",
-)
+from subscriber.apply.conflict import ConflictType
+
+CONFLICTS = tuple(conflict.value for conflict in ConflictType)
 COUNTERS = ("apply_error_count", "sync_error_count", *(f"confl_{conflict}" for conflict in CONFLICTS))
 ADD_STATS = f"""
 INSERT INTO subscriber.subscription_stats AS t (subid, {", ".join(COUNTERS)})

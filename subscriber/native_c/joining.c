@@ -72,38 +72,29 @@ put_text(Buffer *buffer, const Column *column)
     return 1;
 }
 
-/* A row, which may be two: of cells, or of a change as it came. As many columns as there is room for. */
+/* A row, which may be two: of cells, or of a change as it came. */
 typedef struct
 {
-    Column    *columns;
-    Py_ssize_t room, number;
+    Buffer     kept; /* where its columns are */
+    Py_ssize_t number;
 } Joined;
 
-static int
-has_room(Joined *row, Py_ssize_t number)
+static inline Column *
+columns_in(const Joined *row)
 {
-    Column *columns;
-
-    if (number <= row->room)
-        return 1;
-    columns = PyMem_Resize(row->columns, Column, number);
-    if (columns == NULL)
-        return 0;
-    row->columns = columns;
-    row->room = number;
-    return 1;
+    return (Column *) row->kept.data;
 }
 
 static int
 read_cells(PyObject *cells, Joined *row)
 {
     row->number = PyList_GET_SIZE(cells);
-    if (!has_room(row, row->number))
+    if (!make_room(&row->kept, row->number * (Py_ssize_t) sizeof(Column)))
         return 0;
     for (Py_ssize_t i = 0; i < row->number; i++)
     {
         PyObject *cell = PyList_GET_ITEM(cells, i);
-        Column   *column = &row->columns[i];
+        Column   *column = &columns_in(row)[i];
 
         column->status = 'u';
         if (cell == Py_None)
@@ -131,10 +122,10 @@ read_joined(PyObject *given, int form, Joined *row)
     first = (const byte *) PyBytes_AS_STRING(given);
     end = first + PyBytes_GET_SIZE(given);
     ncols = uint16_at(first + VALUES - 2);
-    if (ncols == 0 || !has_room(row, 2 * ncols))
+    if (ncols == 0 || !make_room(&row->kept, 2 * ncols * (Py_ssize_t) sizeof(Column)))
         return 0;
     for (Py_ssize_t rows = 1; rows <= 2; rows++)
-        if (read_rows(first + VALUES, end, ncols, rows, form, row->columns))
+        if (read_rows(first + VALUES, end, ncols, rows, form, columns_in(row)))
         {
             row->number = rows * ncols;
             return 1;
@@ -160,15 +151,15 @@ joining_copy_rows(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
         if (goes_on && form == 'b')
             goes_on = put(&buffer, (byte[]){row.number >> 8 & 0xFF, row.number & 0xFF}, 2);
         for (Py_ssize_t j = 0; goes_on && j < row.number; j++)
-            goes_on = row.columns[j].status != 'u' &&
-                (form == 'b' ? put_cell(&buffer, &row.columns[j])
-                             : put_text(&buffer, &row.columns[j]) && put(&buffer, j + 1 < row.number ? "\t" : "\n", 1));
+            goes_on = columns_in(&row)[j].status != 'u' &&
+                (form == 'b' ? put_cell(&buffer, &columns_in(&row)[j])
+                             : put_text(&buffer, &columns_in(&row)[j]) && put(&buffer, j + 1 < row.number ? "\t" : "\n", 1));
         goes_on = goes_on && row.number > 0;
     }
     if (goes_on)
         found = PyBytes_FromStringAndSize((const char *) buffer.data, buffer.size);
     PyMem_Free(buffer.data);
-    PyMem_Free(row.columns);
+    PyMem_Free(row.kept.data);
     return found != NULL ? found : defer("joining_copy_rows", args, nargs);
 }
 
@@ -198,7 +189,7 @@ put_columns(Buffer *buffers, const Joined *row, const Py_ssize_t *places, Py_ssi
     {
         Py_ssize_t place = row->number + places[i];
 
-        if (place < 0 || row->columns[place].status == 'u' || !put_cell(&buffers[i], &row->columns[place]))
+        if (place < 0 || columns_in(row)[place].status == 'u' || !put_cell(&buffers[i], &columns_in(row)[place]))
             return 0;
     }
     return 1;
@@ -236,6 +227,6 @@ joining_columns(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     }
     PyMem_Free(buffers);
     PyMem_Free(places);
-    PyMem_Free(row.columns);
+    PyMem_Free(row.kept.data);
     return found != NULL ? found : defer("joining_columns", args, nargs);
 }

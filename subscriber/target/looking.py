@@ -84,11 +84,11 @@ class Looking:
 
     async def as_text(self, mapping: RelationMapping, change: RowChange, note: Note | None = None) -> RowChange:
         """The change with its binary values as the target would print them."""
-        new, old = rows_of(change)
-        if BINARY not in new[0] + old[0]:
+        asked = to_print(mapping, change)
+        if asked is None:
             return change
-        rows = await self._ask(probes.as_text(mapping, new[0], old[0]), new, old, note)
-        return printed(change, new[0], old[0], rows)
+        plan, new, old = asked
+        return printed(change, new[0], old[0], await self._ask(plan, new, old, note))
 
     async def value(self, plan: Plan, old: Row, note: Note) -> str | None:
         """The first column of a plan's first row."""
@@ -113,15 +113,15 @@ class Looking:
         return result
 
 
-def rows_of(change: Insert | Update | Delete) -> tuple[Row, Row]:
-    """The new row and the old one."""
+def to_print(mapping: RelationMapping, change: Insert | Update | Delete) -> tuple[Plan, Row, Row] | None:
+    """The question how the target prints the change, with its new row and its old one; None: it came as text."""
     new = NO_ROW if isinstance(change, Delete) else change.new.split()
     old = NO_ROW if isinstance(change, Insert) or change.old is None else change.old.split()
-    return new, old
+    return (probes.as_text(mapping, new[0], old[0]), new, old) if BINARY in new[0] + old[0] else None
 
 
 def printed(change: RowChange, new: bytes, old: bytes, rows: Rows) -> RowChange:
-    """The change with what the target has answered to probes.as_text() of the same rows."""
+    """The change with what the target has answered to to_print(); `new` and `old` are what its rows' columns were."""
     answers = iter(rows)
     if new and not isinstance(change, Delete):
         change = replace(change, new=_text_row(new, next(answers)))

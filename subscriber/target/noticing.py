@@ -17,11 +17,10 @@ from subscriber.apply.conflict import Writer
 from subscriber.apply.relation_map import Partition
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol.messages import Delete, Update
-from subscriber.protocol.tuples import BINARY
-from subscriber.target import probes, statements
+from subscriber.target import statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, searched
-from subscriber.target.looking import printed, rows_of
+from subscriber.target.looking import printed, to_print
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.statements import Plan
 
@@ -89,11 +88,11 @@ class Noticing:
     def _in_text(self, change: Update | Delete, note: Note, report: Callable[[Update | Delete], None]) -> None:
         """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
         assert note.mapping is not None
-        new, old = rows_of(change)
-        if BINARY not in new[0] + old[0]:
+        asked = to_print(note.mapping, change)
+        if asked is None:
             report(change)
             return
-        plan = probes.as_text(note.mapping, new[0], old[0])
+        plan, new, old = asked
         self._ask(_Question(plan, new, old, note, lambda rows: report(printed(change, new[0], old[0], rows))))
 
     def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
