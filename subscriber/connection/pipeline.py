@@ -90,8 +90,13 @@ class Pipeline:
         """
         if self.error is not None:
             raise self.error
-        self._send(wire.bind_execute(self._name(sql, note), formats, parameters))
-        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
+        name = self._names.get(sql)
+        if name is None:
+            name = self._prepare(sql, note)
+        else:
+            self._names.move_to_end(sql)
+        self._send(wire.bind_execute(name, formats, parameters))
+        self._pending.append(_Pending(note, expect, on_result, None, False, self.attempting))
 
     def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
@@ -207,11 +212,7 @@ class Pipeline:
         """Stands for the next answer that is to come; None: every answer is back. The same object: none has come."""
         return self._pending[0] if self._pending else None
 
-    def _name(self, sql: str, note: object) -> bytes:
-        name = self._names.get(sql)
-        if name is not None:
-            self._names.move_to_end(sql)
-            return name
+    def _prepare(self, sql: str, note: object) -> bytes:
         self._serial += 1
         name = b"s%d" % self._serial
         self._names[sql] = name

@@ -54,11 +54,13 @@ class Acting:
         """The role for a change of `tables`; "none" for the session's own. Raises MappingError."""
         if not self.owner:
             return NOBODY
-        owners = {table.owner for table in tables}
-        role = self.owner if self._run_as_owner or len(owners) > 1 else owners.pop()
-        for table in tables:
-            if not self._run_as_owner and not table.may_set_role:
-                raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
+        role = self.owner
+        if not self._run_as_owner:
+            for table in tables:
+                if not table.may_set_role:
+                    raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
+            if len(tables) == 1 or len({table.owner for table in tables}) == 1:
+                role = tables[0].owner
         return NOBODY if role == self._session_user else role
 
     def step_back(self, note: object) -> str:

@@ -14,9 +14,10 @@ first one of a transaction everything under way is waited for.
 A transaction larger than a batch is applied in portions, each within a savepoint of the target's transaction, and
 its COMMIT is no attempt: what was answered before cannot be applied again.
 
-Changes of a transaction are all on one path, portions apart. Few changes are not worth a batch, nor are many that
-hardly fit together; after a refusal the reference path is used for a while, longer each time in a row. What stands
-between two savepoints is a portion, or several: what comes before a savepoint has been answered when that is set.
+Changes of a transaction are all on one path, portions apart. Few changes are not worth a batch, and not gathered where
+it is known that no more have come (expect_few()); nor are many worth one that hardly fit together. After a refusal the
+reference path is used for a while, longer each time in a row. What stands between two savepoints is a portion, or
+several: what comes before a savepoint has been answered when that is set.
 
 Kill points considered, besides those in progress.py:
 - between sending a batch and its answer: its transaction is committed or not, and progress with it, as one.
@@ -36,23 +37,23 @@ from collections.abc import Callable
 from subscriber.apply.batch import Batch, Ends, Portion, Taken, decoded, why_not
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap, RelationMapping
-from subscriber.apply.steps import Kind, TableBatch
+from subscriber.apply.steps import TableBatch
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import MappingError, SubscriberError
+from subscriber.errors import MappingError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from subscriber.target import relations, sets
 from subscriber.target.lanes import Attempt, Lanes
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.refused import ROW_MISSING, no_more_updates, why_refused
 
 WORTHWHILE = 16  # changes; fewer are applied one by one
 ROWS_IN_STEP = 3  # on average; with fewer the same
 PAUSE = 1000  # changes on the reference path after a refusal; doubles with each in a row
 LONGEST_PAUSE = 1_000_000
 
-ROW_MISSING = "row missing"  # or not as it was expected to be
+FEW = "few at a time"
 
 _SAVEPOINT = "subscriber_portion"
 
@@ -71,6 +72,7 @@ class BatchingTarget(PostgresTarget):
         self._sent: RemoteTransaction | None = None  # portions of it were sent, its COMMIT was not
         self._plain: RemoteTransaction | None = None  # is being applied on the reference path
         self._reason = ""  # why
+        self._few = False  # see expect_few()
         self._end: Lsn | None = None  # of the last transaction in the batch
         self._pause = 0  # changes to go on the reference path
         self._refusals = 0  # in a row
@@ -144,7 +146,10 @@ class BatchingTarget(PostgresTarget):
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
     ) -> None:
-        await self.make_room()
+        if self._few:
+            self._plain, self._reason = transaction, self._why_none() or mapping.local.one_by_one or FEW
+        elif transaction is not self._plain:
+            await self.make_room()
         if transaction is not self._plain:
             reason = self._why_not(transaction, mapping, change)
             if reason is None:
@@ -171,17 +176,26 @@ class BatchingTarget(PostgresTarget):
     def _why_not(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
     ) -> str | None:
-        if not self._may_gather(transaction):
-            return self._reason if self._pause else "switched off"
-        if self.resolving is not None:
-            return "conflict policy"
-        if self.noticing.origin_id is not None:
-            return "track_commit_timestamp"
+        reason = self._why_none()
+        if reason is not None:
+            return reason
         try:
             self.acting.role([mapping.local])
         except MappingError:
             return "role"
         return why_not(mapping, change)
+
+    def _why_none(self) -> str | None:
+        """The same where it is so of any change."""
+        if not self.batching:
+            return "switched off"
+        if self._pause:
+            return self._reason
+        if self.resolving is not None:
+            return "conflict policy"
+        if self.noticing.origin_id is not None:
+            return "track_commit_timestamp"
+        return None
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         if transaction is self._sent:
@@ -223,23 +237,25 @@ class BatchingTarget(PostgresTarget):
         """Have what came before `transaction` done, and all of it on the reference path, apart from portions sent."""
         if transaction is self._plain:
             return
-        await self._send()
-        if _is_worthwhile(self._batch):
-            await self._send(whatever=True)
-        await self._outcomes()
-        if transaction is self._plain:  # since portions of it were refused
-            return
+        if self._is_occupied:
+            await self._send()
+            if _is_worthwhile(self._batch):
+                await self._send(whatever=True)
+            await self._outcomes()
+            if transaction is self._plain:  # since portions of it were refused
+                return
         self._reason = reason
         if transaction is self._sent:
             self._plain, self._sent = transaction, None
-        begun, self._batch = self._batch, Batch()
-        await self._apply_again(begun.portions, begun.mappings)
+        if self._batch.portions:
+            begun, self._batch = self._batch, Batch()
+            await self._apply_again(begun.portions, begun.mappings)
         self._plain = transaction
 
     # --- subtransactions --------------------------------------------------------------------------
 
     async def apply_gathered(self, transaction: RemoteTransaction) -> None:
-        await self._go_plain(transaction, "few at a time")
+        await self._go_plain(transaction, FEW)
         self._gather_on(transaction)
 
     async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
@@ -274,8 +290,19 @@ class BatchingTarget(PostgresTarget):
         elif self._lanes.refused:
             await self._outcomes()
 
+    def expect_few(self, few: bool) -> bool:
+        self._few = few and not self._is_occupied
+        return self._few
+
+    @property
+    def _is_occupied(self) -> bool:
+        """Whether anything is gathered, or was sent so and is not answered."""
+        return bool(self._batch.portions or self._lanes.attempts or self._lanes.refused)
+
     async def rest(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
+        if self._few or not self._is_occupied:
+            return
         if self._lanes.refused:
             await self._outcomes()
         # Or what follows is gathered as well, until the answer wakes us.
@@ -307,7 +334,7 @@ class BatchingTarget(PostgresTarget):
             return
         if first is not self._plain:
             await self._outcomes()
-            self._reason = "few at a time"
+            self._reason = FEW
         await self._apply_again(batch.portions, batch.mappings)
 
     def _attempt(self, batch: Batch, lane: PostgresTarget) -> None:
@@ -365,8 +392,8 @@ class BatchingTarget(PostgresTarget):
             return
         error, note, attempts = await self._lanes.recover()
         self.passing("BATCH_REFUSED")
-        self._reason = _why_refused(error)
-        if self._reason != ROW_MISSING or not _no_more_updates(note):
+        self._reason = why_refused(error)
+        if self._reason != ROW_MISSING or not no_more_updates(note):
             self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
             self._refusals += 1
         if attempts:
@@ -406,38 +433,5 @@ class BatchingTarget(PostgresTarget):
                 await super().commit(transaction, portion.end_lsn, portion.on_committed)
 
 
-def _no_more_updates(note: object) -> bool:
-    """Have no more updates of the table in batches, if it has several unique indexes; false if there were none before.
-
-    The refused one has perhaps changed a column of these, and where one does that more will.
-    """
-    if (
-        not isinstance(note, Note)
-        or note.mapping is None
-        or note.message not in (Kind.UPDATE.name, Kind.KEY_UPDATE.name)
-    ):
-        return False
-    mapping = note.mapping
-    if not mapping.local.other_unique or mapping.unique_values_change:
-        return False
-    mapping.unique_values_change = True
-    return True
-
-
 def _is_worthwhile(batch: Batch) -> bool:
     return batch.rows >= WORTHWHILE and batch.rows >= batch.steps * ROWS_IN_STEP
-
-
-def _why_refused(error: SubscriberError | None) -> str:
-    """In a few words; no row's values."""
-    if error is None:
-        return "deadlock"
-    match error.sqlstate:
-        case sets.WRONG_COUNT if " rows instead of " in error.message:
-            return ROW_MISSING
-        case "23505":
-            return "key exists"
-        case relations.SHAPE_CHANGED:
-            return "table changed"
-        case sqlstate:
-            return f"error {sqlstate}"

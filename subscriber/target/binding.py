@@ -21,21 +21,22 @@ _LENGTH = Struct(">i").pack
 def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
     """The formats and parameters of bind_execute()."""
     rows = (new, old)
-    parts = [_COUNT(len(plan.parameters))]
-    binary = []
+    number = _COUNT(len(plan.parameters))
+    parts, formats = [number], [number]
+    binary = False
     for row, index in plan.parameters:
         status, values = rows[row]
         value = values[index]
         if value is None:
             parts.append(wire.NULL)
         else:
-            parts.append(_LENGTH(len(value)))
-            parts.append(value)
-        binary.append(status[index] == BINARY)
-    formats = wire.ALL_TEXT
-    if any(binary):
-        formats = _COUNT(len(binary)) + b"".join(b"\0\1" if b else b"\0\0" for b in binary)
-    return formats, b"".join(parts)
+            parts += (_LENGTH(len(value)), value)
+        if status[index] == BINARY:
+            binary = True
+            formats.append(b"\0\1")
+        else:
+            formats.append(b"\0\0")
+    return b"".join(formats) if binary else wire.ALL_TEXT, b"".join(parts)
 
 
 def searched(change: Update | Delete) -> TupleData:

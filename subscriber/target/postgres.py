@@ -3,7 +3,7 @@
 Statements are pipelined: nothing here waits for an answer but introspection and settle(). The server
 works through them in order, so a remote transaction is one local transaction, committed in commit order.
 Why running ahead is safe is told in target/progress.py; why the shape of a table is checked inside each
-transaction, in target/relations.py.
+transaction, in target/shapes.py.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
-from subscriber.target import relations, sets, statements
+from subscriber.target import relations, sets, shapes, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.history import History
@@ -85,6 +85,7 @@ class PostgresTarget:
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied
         self._progress: ProgressRow
+        self._shapes = shapes.Shapes(self.pipeline)
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
         self._made: set[int] = set()  # local relations without a key in which this transaction has made rows
@@ -214,8 +215,7 @@ class PostgresTarget:
         local = mapping.local
         self._checked.add(local.oid)
         self.acting.step_back(note)
-        parameters = wire.text_parameters((str(local.oid), local.shape, self.acting.owner))
-        self.pipeline.execute(relations.CHECK_SHAPE, parameters=parameters, note=note)
+        self._shapes.check(local, self.acting.owner, note)
 
     def take(
         self, transaction: RemoteTransaction, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants
@@ -228,6 +228,10 @@ class PostgresTarget:
     ) -> Taken | None:
         """Take whole transactions in the same way. Never here."""
         return None
+
+    def expect_few(self, few: bool) -> bool:
+        """Say whether what comes until rest() is `few` whole transactions; whether to offer none of it to take()."""
+        return few
 
     async def make_room(self) -> None:
         """To be awaited after take()."""
@@ -368,8 +372,8 @@ class PostgresTarget:
         note = self.pipeline.failed_note
         if error is not self.pipeline.error or not isinstance(note, Note) or note.transaction is None:
             return error
-        if error.sqlstate == relations.SHAPE_CHANGED or (
-            note.may_be_stale and error.sqlstate.startswith(relations.OF_AN_OLD_SHAPE)
+        if error.sqlstate == shapes.CHANGED or (
+            note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE)
         ):
             return StaleMapping(error.message)
         if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:

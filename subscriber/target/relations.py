@@ -1,9 +1,8 @@
-"""Target tables as the catalog has them, and a cheap way to see that one has changed since.
+"""Target tables as the catalog has them.
 
 A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows'
-versions (xmin) of its columns, indexes and triggers. A client gets no relcache invalidations, so the
-shape is compared on the server in each transaction, after the first change of the table has taken its
-lock: from then on nobody can alter the table before we commit. TRUNCATE and VACUUM do not change it.
+versions (xmin) of its columns, indexes and triggers. TRUNCATE and VACUUM do not change it. When it is compared is told
+in shapes.py.
 """
 
 from __future__ import annotations
@@ -16,39 +15,12 @@ from subscriber.apply.relation_map import ColumnSets, LocalColumn, LocalRelation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
-SHAPE_CHANGED = "SB001"  # SQLSTATE of our own, raised by the check
-# What a statement for the old shape may fail with before the check is reached: names and types that do not
-# fit any more, values that are too large for the old type, binary ones that are too short for the new one (08P01).
-# The next attempt has a fresh mapping and tells.
-OF_AN_OLD_SHAPE = ("42", "22", "0A", "08P01")
-
 # Whether the subscription's owner, if one is given, may act as the table's.
 _MAY_SET_ROLE = """
 CASE WHEN OWNER = '' THEN true
      ELSE pg_catalog.pg_has_role(OWNER::pg_catalog.text::pg_catalog.name, c.relowner,
             CASE WHEN pg_catalog.current_setting('server_version_num')::int >= 160000 THEN 'SET' ELSE 'MEMBER' END) END
 """
-_SHAPE = f"""
-concat_ws(' ', {_MAY_SET_ROLE}, n.nspname, c.relname, c.relkind, c.relreplident, c.relowner,
- c.relrowsecurity, c.relforcerowsecurity, c.relhasrules, c.relchecks,
- (SELECT pg_catalog.string_agg(a.xmin::pg_catalog.text, ',' ORDER BY a.attnum)
-    FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0), '/',
- (SELECT pg_catalog.string_agg(pg_catalog.concat(i.indexrelid, ':', i.xmin), ',' ORDER BY i.indexrelid)
-    FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid), '/',
- (SELECT pg_catalog.string_agg(t.xmin::pg_catalog.text, ',' ORDER BY t.oid)
-    FROM pg_catalog.pg_trigger t WHERE t.tgrelid = c.oid),
- CASE c.relkind WHEN 'p' THEN
-  (SELECT pg_catalog.string_agg(pg_catalog.concat(p.relid::pg_catalog.oid, ':', i.indexrelid, ':', i.xmin), ','
-                                ORDER BY p.relid::pg_catalog.oid, i.indexrelid)
-     FROM pg_catalog.pg_partition_tree(c.oid) p LEFT JOIN pg_catalog.pg_index i ON i.indrelid = p.relid) END)
-"""
-
-_CHECK_SHAPE = f"""
-SELECT CASE WHEN (SELECT {_SHAPE} FROM pg_catalog.pg_class c
-                  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = $1::pg_catalog.oid) = $2
-       THEN true ELSE subscriber.raise_error('{SHAPE_CHANGED}', 'the target table has changed its shape') END
-"""
-CHECK_SHAPE = _CHECK_SHAPE.replace("OWNER", "$3::pg_catalog.text")
 
 # The operator by which the executor compares two values: that of the type's default btree operator
 # class, else of its default hash class (lookup_type_cache with TYPECACHE_EQ_OPR). Without one: null.
@@ -156,8 +128,9 @@ AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
 
 _INTROSPECT = f"""
 WITH RECURSIVE rel AS (
-  SELECT c.*, n.nspname, {_SHAPE} AS shape, {_MAY_SET_ROLE} AS may_set_role FROM pg_catalog.pg_class c
-    JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = $1 AND c.relname = $2),
+  SELECT c.*, n.nspname, subscriber.table_shape(c.oid, OWNER) AS shape, {_MAY_SET_ROLE} AS may_set_role
+    FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+   WHERE n.nspname = $1 AND c.relname = $2),
 domains (attnum, typid) AS (
   SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute a, rel
    WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped

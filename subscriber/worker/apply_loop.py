@@ -168,8 +168,10 @@ class ApplyLoop:
         while True:
             left = min(TURN, len(self._inbox.waiting))
             inside += left
+            few = self._target.expect_few(self._transactions.idle and self._inbox.has_few)
             while left > 0:
-                if taken := self._take_many(left):
+                taken = 0 if few else self._take_many(left)
+                if taken:
                     await self._transactions.make_room()
                 elif await self._take():
                     return
@@ -180,13 +182,12 @@ class ApplyLoop:
             if not self._inbox.waiting:
                 await self._target.rest()
             self._target.pipeline.flush()
+            await anyio.lowlevel.checkpoint()  # now the event loop writes: what follows can wait
             self.progress.note(self.position)
             self._tell()
             if self._transactions.idle and await self._at_boundary(self.position):
                 return
-            if self._inbox.waiting:
-                await anyio.lowlevel.checkpoint()
-            else:
+            if not self._inbox.waiting:
                 await self._inbox.wait()
 
     def _take_many(self, limit: int) -> int:
@@ -197,19 +198,17 @@ class ApplyLoop:
             return 0
         size = self._transactions.take(waiting, limit)
         if size:
-            self._took(size)
+            self._inbox.took(size)
+            self.counters.bytes += size
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
             self.position = max(self.position, Lsn(start), self._transactions.ended)
         return before - len(waiting)
 
-    def _took(self, size: int) -> None:
-        self._inbox.took(size)
-        self.counters.bytes += size
-
     async def _take(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
         payload = self._inbox.waiting.popleft()
-        self._took(len(payload))
+        self._inbox.took(len(payload))
+        self.counters.bytes += len(payload)
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):
             return await self._message(envelope)

@@ -9,17 +9,24 @@ as long as what they do about it. In the middle of a large transaction, where no
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 
 import anyio
 
-from subscriber.protocol.walstream import weigh
+from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER, weigh
 from subscriber.source.walsender import ReplicationStream
 from subscriber.worker.feedback import Feedback
 
 QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 LITTLE = 32 * 1024  # bytes received at once
 MOMENT = 0.001  # seconds
+
+FEW = 16  # messages
+
+_BODY = XLOG_DATA_HEADER.size
+_XLOG_DATA, _COMMIT = bytes([XLOG_DATA]), b"C"
+_ORDINARY = (b"B", b"I", b"U", b"D", _COMMIT, b"R", b"Y", b"O", b"T", b"M")  # what messages of transactions begin with
 
 
 class Inbox:
@@ -30,8 +37,21 @@ class Inbox:
         self.in_large = False  # a large transaction is being received
         self._stream = stream
         self._size = 0
-        self._arrived = anyio.Event()
-        self._taken = anyio.Event()
+        self._arrived = asyncio.Event()  # can be cleared, which for one row at a time is quicker than a new one
+        self._taken: anyio.Event | None = None  # somebody waits for room
+
+    @property
+    def has_few(self) -> bool:
+        """Whether what waits is little, and nothing but ordinary transactions that have come to their end."""
+        if len(self.waiting) >= FEW:
+            return False
+        last = b""
+        for payload in self.waiting:
+            if payload[:1] == _XLOG_DATA:
+                last = payload[_BODY : _BODY + 1]
+                if last not in _ORDINARY:
+                    return False
+        return last == _COMMIT
 
     def has_room(self) -> bool:
         """Whether reading goes on."""
@@ -44,8 +64,9 @@ class Inbox:
             feedback.received()
             size, keepalives = weigh(payloads)
             self._size += size
-            if any(keepalive[-1] for keepalive in keepalives):
-                feedback.prompt()
+            for keepalive in keepalives:
+                if keepalive[-1]:
+                    feedback.prompt()
             self.waiting.extend(payloads)
             self._arrived.set()
             while not self.has_room():
@@ -58,8 +79,9 @@ class Inbox:
     def took(self, size: int) -> None:
         """So many bytes have been taken off `waiting`."""
         self._size -= size
-        if self.has_room():
+        if self._taken is not None and self.has_room():
             self._taken.set()
+            self._taken = None
 
     def wake(self) -> None:
         """Have wait() return though nothing has arrived."""
@@ -68,4 +90,4 @@ class Inbox:
     async def wait(self) -> None:
         """Until something arrives, or has since the last wait()."""
         await self._arrived.wait()
-        self._arrived = anyio.Event()
+        self._arrived.clear()

@@ -3,7 +3,7 @@
 Binary is quicker, and right where every column has the same built-in type on both sides (apply/binary_types.py).
 Whether that is so, and stays so, nobody asks beforehand. The publisher describes a table before its first change in
 a connection, and anew after an ALTER TABLE; only then is the table looked at on the target, and what the target
-alters is looked at again before anything is committed (target/relations.py). So where the subscription does not say,
+alters is looked at again before anything is committed (target/shapes.py). So where the subscription does not say,
 the worker asks for binary and checks each table as it is mapped (worker/applier.py). One that does not fit ends the
 worker with TextNeeded before any value of the table has been sent to the target, and the next one asks for text.
 

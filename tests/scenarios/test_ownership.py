@@ -75,8 +75,10 @@ async def test_an_owner_who_may_not_be_the_tables_owner_is_refused(owned: Pair) 
     assert await owned.rows("SELECT * FROM app.t") == []
     await owned.target.execute("GRANT app_owner TO app_admin WITH SET TRUE, INHERIT FALSE")
     await owned.caught_up()
+    await owned.change("INSERT INTO app.t VALUES (2)")
+    await owned.change("DELETE FROM app.t WHERE id = 2")  # the table has been looked at, and is as it was
     await owned.target.execute("REVOKE app_owner FROM app_admin")
-    await owned.source.execute("INSERT INTO app.t VALUES (2)")
+    await owned.source.execute("INSERT INTO app.t VALUES (3)")
     await owned.subscriber.log.wait_for(r'cannot SET ROLE to "app_owner"\n(?:.*\n)*.*cannot SET ROLE to "app_owner"')
     assert await owned.rows("SELECT * FROM app.t") == [(1, "app_owner")]
 

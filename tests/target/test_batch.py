@@ -287,8 +287,10 @@ class Outcome:
 class Path:
     """One of the two: a target to which messages are given as an apply loop does."""
 
-    def __init__(self, target: BatchingTarget) -> None:
+    def __init__(self, target: BatchingTarget, few: float) -> None:
+        """`few`: how often what comes is told to be few transactions."""
         self.target = target
+        self.few = few
         self.committed: list[int] = []
         progress, chance = Progress(Lsn(0)), Random(0)
         self.transactions = Transactions(
@@ -297,17 +299,26 @@ class Path:
         )  # fmt: skip
 
     async def give(self, waiting: deque[bytes], random: Random) -> None:
+        few = False
         while waiting:
-            if self.transactions.take(waiting, random.choice([1, 3, 256])):
+            if self.transactions.idle:
+                few = self.target.expect_few(random.random() < self.few)
+            if not few and self.transactions.take(waiting, random.choice([1, 3, 256])):
                 await self.target.make_room()
             else:
                 await self.transactions.receive(waiting.popleft()[25:])
-            if self.transactions.idle and random.random() < 0.1:
+            if self.transactions.idle and (few or random.random() < 0.1):
                 await self.target.rest()
 
 
 async def _apply(
-    db: Database, tables: list[Table], payloads: list[list[bytes]], damage: list[str], batches: bool, sessions: int = 1
+    db: Database,
+    tables: list[Table],
+    payloads: list[list[bytes]],
+    damage: list[str],
+    batches: bool,
+    sessions: int = 1,
+    few: float = 0.0,
 ) -> tuple[Outcome, BatchingTarget]:
     await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     await db.execute(f"UPDATE subscriber.progress SET remote_lsn = '0/0' WHERE subid = {SUBID}")
@@ -323,7 +334,7 @@ async def _apply(
         )  # fmt: skip
         assert isinstance(target, BatchingTarget)
         await resume(target, SUBID, 0, Lsn(0), "off")
-        path = Path(target)
+        path = Path(target, few)
         lanes = await _lanes(stack, db, target, sessions - 1)
         half = len(payloads) // 2
         try:
@@ -401,7 +412,7 @@ async def _compare(
                   for table in tables]  # fmt: skip
     expected, _ = await _apply(db, tables, payloads, damage, batches=False)
     for sessions in (1, 3):
-        got, target = await _apply(db, tables, payloads, damage, batches=True, sessions=sessions)
+        got, target = await _apply(db, tables, payloads, damage, batches=True, sessions=sessions, few=0.2)
         if STALE in (got.error, expected.error):  # a worker starts again, and meets the error if it is one
             assert got.error
             assert expected.error

@@ -205,12 +205,27 @@ async def test_a_row_of_a_table_sync_worker_has_no_origin(db: Database, applier:
         "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
         "ALTER TABLE t OWNER TO pg_monitor",
         "ALTER TABLE t ALTER a ADD GENERATED ALWAYS AS IDENTITY",
+        "ALTER TABLE t ALTER b SET DEFAULT 'x'",
+        "ALTER TABLE t ADD CHECK (a > 0)",
+        "ALTER SCHEMA public RENAME TO u",
+        "CREATE INDEX CONCURRENTLY ON t (b)",
+        "CREATE UNIQUE INDEX CONCURRENTLY ON t (b)",
+        "REINDEX TABLE CONCURRENTLY t",
+        "DROP INDEX i",
+        "DROP INDEX CONCURRENTLY i",
+        "CREATE RULE r AS ON INSERT TO t DO ALSO NOTIFY x",
+        "DROP TRIGGER y ON t",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER y",
     ],
 )
 async def test_a_table_that_has_changed_is_mapped_again_without_a_word(
     db: Database, applier: Applier, t: Table, statement: str
 ) -> None:
-    await db.execute("CREATE SCHEMA s")
+    await db.execute(
+        "CREATE SCHEMA s",
+        "CREATE INDEX i ON t (b)",
+        "CREATE TRIGGER y BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    )
     await applier.apply(t.insert("1", "x"))
     await db.execute(statement)
     with pytest.raises(StaleMapping):
@@ -289,6 +304,38 @@ async def test_what_leaves_the_shape_as_it_is(db: Database, applier: Applier, t:
     await applier.apply(t.insert("2", "x"))
     await applier.apply(truncate(t), t.insert("3", "x"))
     assert applier.committed == [200, 300, 400]
+
+
+async def test_the_shape_is_looked_at_only_when_something_may_have_changed_it(
+    db: Database, applier: Applier, t: Table
+) -> None:
+    await db.execute(
+        "CREATE TABLE p (a int PRIMARY KEY) PARTITION BY RANGE (a)", "CREATE TABLE p1 PARTITION OF p DEFAULT"
+    )
+    pipeline = applier.target.pipeline
+    await pipeline.rows("SELECT set_config('track_functions', 'all', false)")
+
+    async def looks() -> int:
+        await pipeline.rows("SELECT pg_stat_force_next_flush()")
+        found = await db.value("SELECT calls FROM pg_stat_user_functions WHERE funcname = 'table_shape'")
+        assert isinstance(found, int)
+        return found
+
+    await applier.apply(t.insert("1", "x"))
+    mapped = await looks()
+    for key in range(2, 6):
+        await applier.apply(t.insert(str(key), "x"))
+    assert await looks() == mapped
+    await db.execute("ANALYZE t")
+    await applier.apply(t.insert("6", "x"))
+    assert await looks() == mapped + 1
+    await applier.apply(t.insert("7", "x"))
+    assert await looks() == mapped + 1
+    p = Table("p", "a*")
+    await applier.apply(p.insert("1"))
+    before = await looks()
+    await applier.apply(p.insert("2"))
+    assert await looks() == before + 1  # an index of a partition would not be noticed otherwise
 
 
 async def test_a_truncated_table_is_checked_as_well(db: Database, applier: Applier, t: Table) -> None:

@@ -20,7 +20,7 @@ from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
-from subscriber.protocol.messages import Begin, Commit, Insert, Message, Relation, Truncate
+from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, StreamAbort, Truncate
 from subscriber.protocol.walstream import Keepalive, XLogData
 from subscriber.protocol.walstream import encode as envelope
 from subscriber.source.walsender import ReplicationStream
@@ -84,6 +84,7 @@ class Target:
         self.failed: SubscriberError | None = None
         self.settled = False
         self.keeps = False
+        self.few: list[bool] = []  # what expect_few() was told
         self.position = Lsn(0)
 
     async def watch(self) -> None:
@@ -96,6 +97,10 @@ class Target:
 
     async def settle(self) -> None:
         self.settled = True
+
+    def expect_few(self, few: bool) -> bool:
+        self.few.append(few)
+        return few and not self.keeps
 
     def take(self, *_: object) -> tuple[int, int]:
         return 0, 0
@@ -206,6 +211,52 @@ async def settled() -> None:
     """Until everything that can be done without an answer has been done."""
     for _ in range(30):
         await anyio.lowlevel.checkpoint()
+
+
+# --- few at a time ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("payloads", "few"),
+    [
+        (transaction(100, 1), True),
+        ([*transaction(100, 1), keepalive(200), keepalive(201)], True),
+        ([*transaction(100, 1), *transaction(200, 1)], True),
+        (transaction(100, 1)[:-1], False),
+        (transaction(100, *[1] * 20), False),
+        ([keepalive(200)], False),
+        ([*transaction(100, 1), *transaction(200, 1)[:1]], False),
+        ([wire(LogicalMessage(None, False, Lsn(90), "x", b"")), *transaction(100, 1)], True),
+        ([wire(StreamAbort(7, 7, None, None), 90), *transaction(100, 1)], False),
+    ],
+    ids=[
+        "one",
+        "keepalives behind it",
+        "two",
+        "without its end",
+        "many",
+        "none",
+        "the next one's beginning",
+        "a message",
+        "what is streamed",
+    ],
+)
+async def test_the_target_is_told_of_whole_transactions_that_are_few(payloads: list[bytes], few: bool) -> None:
+    async with running(Run()) as run:
+        run.stream.send(*payloads)
+        await settled()
+        assert run.target.few == [False, few]  # the first when nothing had come
+
+
+async def test_of_what_begins_in_the_middle_of_a_transaction_it_is_not_told() -> None:
+    async with running(Run()) as run:
+        first, *rest = transaction(100, 1)
+        run.stream.send(first)
+        await settled()
+        run.stream.send(*rest)
+        await settled()
+        assert run.target.few == [False, False, False]
+        assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
 # --- what is confirmed ----------------------------------------------------------------------------
