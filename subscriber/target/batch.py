@@ -43,6 +43,7 @@ from subscriber.connection.session import Session
 from subscriber.errors import MappingError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.target import statements
 from subscriber.target.lanes import Attempt, Lanes
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.postgres import PostgresTarget
@@ -372,6 +373,8 @@ class BatchingTarget(PostgresTarget):
                 self._queue_savepoint(last.transaction, _SAVEPOINT)
             lane.apply_steps(batch, note)
             if in_savepoint:
+                if last.transaction.keeps_locks and any(t.mapping.search is None for t in batch.tables.values()):
+                    lane.pipeline.execute(statements.REMEMBER_XIDS, note=note)
                 lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=note, on_result=done)
                 lane.pipeline.ask()
         if self._lanes.several:

@@ -40,11 +40,21 @@ IS_FOUND_IN_PARTITION = (
     f" AND ctid = nullif(pg_catalog.split_part({_PLACE}, ' ', 2), '')::pg_catalog.tid"
 )
 
-
-# That the session's transaction, or one of its subtransactions, has made the row: each holds the lock on its own xid.
+# Those of the session's transaction and of its subtransactions that are not over: each holds the lock on its own xid.
+_OWN_XIDS = (
+    "ARRAY(SELECT l.transactionid FROM pg_catalog.pg_locks l WHERE l.locktype = 'transactionid'"
+    " AND l.pid = pg_catalog.pg_backend_pid() AND l.mode = 'ExclusiveLock')"
+)
+_EARLIER_XIDS = "pg_catalog.current_setting('subscriber.made', true)"
+# To be run before a subtransaction that has made rows is released, and its lock with it.
+REMEMBER_XIDS = (
+    "SELECT pg_catalog.set_config('subscriber.made', pg_catalog.concat_ws(',',"
+    f" nullif({_EARLIER_XIDS}, ''), pg_catalog.array_to_string({_OWN_XIDS}, ',')), true)"
+)
+# That the session's transaction, or one of its subtransactions, has made the row.
 _MADE_HERE = (
-    "xmin OPERATOR(pg_catalog.=) ANY (ARRAY(SELECT l.transactionid FROM pg_catalog.pg_locks l"
-    " WHERE l.locktype = 'transactionid' AND l.pid = pg_catalog.pg_backend_pid() AND l.mode = 'ExclusiveLock'))"
+    f"(xmin OPERATOR(pg_catalog.=) ANY ({_OWN_XIDS}) OR xmin OPERATOR(pg_catalog.=) ANY"
+    f" (pg_catalog.string_to_array({_EARLIER_XIDS}, ',')::pg_catalog.xid[]))"
 )
 
 

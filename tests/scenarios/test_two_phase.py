@@ -193,6 +193,24 @@ async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
     assert await pair.rows("SELECT * FROM t") == [(3, "same")]
 
 
+async def test_so_are_those_that_it_has_made_set_based(pair: Pair) -> None:
+    """They are of subtransactions that are over, whose locks are gone."""
+    await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
+    await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5)")
+    await pair.subscribe("FOR TABLE t", two_phase=True)
+    await enabled(pair)
+    own = "xmin::text::bigint IN (SELECT pg_current_xact_id()::text::bigint % 4294967296)"
+    made = "INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 20)"
+    await prepare(
+        pair.source,
+        "g",
+        f"{made}; UPDATE t SET a = 2 WHERE a = 1 AND {own}; {made}; DELETE FROM t WHERE a = 1 AND {own}",
+    )
+    await pair.change("DELETE FROM t WHERE a = 1")
+    await pair.change("COMMIT PREPARED 'g'")
+    assert await pair.rows("SELECT DISTINCT * FROM t") == [(2, "same")]
+
+
 async def test_an_error_of_the_first_copy_disables_and_it_comes_back(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t VALUES (1)")
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
