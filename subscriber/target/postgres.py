@@ -341,6 +341,7 @@ class PostgresTarget:
         self.pipeline.execute_once(f"RELEASE SAVEPOINT {name}", note=note)
         self.acting.began()  # the role went back with it, and so did the locks that keep the tables' shapes
         self._checked.clear()
+        self._shapes.forget()
 
     async def roll_back(self, transaction: RemoteTransaction) -> None:
         """Undo the transaction."""

@@ -49,9 +49,17 @@ class Shapes:
         self._mode = "SET" if pipeline.session.server_version >= 160000 else "MEMBER"
         self._equal: dict[int, tuple[LocalRelation, str, bytes]] = {}  # by OID: as it was last found, and how to ask
 
+    def forget(self) -> None:
+        """Compare every table again: the transaction goes on without the locks that it had.
+
+        What is analysed again in the same transaction has the same moment in it.
+        """
+        self._equal = {}
+
     def check(self, local: LocalRelation, owner: str, note: object) -> None:
         """Queue what fails if the table is not as `local` any more. `owner` is the subscription's, or empty."""
-        equal, sql, parameters = self._equal.get(local.oid, _NEVER)
+        known = self._equal
+        equal, sql, parameters = known.get(local.oid, _NEVER)
         if equal is not local:
             sql = _CHECK.replace("RELATION", str(local.oid)).replace("MODE", self._mode)
             parameters = wire.text_parameters((None, local.shape, owner, local.owner))
@@ -59,6 +67,6 @@ class Shapes:
         def answered(_note: object, _tag: str, rows: Rows) -> None:
             if not local.partitioned and local.may_set_role:
                 values = (rows[0][0], local.shape, owner, local.owner)
-                self._equal[local.oid] = (local, sql, wire.text_parameters(values))
+                known[local.oid] = (local, sql, wire.text_parameters(values))  # which is perhaps forgotten by now
 
         self._pipeline.execute(sql, parameters=parameters, note=note, expect=_NOTHING_NEW, on_result=answered)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
+from subscriber.apply.context import RemoteTransaction
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, MappingError, ProtocolError, ServerError, StaleMapping
@@ -336,6 +337,26 @@ async def test_the_shape_is_looked_at_only_when_something_may_have_changed_it(
     before = await looks()
     await applier.apply(p.insert("2"))
     assert await looks() == before + 1  # an index of a partition would not be noticed otherwise
+
+
+async def test_a_table_that_is_altered_once_a_savepoint_has_let_go_of_it(
+    db: Database, applier: Applier, t: Table
+) -> None:
+    target = applier.target
+    mapping = await applier.mapping(t.insert("1", "x")[0])
+    transaction = RemoteTransaction(1, Lsn(190), 1_000_000)
+    await target.savepoint(transaction, "s")
+    for number in range(2):
+        await target.change(transaction, mapping, t.insert(str(number), "x")[1])
+        await target.settle()  # it is seen to be as it was
+        await target.roll_back_to(transaction, "s")
+        await target.settle()
+        await target.savepoint(transaction, "s")
+    await db.execute("ALTER TABLE t ADD c int")
+    await target.change(transaction, mapping, t.insert("3", "x")[1])
+    with pytest.raises(ServerError) as caught:
+        await target.settle()
+    assert caught.value.sqlstate == "SB001"
 
 
 async def test_a_truncated_table_is_checked_as_well(db: Database, applier: Applier, t: Table) -> None:
