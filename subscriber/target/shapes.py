@@ -2,7 +2,7 @@
 
 Theory of operation. After the first change of a table has taken its lock, so that nobody can alter it before we commit,
 the server compares its shape (subscriber.table_shape()) with that of the mapping. That is five looks into the
-catalog, and would be a third of the time that a transaction of one row takes. A server process is told of
+catalog, and would be a third of what a transaction of one row takes the server. A server process is told of
 each change of a table that could matter to its plans, and then makes them anew. So the statement that compares is
 prepared for one table, which it names in a constant, and has in it another constant, the moment at which it was
 analysed: 'now'. As long as that is the moment it was when the shapes were last found equal, they still are. If it is
