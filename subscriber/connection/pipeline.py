@@ -96,7 +96,7 @@ class Pipeline:
         else:
             self._names.move_to_end(sql)
         self._send(wire.bind_execute(name, formats, parameters))
-        self._pending.append(_Pending(note, expect, on_result, None, False, self.attempting))
+        self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
 
     def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""

@@ -59,7 +59,7 @@ class Acting:
             for table in tables:
                 if not table.may_set_role:
                     raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
-            if len(tables) == 1 or len({table.owner for table in tables}) == 1:
+            if len({table.owner for table in tables}) == 1:
                 role = tables[0].owner
         return NOBODY if role == self._session_user else role
 

@@ -238,19 +238,17 @@ class BatchingTarget(PostgresTarget):
         """Have what came before `transaction` done, and all of it on the reference path, apart from portions sent."""
         if transaction is self._plain:
             return
-        if self._is_occupied:
-            await self._send()
-            if _is_worthwhile(self._batch):
-                await self._send(whatever=True)
-            await self._outcomes()
-            if transaction is self._plain:  # since portions of it were refused
-                return
+        await self._send()
+        if _is_worthwhile(self._batch):
+            await self._send(whatever=True)
+        await self._outcomes()
+        if transaction is self._plain:  # since portions of it were refused
+            return
         self._reason = reason
         if transaction is self._sent:
             self._plain, self._sent = transaction, None
-        if self._batch.portions:
-            begun, self._batch = self._batch, Batch()
-            await self._apply_again(begun.portions, begun.mappings)
+        begun, self._batch = self._batch, Batch()
+        await self._apply_again(begun.portions, begun.mappings)
         self._plain = transaction
 
     # --- subtransactions --------------------------------------------------------------------------
@@ -292,17 +290,13 @@ class BatchingTarget(PostgresTarget):
             await self._outcomes()
 
     def expect_few(self, few: bool) -> bool:
-        self._few = few and not self._is_occupied
+        occupied = self._batch.portions or self._lanes.attempts or self._lanes.refused
+        self._few = few and not occupied
         return self._few
-
-    @property
-    def _is_occupied(self) -> bool:
-        """Whether anything is gathered, or was sent so and is not answered."""
-        return bool(self._batch.portions or self._lanes.attempts or self._lanes.refused)
 
     async def rest(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
-        if self._few or not self._is_occupied:
+        if self._few:  # nothing was gathered
             return
         if self._lanes.refused:
             await self._outcomes()

@@ -182,12 +182,13 @@ class ApplyLoop:
             if not self._inbox.waiting:
                 await self._target.rest()
             self._target.pipeline.flush()
-            await anyio.lowlevel.checkpoint()  # now the event loop writes: what follows can wait
             self.progress.note(self.position)
             self._tell()
             if self._transactions.idle and await self._at_boundary(self.position):
                 return
-            if not self._inbox.waiting:
+            if self._inbox.waiting:
+                await anyio.lowlevel.checkpoint()
+            else:
                 await self._inbox.wait()
 
     def _take_many(self, limit: int) -> int:

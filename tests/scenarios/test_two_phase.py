@@ -14,6 +14,7 @@ from tests.scenarios.conftest import Pair
 GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database() ORDER BY gid"
 STATE = "SELECT subtwophasestate::text FROM subscriber.pg_subscription WHERE subname = 's'"
 LEFT = "SELECT count(*) FROM subscriber.prepared"
+OWN = "xmin::text::bigint IN (SELECT pg_current_xact_id()::text::bigint % 4294967296)"  # made by this transaction
 
 
 async def subscribed(pair: Pair, **options: object) -> None:
@@ -181,12 +182,11 @@ async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
     await pair.source.execute("INSERT INTO t VALUES (2, 'same'), (1, 'same'), (4, 'same')")
     await pair.subscribe("FOR TABLE t", two_phase=True)
     await enabled(pair)
-    own = "xmin::text::bigint IN (SELECT pg_current_xact_id()::text::bigint % 4294967296)"
     await prepare(
         pair.source,
         "g",
-        f"UPDATE t SET a = 2 WHERE a = 1; UPDATE t SET a = 3 WHERE a = 2 AND {own};"
-        f" INSERT INTO t VALUES (4, 'same'); DELETE FROM t WHERE a = 4 AND {own}",
+        f"UPDATE t SET a = 2 WHERE a = 1; UPDATE t SET a = 3 WHERE a = 2 AND {OWN};"
+        f" INSERT INTO t VALUES (4, 'same'); DELETE FROM t WHERE a = 4 AND {OWN}",
     )
     await pair.change("DELETE FROM t WHERE a = 2", "DELETE FROM t WHERE a = 4")
     await pair.change("COMMIT PREPARED 'g'")
@@ -199,12 +199,11 @@ async def test_so_are_those_that_it_has_made_set_based(pair: Pair) -> None:
     await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5)")
     await pair.subscribe("FOR TABLE t", two_phase=True)
     await enabled(pair)
-    own = "xmin::text::bigint IN (SELECT pg_current_xact_id()::text::bigint % 4294967296)"
     made = "INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 20)"
     await prepare(
         pair.source,
         "g",
-        f"{made}; UPDATE t SET a = 2 WHERE a = 1 AND {own}; {made}; DELETE FROM t WHERE a = 1 AND {own}",
+        f"{made}; UPDATE t SET a = 2 WHERE a = 1 AND {OWN}; {made}; DELETE FROM t WHERE a = 1 AND {OWN}",
     )
     await pair.change("DELETE FROM t WHERE a = 1")
     await pair.change("COMMIT PREPARED 'g'")
