@@ -8,6 +8,9 @@ The first error is the last. The server skips everything up to the next Sync, bu
 Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
 (target/progress.py says how ours are), and the pipeline refuses to be used once an error has come back.
 
+While `unnamed` is set, nothing is prepared under a name: somebody else's code may run in the session, which could
+prepare something else under a name of ours. forget() goes with what drops all prepared statements.
+
 An attempt is the exception: while `attempting` is set, statements may fail without that being the end. The first
 error is kept in `refused`, and nothing is called for what the server skips after it; whoever attempts has to
 see to it that nothing else is sent before recover() has been awaited.
@@ -30,6 +33,7 @@ CHUNK = 32 * 1024  # bytes of statements gathered before they are given to the t
 STATEMENTS = 1000  # prepared statements kept on the server; the least recently used one goes
 
 Rows = list[tuple[str | None, ...]]
+Statement = tuple[str, tuple[int, ...]]  # its text, and the OIDs of parameters' types, as wire.parse() takes them
 OnResult = Callable[[object, str, Rows], None]
 
 
@@ -43,7 +47,7 @@ class _Pending:
     on_sync: Callable[[], None] | None = None
     is_sync: bool = False
     is_attempt: bool = False
-    prepares: str | None = None  # the statement that this answer says is prepared
+    prepares: Statement | None = None  # the statement that this answer says is prepared
 
 
 class Pipeline:
@@ -52,12 +56,13 @@ class Pipeline:
         self.error: SubscriberError | None = None
         self.failed_note: object = None  # the note of the statement that failed
         self.attempting = False  # what is queued now may fail
+        self.unnamed = False  # each statement is parsed anew
         self.refused: SubscriberError | None = None  # the error of an attempt, until recover()
         self.refused_note: object = None
         self.on_trouble: Callable[[], None] = lambda: None  # an attempt was refused, or the pipeline has failed
         self._skipping = False  # the server skips everything up to the next Sync
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._names: OrderedDict[str, bytes] = OrderedDict()
+        self._names: OrderedDict[Statement, bytes] = OrderedDict()
         self._serial = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
@@ -80,21 +85,23 @@ class Pipeline:
         parameters: bytes = b"\0\0",
         *,
         note: object = None,
+        types: tuple[int, ...] = (),
         expect: bytes | None = None,
         on_result: OnResult | None = None,
     ) -> None:
-        """Queue one statement; see wire.bind_execute() for the parameters' form.
+        """Queue one statement; see wire.bind_execute() for the parameters' form, wire.parse() for `types`.
 
         `on_result(note, tag, rows)` is called unless the command tag is `expect`, or the statement has failed or was
         skipped by the server because of one before it.
         """
         if self.error is not None:
             raise self.error
-        name = self._names.get(sql)
-        if name is None:
-            name = self._prepare(sql, note)
+        statement = (sql, types)
+        name = b"" if self.unnamed else self._names.get(statement)
+        if not name:
+            name = self._prepare(statement, note)
         else:
-            self._names.move_to_end(sql)
+            self._names.move_to_end(statement)
         self._send(wire.bind_execute(name, formats, parameters))
         self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
 
@@ -107,12 +114,15 @@ class Pipeline:
 
     def execute_once(self, sql: str, *, note: object = None) -> None:
         """Queue a statement without parameters that will not come again, and is not kept prepared."""
-        if self.error is not None:
-            raise self.error
-        self._send(wire.parse(b"", sql))
-        self._pending.append(_Pending(note, is_attempt=self.attempting))
-        self._send(wire.bind_execute(b"", wire.ALL_TEXT, b"\0\0"))
-        self._pending.append(_Pending(note, is_attempt=self.attempting))
+        before, self.unnamed = self.unnamed, True
+        try:
+            self.execute(sql, note=note)
+        finally:
+            self.unnamed = before
+
+    def forget(self) -> None:
+        """No statement is prepared any more: DISCARD ALL was queued just before."""
+        self._names.clear()
 
     def ask(self) -> None:
         """Have the server send what answers there are, without ending anything as a Sync would."""
@@ -212,12 +222,16 @@ class Pipeline:
         """Stands for the next answer that is to come; None: every answer is back. The same object: none has come."""
         return self._pending[0] if self._pending else None
 
-    def _prepare(self, sql: str, note: object) -> bytes:
+    def _prepare(self, statement: Statement, note: object) -> bytes:
+        if self.unnamed:
+            self._send(wire.parse(b"", *statement))
+            self._pending.append(_Pending(note, is_attempt=self.attempting))
+            return b""
         self._serial += 1
         name = b"s%d" % self._serial
-        self._names[sql] = name
-        self._send(wire.parse(name, sql))
-        self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=sql))
+        self._names[statement] = name
+        self._send(wire.parse(name, *statement))
+        self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=statement))
         if len(self._names) > STATEMENTS:
             _, oldest = self._names.popitem(last=False)
             self._send(wire.close_statement(oldest))

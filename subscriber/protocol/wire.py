@@ -21,6 +21,7 @@ ERRORS = "surrogateescape"  # an SQL_ASCII server sends what it has; it must com
 HEADER = Struct(">cI")
 _INT16 = Struct(">H")
 _INT32 = Struct(">i")
+_OID = Struct(">I")
 _BIND_HEAD = Struct(">cI")
 _COPY_DATA = 0x64  # d
 
@@ -49,9 +50,10 @@ def query(sql: str) -> bytes:
     return message(b"Q", encode_text(sql) + b"\0")
 
 
-def parse(name: bytes, sql: str) -> bytes:
-    """Prepare `sql` under `name`; the server infers every parameter's type."""
-    return message(b"P", name + b"\0" + encode_text(sql) + b"\0\0\0")
+def parse(name: bytes, sql: str, types: Sequence[int] = ()) -> bytes:
+    """Prepare `sql` under `name`; the server infers the type of a parameter that has no OID in `types`, or 0."""
+    oids = _INT16.pack(len(types)) + b"".join(map(_OID.pack, types))
+    return message(b"P", name + b"\0" + encode_text(sql) + b"\0" + oids)
 
 
 def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:

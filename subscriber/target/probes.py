@@ -7,6 +7,7 @@ there when the change comes.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replace_in_plan
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED
@@ -40,6 +41,8 @@ SELECT pg_catalog.json_build_array(x.relname, pg_catalog.json_agg(a.attname ORDE
    AND i.indpred IS NULL AND i.indexprs IS NULL
  GROUP BY x.oid, x.relname ORDER BY x.oid
 """
+
+_TEXT_OID = 25
 
 _COMMITTED = "(extract(epoch FROM w.timestamp) * 1000000)::pg_catalog.int8 - 946684800000000"
 _TIMED = "LEFT JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w ON true"
@@ -112,20 +115,23 @@ def as_text(mapping: RelationMapping, new: bytes, old: bytes) -> Plan:
     could be forbidden, and what is asked because of a report must not fail.
     """
     build = Builder(mapping)
+    types: list[int] = []
     rows = [
-        f"({', '.join([_whole(build, row, index, kind) for index, kind in enumerate(status)])})"
+        f"({', '.join([_whole(build, types, row, index, kind) for index, kind in enumerate(status)])})"
         for row, status in ((NEW, new), (OLD, old))
         if status
     ]
-    return build.plan(f"VALUES {', '.join(rows)}", b"")
+    return replace_in_plan(build.plan(f"VALUES {', '.join(rows)}", b""), types=tuple(types))
 
 
-def _whole(build: Builder, row: int, index: int, kind: int) -> str:
+def _whole(build: Builder, types: list[int], row: int, index: int, kind: int) -> str:
+    """A parameter for the value, whose type is added to `types`; no type's name, which its owner could change."""
     if kind in (NULL, UNCHANGED):
         return "NULL"
-    column = build.mapping.attributes[index]
-    whole = column.sets.element if column.sets is not None else column.type_name
-    return f"{build.parameter(row, index)}::{whole if kind == BINARY else 'pg_catalog.text'}"
+    sets = build.mapping.attributes[index].sets
+    assert sets is not None
+    types.append(sets.element_oid if kind == BINARY else _TEXT_OID)
+    return build.parameter(row, index)
 
 
 def update_at_place(mapping: RelationMapping, status: bytes) -> Plan:

@@ -4,6 +4,8 @@
     update      UPDATE … FROM (SELECT unnest(…), …): an array for each column, cell after cell as it came
     delete      DELETE … USING (SELECT unnest(…), …)
 
+In binary, and for an enum, no statement names a type: its owner could give the name to another one.
+
 Arrays, because a table to stage rows in costs more than it saves: it takes twice as long from a few hundred
 rows down, is in the catalog, and wants privileges. In binary an array is one of the column's type; in text it is one
 of texts, each cast to the type without its modifier, which the assignment checks as it does for an INSERT. They are
@@ -105,6 +107,16 @@ def _counted(sql: str, before: int) -> str:
     )
 
 
+def types(table: TableBatch, step: Step) -> tuple[int, ...]:
+    """The OIDs of the parameters' types, 0 where the statement says it."""
+    found = []
+    for index in _columns(table, step):
+        sets = table.mapping.attributes[index].sets
+        assert sets is not None
+        found.append(sets.array_oid if table.binary or sets.enum else 0)
+    return tuple(found) if any(found) else ()
+
+
 def arrays(table: TableBatch, step: Step) -> tuple[bytes, bytes]:
     """The formats and parameters of change(), and as the last one the number of rows."""
     rows, indexes, ncols = list(step.rows.values()), _columns(table, step), table.ncols
@@ -114,7 +126,7 @@ def arrays(table: TableBatch, step: Step) -> tuple[bytes, bytes]:
     for i, body in zip(indexes, columns(rows, places, table.form), strict=True):
         sets = table.mapping.attributes[i].sets
         assert sets is not None
-        oid = sets.element_oid if table.binary else _TEXT_OID
+        oid = sets.element_oid if table.binary or sets.enum else _TEXT_OID
         parts += (_ARRAY.pack(_HEAD + len(body), 1, 1, oid, len(rows), 1), body)
     count = b"%d" % len(rows)
     parts += (len(count).to_bytes(4, "big"), count)
@@ -133,10 +145,9 @@ def _columns(table: TableBatch, step: Step) -> list[int]:
 
 def _unnested(parameter: int, column: LocalColumn, binary: bool) -> str:
     assert column.sets is not None
-    element = column.sets.element
-    if binary:
-        return f"pg_catalog.unnest(${parameter}::{element}[])"
-    return f"pg_catalog.unnest(${parameter}::pg_catalog.text[])::{element}"
+    if binary or column.sets.enum:
+        return f"pg_catalog.unnest(${parameter})"
+    return f"pg_catalog.unnest(${parameter}::pg_catalog.text[])::{column.sets.element}"
 
 
 def _where(columns: Sequence[LocalColumn], values: Sequence[str]) -> str:

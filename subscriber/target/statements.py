@@ -65,6 +65,7 @@ class Plan:
     sql: str
     parameters: tuple[tuple[int, int], ...]
     expect: bytes  # the command tag when exactly one row was there, with its NUL
+    types: tuple[int, ...] = ()  # OIDs of the parameters' types, 0 or none where the server infers it
 
 
 def quote(name: str) -> str:
