@@ -13,6 +13,7 @@ from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
+from subscriber.catalog.schema import COMMENT, REVISION
 from subscriber.catalog.tables import SCHEMA, metadata
 
 AS_BOOTSTRAP_SUPERUSER = """
@@ -41,8 +42,29 @@ def migrate(connection: Connection) -> None:
         # functions run with their owner's rights, and whoever migrates may be an ordinary role some day. Without a
         # superuser it belongs to whoever migrates.
         connection.execute(text(AS_BOOTSTRAP_SUPERUSER))
+        connection.execute(text("SET LOCAL search_path = pg_catalog, pg_temp"))
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        _find_version(connection)
         context.run_migrations()
+        _store_version(connection)
+
+
+def _find_version(connection: Connection) -> None:
+    """Bring back the row of alembic's table, which is UNLOGGED and empty after a crash."""
+    revision = connection.execute(text(REVISION)).scalar()
+    if revision is not None:
+        missing = f"NOT EXISTS (SELECT FROM {SCHEMA}.alembic_version)"
+        connection.execute(
+            text(f"INSERT INTO {SCHEMA}.alembic_version SELECT CAST(:revision AS text) WHERE {missing}"),
+            {"revision": revision},
+        )
+
+
+def _store_version(connection: Connection) -> None:
+    """Store the revision where a crash leaves it. No function of the schema is for PUBLIC."""
+    revision = connection.execute(text(f"SELECT version_num FROM {SCHEMA}.alembic_version")).scalar()
+    connection.execute(text(f"COMMENT ON SCHEMA {SCHEMA} IS '{COMMENT}{revision}'"))
+    connection.execute(text(f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC"))
 
 
 async def connect_and_migrate(dsn: str) -> None:

@@ -17,9 +17,20 @@ in the place of local LSNs, because a client is told of a commit but not of its 
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from subscriber.lsn import Lsn
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressClaim:
+    """A worker's progress record on the target, which only this worker can move from now on."""
+
+    record: int  # OID of the large object
+    fence: bytes  # to be shown with every change of the record
+    position: Lsn  # everything that the publisher committed before it is on the target, durably
+    confirmed: Lsn | None = None  # the publisher has been told of nothing behind it; None: not known
 
 
 class Positions(NamedTuple):

@@ -1,7 +1,7 @@
 """A copy of several tables from one snapshot by many executors, as the catalog knows it.
 
 There is at most one for each subscription. Its tables are in datasync while parts are missing and in finishedcopy
-after that; the group's progress, slot, origin and lock are those of one table synchronization, under the relid GROUP,
+after that; the group's progress, slot, origin and place are those of one table synchronization, under the relid GROUP,
 which is no table's. Told at the head of pipeline/copy.py.
 """
 
@@ -17,13 +17,13 @@ from subscriber.lsn import Lsn
 GROUP = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
 
 _BULK_COPY = """
-SELECT c.copyid, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
+SELECT c.copyid, c.fence, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
          FILTER (WHERE r.relid IS NOT NULL), '{}') AS relids, coalesce(array_agg(r.parts ORDER BY r.relid)
          FILTER (WHERE r.relid IS NOT NULL), '{}') AS parts
   FROM subscriber.bulk_copy c LEFT JOIN subscriber.bulk_copy_rel r USING (copyid)
- WHERE c.subid = $1 GROUP BY c.copyid, c.lsn
+ WHERE c.subid = $1 GROUP BY c.copyid, c.fence, c.lsn
 """
-_ADD = "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, $2::text::pg_lsn) RETURNING copyid"
+_ADD = "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, $2::text::pg_lsn) RETURNING copyid, fence"
 _REPLACE = "DELETE FROM subscriber.bulk_copy WHERE subid = $1"
 _ADD_TABLES = """
 INSERT INTO subscriber.bulk_copy_rel (copyid, relid, parts)
@@ -31,23 +31,21 @@ SELECT $1, relid, parts FROM unnest($2::oid[], $3::int[]) AS t (relid, parts)
 """
 # Waits for executors that are at work for it: the key they insert refers to these rows.
 _REMOVE_TABLE = "DELETE FROM subscriber.bulk_copy_rel WHERE copyid = $1 AND relid = $2"
+_NEW_FENCE = """
+UPDATE subscriber.bulk_copy SET fence = pg_catalog.uuid_send(pg_catalog.gen_random_uuid()) WHERE copyid = $1
+"""
+# Of a table in more than one part it is known that it was empty before.
+_SPOIL = "UPDATE subscriber.bulk_copy_rel SET parts = greatest(parts, 2) WHERE copyid = $1 AND relid = $2"
+_FORGET_PARTS = "DELETE FROM subscriber.copy_done WHERE copyid = $1 AND relid = $2"
 _REMOVE = "DELETE FROM subscriber.bulk_copy WHERE copyid = $1"
 _DONE = """
 SELECT d.relid::bigint AS relid, array_agg(d.part) AS parts, sum(d.rows)::bigint AS rows, sum(d.bytes)::bigint AS bytes
   FROM subscriber.copy_done d WHERE d.copyid = $1 GROUP BY d.relid
 """
 
-# In one order, so that who is after the same parts waits and nobody for each other.
-_CLAIM = """
-INSERT INTO subscriber.copy_done (copyid, relid, part)
-SELECT $1, relid, part FROM unnest($2::oid[], $3::int[]) AS t (relid, part) ORDER BY relid, part
-ON CONFLICT DO NOTHING RETURNING relid::bigint, part
-"""
-_RECORD = """
-UPDATE subscriber.copy_done d SET rows = t.rows, bytes = t.bytes
-  FROM unnest($2::oid[], $3::int[], $4::bigint[], $5::bigint[]) AS t (relid, part, rows, bytes)
- WHERE d.copyid = $1 AND d.relid = t.relid AND d.part = t.part
-"""
+# For sessions of executors, which may have no privilege on our tables.
+_CLAIM = "SELECT c.relid::bigint, c.part FROM subscriber.claim_parts($1::bigint, $2, $3::oid[], $4::int[]) c"
+_RECORD = "SELECT subscriber.record_parts($1::bigint, $2, $3::oid[], $4::int[], $5::bigint[], $6::bigint[])"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +56,7 @@ class BulkCopy:
     """
 
     copyid: int
+    fence: bytes  # executors have to show it
     lsn: Lsn  # of the snapshot
     parts: dict[int, int]
 
@@ -76,21 +75,34 @@ async def load(connection: asyncpg.Connection, subid: int) -> BulkCopy | None:
     row = await connection.fetchrow(_BULK_COPY, subid)
     if row is None:
         return None
-    return BulkCopy(row["copyid"], Lsn.parse(row["lsn"]), dict(zip(row["relids"], row["parts"], strict=True)))
+    parts = dict(zip(row["relids"], row["parts"], strict=True))
+    return BulkCopy(row["copyid"], row["fence"], Lsn.parse(row["lsn"]), parts)
 
 
-async def add(connection: asyncpg.Connection, subid: int, lsn: Lsn, parts: dict[int, int]) -> int:
-    """Begin one, instead of any there was; its number. `parts` as in BulkCopy."""
+async def add(connection: asyncpg.Connection, subid: int, lsn: Lsn, parts: dict[int, int]) -> BulkCopy:
+    """Begin one, in place of the subscription's earlier one. `parts` as in BulkCopy."""
     await connection.execute(_REPLACE, subid)
-    copyid: int = await connection.fetchval(_ADD, subid, str(lsn))
-    await connection.execute(_ADD_TABLES, copyid, list(parts), list(parts.values()))
-    return copyid
+    row = await connection.fetchrow(_ADD, subid, str(lsn))
+    assert row is not None
+    await connection.execute(_ADD_TABLES, row["copyid"], list(parts), list(parts.values()))
+    return BulkCopy(row["copyid"], row["fence"], lsn, parts)
 
 
 async def announce(connection: asyncpg.Connection, subid: int) -> None:
     """Say that there will be one, so that nobody else begins with tables that it may want."""
     async with connection.transaction():
         await add(connection, subid, Lsn(0), {})
+
+
+async def spoil(connection: asyncpg.Connection, copyid: int, relid: int) -> None:
+    """Say that all parts of a table are missing, and that it may have rows that are to be removed.
+
+    Waits for all executors that are at work for the copy. None can begin again: the copy has another fence.
+    """
+    async with connection.transaction():
+        await connection.execute(_NEW_FENCE, copyid)
+        await connection.execute(_SPOIL, copyid, relid)
+        await connection.execute(_FORGET_PARTS, copyid, relid)
 
 
 async def remove_table(connection: asyncpg.Connection, copyid: int, relid: int) -> None:
@@ -111,16 +123,21 @@ async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copie
     }
 
 
-async def claim(connection: asyncpg.Connection, copyid: int, parts: Sequence[tuple[int, int]]) -> set[tuple[int, int]]:
-    """For executors: those of `parts` (relid, number) that nobody has copied; waits for who is copying one of them."""
+async def claim(
+    connection: asyncpg.Connection, copyid: int, fence: bytes, parts: Sequence[tuple[int, int]]
+) -> set[tuple[int, int]]:
+    """For executors: the members of `parts` (relid, number) that are not copied yet.
+
+    Waits for a session that is copying one of them. Raises asyncpg's error (55000) if another copy has begun.
+    """
     relids, numbers = zip(*parts, strict=True)
-    return {(row[0], row[1]) for row in await connection.fetch(_CLAIM, copyid, relids, numbers)}
+    return {(row[0], row[1]) for row in await connection.fetch(_CLAIM, copyid, fence, relids, numbers)}
 
 
 async def record(
-    connection: asyncpg.Connection, copyid: int, counts: Mapping[tuple[int, int], tuple[int, int]]
+    connection: asyncpg.Connection, copyid: int, fence: bytes, counts: Mapping[tuple[int, int], tuple[int, int]]
 ) -> None:
-    """Of each claimed part, by (relid, number): how many rows and bytes it had."""
+    """Record the rows and bytes of each claimed part, by (relid, number)."""
     relids, numbers = zip(*counts, strict=True)
     rows, sizes = zip(*counts.values(), strict=True)
-    await connection.execute(_RECORD, copyid, relids, numbers, rows, sizes)
+    await connection.execute(_RECORD, copyid, fence, relids, numbers, rows, sizes)

@@ -16,7 +16,7 @@ from typing import assert_never
 import asyncpg
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, privileges, store, two_phase
+from subscriber.catalog import contact, privileges, progress_records, store, two_phase
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.create import create_subscription
@@ -57,12 +57,8 @@ SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = 
 SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2 WHERE subid = $1"
 SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
 SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
-SET_OWNER = "UPDATE subscriber.subscription SET subowner = $2::oid WHERE subid = $1"
+SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"
 SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
-# Who changes the connection says by that which server is the publisher from now on.
-FORGET_PUBLISHER = "UPDATE subscriber.progress SET system_id = NULL WHERE subid = $1"
-# Likewise who names the slot, be it the same: go on from where it stands (worker/confirming.py).
-FORGET_CONFIRMED = "DELETE FROM subscriber.confirmed WHERE subid = $1"
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
@@ -82,6 +78,7 @@ COLUMNS = {
     "conflict_log_rows": ("subconflictrows", "boolean"),
     "copy_engine": ("subcopyengine", "text"),
     "apply_sessions": ("subapplysessions", "int4"),
+    "trusted_owners": ("subtrustedowners", "text[]::name[]"),
 }
 
 
@@ -159,8 +156,9 @@ async def _alter(
         case AlterConnection():
             contact.check_conninfo(statement.conninfo, password=contact.must_use_password(subscription))
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
-            await connection.execute(FORGET_PUBLISHER, subscription.oid)
-            await connection.execute(FORGET_CONFIRMED, subscription.oid)
+            # The statement decides which server is the publisher from now on.
+            await store.set_publisher(connection, subscription.oid, None)
+            await progress_records.save_confirmed(connection, subscription.oid, None)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
@@ -260,6 +258,8 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         who = await privileges.caller(connection)
         if not who.is_superuser:
             raise privileges.password_required_error()
+    if "trusted_owners" in specified:
+        await privileges.check_trusted_owners(connection, options.trusted_owners)
     if "two_phase" in specified:
         _check_slot_option(altering, subscription, "two_phase", slot_too=not options.two_phase)
         if "slot_name" in specified and not options.two_phase:
@@ -277,7 +277,8 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
     if "slot_name" in specified:
-        await connection.execute(FORGET_CONFIRMED, subscription.oid)
+        # Also where the name stays the same: the worker continues from where the slot stands (worker/confirming.py).
+        await progress_records.save_confirmed(connection, subscription.oid, None)
     failover = options.failover if "failover" in specified else None
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:
@@ -303,9 +304,9 @@ def _check_slot_option(altering: _Altering, subscription: Subscription, option: 
 
 async def _skip(connection: asyncpg.Connection, subscription: Subscription, lsn: Lsn) -> None:
     if lsn:
-        progress = await store.load_progress(connection, subscription.oid)
+        progress = await progress_records.load(connection, subscription.oid)
         text = await connection.fetchval(ORIGIN_PROGRESS, subscription.origin_name)
-        reached = max(progress.remote_lsn if progress else Lsn(0), Lsn.parse(text) if text else Lsn(0))
+        reached = max(progress or Lsn(0), Lsn.parse(text) if text else Lsn(0))
         if lsn < reached:
             message = f"skip WAL location (LSN {lsn}) must be greater than origin LSN {reached}"
             raise StatementError(message, sqlstate="22023")

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import asyncpg
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, origins, privileges, refresh, stats, store
+from subscriber.catalog import contact, origins, privileges, progress_records, refresh, stats, store
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.options import FOR_CREATE, Options, check_publications, parse_options
@@ -26,6 +26,8 @@ VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9:
        $12, $13, $14, $15, $16, $17, $18, $19, $20)
 RETURNING subid
 """
+
+TRUST = "UPDATE subscriber.subscription SET subtrustedowners = $2::text[]::name[] WHERE subid = $1"
 
 
 async def create_subscription(
@@ -46,6 +48,8 @@ async def create_subscription(
     password = options.password_required and not who.is_superuser
     contact.check_conninfo(statement.conninfo, password=password)
     check_publications(statement.publications)
+    if options.trusted_owners:
+        await privileges.check_trusted_owners(connection, options.trusted_owners)
     await check_commit_times(connection, options.conflict_policy)
     async with AsyncExitStack() as stack:
         slot = _Slot(options.slot_name)
@@ -98,10 +102,12 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 options.copy_engine.value,
                 options.apply_sessions,
             )
+            if options.trusted_owners:  # a column of its own privilege
+                await connection.execute(TRUST, subid, list(options.trusted_owners))
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})
-    await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0))
+    await progress_records.save(connection, subid, store.APPLY_WORKER, Lsn(0))
     await origins.create_origin(connection, origins.apply_origin(subid))
     return subid
 
@@ -159,7 +165,7 @@ async def _ask_publisher(
         connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
     )
     identity = await publisher.identify_system()
-    await store.save_progress(connection, subid, store.APPLY_WORKER, Lsn(0), str(identity.systemid))
+    await store.set_publisher(connection, subid, str(identity.systemid))
     if options.create_slot:
         assert options.slot_name is not None
         await contact.refuse_own_cluster(connection, publisher, options.slot_name)

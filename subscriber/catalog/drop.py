@@ -55,7 +55,7 @@ async def drop_subscription(connection: asyncpg.Connection, statement: DropSubsc
 
 async def _drop(connection: asyncpg.Connection, subscription: Subscription, notice: Notice) -> None:
     subid, slot_name = subscription.oid, subscription.slot_name
-    await workers.hold_apply_worker(connection, subid)
+    await workers.end_workers(connection, subid)
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
     if await bulk_copy.load(connection, subid) is not None:
         unfinished.append(bulk_copy.GROUP)

@@ -1,7 +1,7 @@
 """Asking a subscription's apply worker to stay where it is, at a position and for a moment.
 
-Whoever wants that holds a lock for as long as it wants it, under the relid HOLDER, which is no table's: a row of
-`subscriber.hold` without that lock has been left behind by somebody who is gone, and the worker removes it.
+The session that wants it has the place HOLDER (catalog/sessions.py) for as long as it wants it. A row of
+`subscriber.hold` without such a session is a leftover, which the worker removes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from subscriber.catalog import locks
+from subscriber.catalog import sessions
 from subscriber.lsn import Lsn
 
 HOLDER = 0xFFFFFFFE  # nothing gives that OID out
@@ -48,7 +48,7 @@ async def load(connection: asyncpg.Connection, subid: int) -> Hold | None:
 
 
 async def ask(connection: asyncpg.Connection, subid: int, stop_at: Lsn) -> None:
-    """Have the worker stop there. `connection` has the lock HOLDER."""
+    """Have the worker stop there. The session of `connection` has the place HOLDER."""
     await connection.execute(_ASK, subid, str(stop_at))
 
 
@@ -64,4 +64,4 @@ async def release(connection: asyncpg.Connection, subid: int) -> None:
 
 async def is_abandoned(connection: asyncpg.Connection, subid: int) -> bool:
     """Whether nobody waits any more for what was asked."""
-    return await locks.holder(connection, locks.table_sync_key(subid, HOLDER)) is None
+    return await sessions.holder(connection, subid, HOLDER) is None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncpg
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, hooked, origins, store, workers
+from subscriber.catalog import contact, hooked, origins, progress_records, store, workers
 from subscriber.catalog.contact import Notice
 from subscriber.errors import StatementError
 from subscriber.source.publisher import Publisher
@@ -148,9 +148,9 @@ async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, 
     """Take a table out of the subscription; true if its synchronization may have left a slot behind."""
     if state != "r":
         # The state may still move until the worker is gone, so it is read again below.
-        await workers.hold_table_sync(connection, subid, relid)
+        await workers.end_workers(connection, subid, relid)
     state = await connection.fetchval(REMOVE_RELATION, subid, relid) or state
-    await store.remove_progress(connection, subid, relid)
+    await progress_records.remove(connection, subid, relid)
     await store.remove_worker(connection, subid, relid)
     if state == "r":
         return False

@@ -9,22 +9,35 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import asyncpg
 
 from subscriber.catalog import locks
 from subscriber.catalog.session import translate
-from subscriber.errors import StatementError
+from subscriber.errors import ServerError, StatementError
 
 UPGRADE_POLL = 0.02  # seconds
+UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
 # alembic keeps what it works on in its modules: two databases at once, in one process, would mix.
 _upgrading = threading.Lock()
 
-HEAD = "0010"  # the newest script in migrations/versions; a test holds it there
+HEAD = "0016"  # the newest script in migrations/versions; a test holds it there
 
+# The schema's revision is in its comment, which outlives a crash; alembic's own table is UNLOGGED since 0013.
+COMMENT = "Subscriptions of the program subscriber. Revision "
+REVISION = f"""
+SELECT pg_catalog.substr(d.description, {len(COMMENT) + 1})
+  FROM pg_catalog.pg_namespace n
+  JOIN pg_catalog.pg_description d ON d.objoid = n.oid AND d.classoid = 'pg_catalog.pg_namespace'::pg_catalog.regclass
+ WHERE n.nspname = 'subscriber' AND pg_catalog.starts_with(d.description, '{COMMENT}')
+"""
 EXISTS = "SELECT pg_catalog.to_regclass('subscriber.alembic_version') IS NOT NULL"
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
+IS_COMPLETE = "SELECT EXISTS (SELECT FROM subscriber.complete)"
+RESTORE = "SELECT subscriber.restore()"
+IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
 MAY_UPGRADE = """
 SELECT coalesce((SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE') FROM pg_catalog.pg_namespace n
                   WHERE n.nspname = 'subscriber'),
@@ -39,9 +52,9 @@ SELECT r.rolname::text FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r
 
 async def current_revision(connection: asyncpg.Connection) -> str | None:
     """The revision the schema is at; None if there is no schema."""
-    if not await connection.fetchval(EXISTS):
-        return None
-    revision: str | None = await connection.fetchval(CURRENT)
+    revision: str | None = await connection.fetchval(REVISION)
+    if revision is None and await connection.fetchval(EXISTS):
+        revision = await connection.fetchval(CURRENT)
     return revision
 
 
@@ -63,16 +76,40 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
     or if the schema is newer than this program (55000).
     """
     await _refuse_a_strangers(connection)
-    if await current_revision(connection) == HEAD:
-        return
-    await _refuse_what_cannot_work(connection)
-    await locks.lock(connection, locks.SCHEMA_UPGRADE)
+    if await current_revision(connection) != HEAD:
+        await _refuse_what_cannot_work(connection)
+        await _upgrade_alone(connection)
+    await restore(connection)
+
+
+async def restore(connection: asyncpg.Connection) -> None:
+    """Fill the tables of the schema again if a crash of the server has emptied them.
+
+    A standby has no UNLOGGED tables; nothing happens there.
+    """
+    if not await connection.fetchval(IN_RECOVERY) and not await connection.fetchval(IS_COMPLETE):
+        await connection.execute(RESTORE)
+
+
+async def _upgrade_alone(connection: asyncpg.Connection) -> None:
+    """Upgrade while no other command does. Any role can hold an advisory lock, so nothing depends on it."""
+    deadline = monotonic() + UPGRADE_PATIENCE
+    locked = False
+    while not locked and monotonic() < deadline:
+        locked = await locks.try_lock(connection, locks.SCHEMA_UPGRADE)
+        if await current_revision(connection) == HEAD:
+            break
+        if not locked:
+            await anyio.sleep(UPGRADE_POLL)
     try:
         if await current_revision(connection) != HEAD:
             await _upgrade(connection)
+    except ServerError:
+        if await current_revision(connection) != HEAD:  # else another command has been faster
+            raise
     finally:
         # Cancelled in the middle, SQLAlchemy has closed it: an error of ours would hide the cancellation.
-        if not connection.is_closed():
+        if locked and not connection.is_closed():
             await locks.unlock(connection, locks.SCHEMA_UPGRADE)
 
 

@@ -24,8 +24,9 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        s.subenabled, s.subslotname, s.subsynccommit, s.subbinary, s.substream::text, s.subtwophasestate::text,
        s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.suborigin, s.subfailover,
        s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine, s.subapplysessions,
+       s.subtrustedowners::text[] AS subtrustedowners,
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
-       s.xmin::text AS version
+       s.subsystemid, s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
 """
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
@@ -50,7 +51,7 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_
                   AND starts_with(x.gid, 'pg_gid_' || $1::oid || '_'))
 """
 COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
-FORGET_PREPARED = "DELETE FROM subscriber.prepared WHERE subid = $1"
+FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
@@ -87,16 +88,11 @@ SELECT EXISTS (SELECT FROM subscriber.subscription_rel r WHERE r.srsubid = $1
                   AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid))
 """
 
-PROGRESS = """
-SELECT remote_lsn::text AS remote_lsn, system_id FROM subscriber.progress WHERE subid = $1 AND relid = $2
+# The worker that has failed is still registered, so nobody else records for the subscription.
+RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::text::jsonb)"
+SET_PUBLISHER = """
+UPDATE subscriber.subscription SET subsystemid = $2::text WHERE subid = $1 AND subsystemid IS DISTINCT FROM $2::text
 """
-SAVE_PROGRESS = """
-INSERT INTO subscriber.progress AS p (subid, relid, remote_lsn, system_id)
-VALUES ($1, $2, $3::text::pg_lsn, $4::text)
-ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn,
-       system_id = coalesce(excluded.system_id, p.system_id)
-"""
-REMOVE_PROGRESS = "DELETE FROM subscriber.progress WHERE subid = $1 AND relid = $2"
 
 REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
@@ -141,14 +137,6 @@ class RelationState:
     name: str
     state: str  # i, d, f, s or r
     lsn: Lsn | None
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """How far a worker's commits on the target go. `system_id` is None until the publisher was asked for it."""
-
-    remote_lsn: Lsn
-    system_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +221,8 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         conflict_log_rows=row["subconflictrows"],
         copy_engine=CopyEngine(row["subcopyengine"]),
         apply_sessions=row["subapplysessions"],
+        trusted_owners=tuple(row["subtrustedowners"]),
+        system_id=row["subsystemid"],
         version=row["version"],
     )
 
@@ -347,22 +337,14 @@ async def forget_dropped_relations(connection: asyncpg.Connection, subid: int) -
     return [row["srrelid"] for row in await connection.fetch(FORGET_DROPPED_RELATIONS, subid)]
 
 
-async def load_progress(connection: asyncpg.Connection, subid: int, relid: int = APPLY_WORKER) -> Progress | None:
-    """None before the first position was saved."""
-    row = await connection.fetchrow(PROGRESS, subid, relid)
-    return None if row is None else Progress(Lsn.parse(row["remote_lsn"]), row["system_id"])
+async def record_conflict_error(connection: asyncpg.Connection, subid: int, line: str) -> None:
+    """Record a conflict that has stopped the stream, once more if it is known; `line` is of target/history.py."""
+    await connection.execute(RECORD_CONFLICT_ERROR, subid, line)
 
 
-async def save_progress(
-    connection: asyncpg.Connection, subid: int, relid: int, remote_lsn: Lsn, system_id: str | None = None
-) -> None:
-    """Set the position; a `system_id` of None keeps the one that is stored."""
-    await connection.execute(SAVE_PROGRESS, subid, relid, str(remote_lsn), system_id)
-
-
-async def remove_progress(connection: asyncpg.Connection, subid: int, relid: int) -> None:
-    """For a table that has been synchronized."""
-    await connection.execute(REMOVE_PROGRESS, subid, relid)
+async def set_publisher(connection: asyncpg.Connection, subid: int, system_id: str | None) -> None:
+    """Store the publisher's system identifier; None: the next connection finds it out."""
+    await connection.execute(SET_PUBLISHER, subid, system_id)
 
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:

@@ -2,7 +2,7 @@
 
 A worker is asked first (its subscription is disabled, which the launcher is told at once) and given some seconds to end
 in its own way; then its session on the target is ended, which loses nothing: what it had not committed comes again.
-While the statement's transaction lasts, the worker's lock is ours and no new one can start.
+While the statement's transaction lasts, it has the subscription's row locked and no new one can start.
 """
 
 from __future__ import annotations
@@ -12,14 +12,12 @@ import time
 import anyio
 import asyncpg
 
-from subscriber.catalog import locks
+from subscriber.catalog import sessions
 from subscriber.errors import StatementError
 
 GRACE = 5.0  # seconds for a worker to end by itself; one that is applying needs to roll back
 PATIENCE = 30.0  # seconds for a session to end once it was told to: a big transaction may have to be rolled back
 POLL = 0.02  # seconds
-
-TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
 
 
 async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: float = GRACE) -> None:
@@ -28,44 +26,34 @@ async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: 
     Raises StatementError (55006) if they don't go.
     """
     asked = time.monotonic()
-    while living := await locks.workers(connection, subid):
+    while living := await sessions.living(connection, subid):
         waited = time.monotonic() - asked
         if waited >= grace:
-            await connection.fetchval(TERMINATE, subid, None)
+            await sessions.terminate(connection, subid, None)
         if waited >= grace + PATIENCE:
             raise _still_running(living)
         await anyio.sleep(POLL)
 
 
-async def hold_apply_worker(connection: asyncpg.Connection, subid: int) -> None:
-    """Until the transaction ends, no apply worker of the subscription can start; living workers are ended."""
-    await _hold(connection, subid, None, locks.apply_worker_key(subid))
+async def end_workers(connection: asyncpg.Connection, subid: int, relid: int | None = None) -> None:
+    """End the session that has the place `relid`, or with None all of the subscription, and wait until it is gone.
 
-
-async def hold_table_sync(connection: asyncpg.Connection, subid: int, relid: int) -> None:
-    """Until the transaction ends, nobody can synchronize that table for the subscription; a living worker is ended."""
-    await _hold(connection, subid, relid, locks.table_sync_key(subid, relid))
-
-
-async def _hold(connection: asyncpg.Connection, subid: int, relid: int | None, key: tuple[int, int]) -> None:
-    """End the workers until the lock is ours: one may have been started anew in between."""
+    The connection's transaction has the subscription's row locked, so none can start before it ends. Raises
+    StatementError (55006) if a session does not end.
+    """
     asked = time.monotonic()
-    while await connection.fetchval(TERMINATE, subid, relid) or not await connection.fetchval(
-        locks.TRY_LOCK_FOR_TRANSACTION, *key
-    ):
+    while await sessions.terminate(connection, subid, relid):
         if time.monotonic() - asked >= PATIENCE:
-            raise _still_running(await locks.workers(connection, subid))
+            raise _still_running(await sessions.living(connection, subid))
         await anyio.sleep(POLL)
 
 
 async def check_none_is_running(connection: asyncpg.Connection, subid: int) -> None:
     """Raises StatementError (55000) while a worker of the subscription lives.
 
-    Afterwards none can start until the transaction ends.
+    None can start before the connection's transaction ends, which has the subscription's row locked.
     """
-    if await locks.workers(connection, subid) or not await connection.fetchval(
-        locks.TRY_LOCK_FOR_TRANSACTION, *locks.apply_worker_key(subid)
-    ):
+    if await sessions.living(connection, subid):
         raise StatementError(
             'cannot alter "two_phase" when logical replication worker is still running',
             hint="Try again after some time.",

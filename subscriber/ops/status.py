@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import asyncpg
 
-from subscriber.catalog import locks, schema, stats, store
+from subscriber.catalog import schema, sessions, stats, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
@@ -40,7 +40,9 @@ PUBLISHER_TIMEOUT = 3.0  # seconds
 WRONG = 1  # the exit status when a subscription is not as it should be
 
 _NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
-_PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
+_PROGRESS = """
+SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0 AND remote_lsn IS NOT NULL
+"""
 _STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.subscription_stats"
 _PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
@@ -93,6 +95,7 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
 
 async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
     now, read_only = await connection.fetchrow(_NOW) or (datetime.now(UTC), False)
+    leader = await sessions.leader(connection)
     prepared: dict[int, list[Prepared]] = {}
     for subid, *values in await connection.fetch(_PREPARED):
         prepared.setdefault(subid, []).append(Prepared(*values))
@@ -100,7 +103,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     return Look(
         at=now,
         read_only=read_only,
-        launcher_pid=await locks.holder(connection, locks.launcher_key()),
+        launcher_pid=leader.pid if leader is not None else None,
         subscriptions=subscriptions,
         workers=await store.load_workers(connection),
         relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},

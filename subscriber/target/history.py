@@ -12,7 +12,7 @@ Kill points considered, W the worker:
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -22,11 +22,11 @@ from subscriber.apply.policy import Outcome, Rule
 from subscriber.connection.pipeline import Pipeline
 from subscriber.protocol import wire
 from subscriber.subscription import ConflictHistory
+from subscriber.target.progress import ProgressRecord
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 _COLUMNS = (
-    "subid",
     "relid",
     "relation",
     "conflict_type",
@@ -43,15 +43,7 @@ _COLUMNS = (
     "local_row",
     "remote_row",
 )
-_NUMBERS = ", ".join(f"${number}" for number in range(1, len(_COLUMNS) + 1))
-_RECORD = f"INSERT INTO subscriber.conflict_history ({', '.join(_COLUMNS)}) VALUES ({_NUMBERS})"
-# The lock of the worker that has failed is still held, so nobody else records for the subscription.
-_AGAIN = """
-UPDATE subscriber.conflict_history SET occurrences = occurrences + 1, last_detected = pg_catalog.clock_timestamp()
- WHERE subid = $1 AND relid = $2 AND conflict_type = $3 AND index_name IS NOT DISTINCT FROM $4
-   AND key IS NOT DISTINCT FROM $5 AND remote_finish_lsn = $6 AND resolution = 'error'
-RETURNING 1
-"""
+_RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +57,7 @@ class History:
     def record(
         self,
         pipeline: Pipeline,
+        progress: ProgressRecord,
         conflict: Conflict,
         relid: int,
         transaction: RemoteTransaction,
@@ -76,43 +69,31 @@ class History:
         if self.kept is ConflictHistory.NONE:
             return
         for line in self._lines(conflict, relid, transaction, rule, resolution):
-            pipeline.execute(_RECORD, parameters=wire.text_parameters(line), note=note)
+            pipeline.execute(_RECORD, parameters=wire.text_parameters((*progress.shown, line)), note=note)
 
-    async def record_error(
-        self, pipeline: Pipeline, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule
-    ) -> None:
-        """Record a conflict that has stopped the stream, or that it has stopped it again.
-
-        `pipeline` is a fresh one, on a session that nothing was applied on.
-        """
+    def error_lines(self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule) -> list[str]:
+        """What is to be recorded of a conflict that has stopped the stream, see store.record_conflict_error()."""
         if self.kept is ConflictHistory.NONE:
-            return
-        await pipeline.rows("BEGIN")
-        for line in self._lines(conflict, relid, transaction, rule, Outcome.ERROR):
-            value = dict(zip(_COLUMNS, line, strict=True))
-            known = ("subid", "relid", "conflict_type", "index_name", "key", "remote_finish_lsn")
-            if not await pipeline.rows(_AGAIN, *(value[name] for name in known)):
-                await pipeline.rows(_RECORD, *line)
-        await pipeline.rows("COMMIT")
+            return []
+        return list(self._lines(conflict, relid, transaction, rule, Outcome.ERROR))
 
     def _lines(
         self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule, resolution: str
-    ) -> Iterator[tuple[str | None, ...]]:
-        """The values of _COLUMNS: for each row that was in conflict, or once if there was none."""
+    ) -> Iterator[str]:
+        """A JSON object with _COLUMNS for each row that was in conflict, or one if there was none."""
         rows: tuple[LocalRow | None, ...] = conflict.local_rows or (None,)
         for row in rows:
             key = conflict.key
             if row is not None and row.index is not None:
                 key = {name: row.values.get(name) for name in row.key}
             writer = row.writer if row is not None else None
-            yield (
-                str(self.subid),
-                str(relid),
+            values = (
+                relid,
                 conflict.relation,
                 conflict.type,
                 row.index if row is not None else None,
-                _json(key or None),
-                str(transaction.xid),
+                dict(key) if key else None,
+                transaction.xid,
                 str(transaction.finish_lsn),
                 _time(transaction.commit_time),
                 writer.xid if writer is not None else None,
@@ -120,13 +101,10 @@ class History:
                 _time(writer.committed) if writer is not None else None,
                 str(rule),
                 resolution,
-                _json(row.values if row is not None and self.with_rows else None),
-                _json(conflict.remote if self.with_rows else None),
+                dict(row.values) if row is not None and self.with_rows else None,
+                dict(conflict.remote) if conflict.remote is not None and self.with_rows else None,
             )
-
-
-def _json(row: Mapping[str, str | None] | None) -> str | None:
-    return None if row is None else json.dumps(row, ensure_ascii=False)
+            yield json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False)
 
 
 def _time(microseconds: int | None) -> str | None:

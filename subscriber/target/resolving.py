@@ -34,6 +34,7 @@ from subscriber.target.binding import NO_ROW, Row, bind, require_columns, search
 from subscriber.target.history import EPOCH, History
 from subscriber.target.looking import Found, Looking, columns_of
 from subscriber.target.note import Note, OnConflict
+from subscriber.target.progress import ProgressRecord
 from subscriber.target.statements import NEW, OLD, Plan
 
 
@@ -92,6 +93,7 @@ class Resolving:
         self._on_conflict = on_conflict
         self._policies = policies
         self._history = history
+        self.progress: ProgressRecord | None = None  # set once the session is resumed
         self._resolvers = resolvers
         self._origin = origin
         self._concerned: dict[tuple[str, str, type], bool] = {}
@@ -330,7 +332,10 @@ class Resolving:
             found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')
         self._on_conflict(found, note)
         role = self._acting.step_back(note)
-        self._history.record(self._pipeline, found, mapping.local.oid, _transaction(note), rule, resolution, note)
+        assert self.progress is not None
+        self._history.record(
+            self._pipeline, self.progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
+        )
         self._acting.resume(role, note)
 
     # --- making way -------------------------------------------------------------------------------

@@ -1,11 +1,11 @@
 """Transactions that the publisher prepared: prepared here, then committed or rolled back when it says so.
 
-PREPARE TRANSACTION cannot move the progress with it: the row would stay locked until COMMIT PREPARED, and the
+PREPARE TRANSACTION cannot move the progress with it: the record would stay locked until COMMIT PREPARED, and the
 very next transaction needs it. COMMIT PREPARED runs in no transaction block at all. So each takes two steps,
-and what a restart finds says which of them were done:
+and a restart finds in subscriber.prepared which of them were done:
 
-    PREPARE            1  the changes, and a row in subscriber.prepared that is `committed`: seen once they are
-                       2  the progress, and a row that is not `committed`: what waits, and for how long
+    PREPARE            1  the changes, and a row that is `committed`: seen once they are
+                       2  the progress, and a row that is not `committed`: it waits, and since when
     COMMIT PREPARED    1  COMMIT PREPARED
                        2  the progress, and both rows go
     ROLLBACK PREPARED  1  ROLLBACK PREPARED
@@ -24,7 +24,7 @@ Kill points considered, of the worker, its connection, or the target:
   prepared before the slot had two-phase enabled was never sent.
 - a crash of the target takes back progress that was not flushed, never a PREPARE or COMMIT PREPARED, which
   PostgreSQL flushes always: the same cases.
-- a backend of a dead worker that still works on a PREPARE holds that worker's lock; we read after it has ended.
+- a backend of a dead worker that still works on a PREPARE is registered as that worker's; we read after it has ended.
 
 Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransactionGid() and LookupGXact() in twophase.c.
 """
@@ -46,15 +46,10 @@ _PREPARED = r"""
 SELECT gid FROM pg_catalog.pg_prepared_xacts
  WHERE database = pg_catalog.current_database() AND gid LIKE 'pg\_gid\_' || $1 || '\_%'
 """
-_MARK = "INSERT INTO subscriber.prepared (subid, xid, committed, gid) VALUES ($1::oid, $2::bigint, true, $3)"
-_NOTE = """
-INSERT INTO subscriber.prepared (subid, xid, committed, gid, publisher_gid, prepare_end_lsn, prepared_at)
-VALUES ($1::oid, $2::bigint, false, $3, $4, $5::text::pg_lsn, $6::text::timestamptz)
-ON CONFLICT (subid, xid, committed) DO UPDATE SET publisher_gid = excluded.publisher_gid,
-       prepare_end_lsn = excluded.prepare_end_lsn, prepared_at = excluded.prepared_at
-"""
-_FIND = "SELECT committed, prepare_end_lsn FROM subscriber.prepared WHERE subid = $1::oid AND xid = $2::bigint"
-_FORGET = "DELETE FROM subscriber.prepared WHERE subid = $1::oid AND xid = $2::bigint"
+_MARK = "SELECT subscriber.mark_prepared($1, $2, $3, $4)"
+_NOTE = "SELECT subscriber.note_prepared($1, $2, $3, $4, $5, $6, $7)"
+_FIND = "SELECT f.committed, f.prepare_end_lsn FROM subscriber.find_prepared($1, $2, $3) f"
+_FORGET = "SELECT subscriber.forget_prepared($1, $2, $3)"
 
 _EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -101,11 +96,12 @@ class TwoPhase:
         if not transaction.changed:  # also one that has nothing for us: COMMIT PREPARED will look for it
             target.begin(transaction)
         note = Note("PREPARE", transaction)
+        target.run_deferred(note)
         target.acting.step_back(note)
         pipeline = target.pipeline
         pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
         target.set_origin(end_lsn, transaction.commit_time, note)
-        pipeline.execute_once(f"PREPARE TRANSACTION '{gid}'", note=note)
+        target.prepare(gid, note)
         await pipeline.settle()
         self._prepared.add(gid)
 
@@ -172,7 +168,7 @@ class TwoPhase:
         return own, Note(what, own)
 
     async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
-        return await self._target.pipeline.rows(_FIND, str(self._subid), str(xid))
+        return await self._target.pipeline.rows(_FIND, *self._target.progress.shown, str(xid))
 
     def _key(self, xid: int, *more: str | None) -> bytes:
-        return wire.text_parameters((str(self._subid), str(xid), *more))
+        return wire.text_parameters((*self._target.progress.shown, str(xid), *more))

@@ -8,11 +8,11 @@ from dataclasses import replace
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import error_context
+from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.origins import apply_origin
 from subscriber.connection.failures import libpq_message
-from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions
@@ -25,7 +25,7 @@ from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.advice import refusal
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.apply_session import claim, explained, open_target, resume
 from subscriber.worker.apply_sessions import ApplySessions
 from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
@@ -40,10 +40,6 @@ from subscriber.worker.tables import Tables
 from subscriber.worker.tidy import tidy
 from subscriber.worker.waits import Waits
 
-_SET_SYSTEM_ID = """
-INSERT INTO subscriber.progress (subid, relid, remote_lsn, system_id)
-VALUES ($1::text::oid, 0, '0/0', $2) ON CONFLICT (subid, relid) DO UPDATE SET system_id = excluded.system_id
-"""
 # The publisher gives an xid of 32 bits; this is the youngest with these that there is.
 _XACT_STATUS = """
 SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::xid8)
@@ -92,12 +88,12 @@ class ApplyWorker:
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
         async with open_target(
-            self._around.target,
+            self._around.apply_target,
+            self._catalog,
             subscription.name,
             subscription.oid,
             0,
             self._conflict,
-            subscription.synchronous_commit,
             subscription,
             self._around.resolvers,
             batching=True,
@@ -109,7 +105,7 @@ class ApplyWorker:
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise await explained(error, target, self._around.target) from error
+                raise await explained(error, target, self._around.apply_target, self._catalog) from error
             finally:
                 publisher.session.abort()
 
@@ -117,13 +113,14 @@ class ApplyWorker:
         self, target: BatchingTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
-        await end_earlier_workers(target.pipeline, subscription.oid)
-        start = await self._identify(target.pipeline, publisher)
+        await end_earlier_workers(self._catalog, subscription.oid)
+        claimed = await self._claim(publisher)
+        start = claimed.position
         system_id = self._around.system_id
         self.left_over = not await tidy(publisher, self._catalog, subscription.oid, system_id, self._tables)
-        await resume(target, subscription.oid, 0, start, subscription.synchronous_commit)
+        await resume(target, claimed)
         info = await publisher.slot(slot)
-        confirming = await resume_confirming(target.pipeline, self._catalog, subscription.oid, info, start)
+        confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
         # so the slot may stand further than the row. A table must not be handed over below that.
         position = max(start, (info and info.confirmed_flush) or start)
@@ -149,7 +146,7 @@ class ApplyWorker:
             sender_timeout=sender_timeout,
             incomplete=self._tables.incomplete,
             confirming=confirming,
-            skipping=Skipping(subscription.name, subscription.oid, self._skip_lsn, self._skipped),
+            skipping=Skipping(subscription.name, self._skip_lsn, self._skipped),
             streamed=streaming.streamed,
             parallel=streaming.parallel,
             two_phase=two_phase,
@@ -209,16 +206,19 @@ class ApplyWorker:
         await two_phase.load()
         return two_phase
 
-    async def _identify(self, pipeline: Pipeline, publisher: Publisher) -> Lsn:
-        """The position to start from, after making sure that it is about this publisher."""
+    async def _claim(self, publisher: Publisher) -> ProgressClaim:
+        """The progress record, after making sure that it is about this publisher."""
         subid = self.subscription.oid
         identity = await publisher.identify_system()
-        found = await read_progress(pipeline, subid, 0)
-        start, known = found if found is not None else (Lsn(0), None)
-        check_publisher(identity, int(known) if known else None, start)
-        if known is None:
-            await pipeline.rows(_SET_SYSTEM_ID, str(subid), str(identity.systemid))
-        return start
+        claimed = await claim(self._catalog, subid, 0)
+        if claimed is None:
+            raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')
+        async with self._catalog.use() as connection:
+            found = await store.load_subscription(connection, subid)
+            known = found and found.system_id
+            check_publisher(identity, int(known) if known else None, claimed.position)
+            await store.set_publisher(connection, subid, str(identity.systemid))
+        return claimed
 
     def _tell_limits(self, limits: tuple[str, ...]) -> None:
         """Once, not at each attempt."""

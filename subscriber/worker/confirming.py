@@ -6,16 +6,17 @@ and is not on the target. PostgreSQL's own worker asks for its old position, is 
 nobody is told.
 
 So that it can be seen, the flushed position that is reported never exceeds what the target has on disk, and on its
-synchronous standbys, as a record: the progress row, for transactions; and where the stream moves on with nothing in
-it for us, a row of subscriber.confirmed, written first. A slot that has been confirmed beyond both was confirmed by a
-target that is no more, and the worker stops. Only the flushed position is held back, since only that moves the slot.
+synchronous standbys, as a record: the position of the progress record, for transactions; and where the stream moves on
+with nothing in it for us, the confirmed position beside it, written first. A slot that has been confirmed beyond both
+was confirmed by a target that is no more, and the worker stops. Only the flushed position is held back, since only
+that moves the slot.
 
 Kill points considered:
-- before the row is written: the publisher has not been told; the slot is where the records are.
-- after the row is written, before it is told: the slot is behind the record, as it may always be.
-- the target crashes: the row was committed synchronously, and so was the flush that the progress row waits for.
-- a statement that changes slot or connection deletes the row: what the new slot has been confirmed to is taken
-  as it is, once, by the next start.
+- before the record is written: the publisher has not been told; the slot is where the records are.
+- after the record is written, before it is told: the slot is behind the record, as it may always be.
+- the target crashes: the record was committed synchronously, and so was the flush that the progress record waits for.
+- a statement that changes slot or connection deletes the confirmed position: what the new slot has been confirmed to
+  is taken as it is, once, by the next start.
 """
 
 from __future__ import annotations
@@ -24,21 +25,15 @@ from collections.abc import Awaitable, Callable
 
 import anyio
 
+from subscriber.apply.progress import ProgressClaim
+from subscriber.catalog import progress_records
 from subscriber.catalog.session import Catalog
-from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import TargetBehind
 from subscriber.lsn import Lsn
 from subscriber.source.publisher import SlotInfo
 from subscriber.worker.failpoints import Point, reach
 
 INTERVAL = 0.2  # seconds between two writes: a publisher busy with what we do not want moves all the time
-
-_SAVE = """
-INSERT INTO subscriber.confirmed AS c (subid, confirmed_lsn)
-SELECT s.subid, $2::text::pg_lsn FROM subscriber.subscription s WHERE s.subid = $1
-ON CONFLICT (subid) DO UPDATE SET confirmed_lsn = greatest(c.confirmed_lsn, excluded.confirmed_lsn)
-"""
-_READ = "SELECT confirmed_lsn FROM subscriber.confirmed WHERE subid = $1::text::oid"
 
 
 class Confirming:
@@ -76,26 +71,24 @@ class Confirming:
                 await anyio.sleep(INTERVAL)
 
 
-async def resume_confirming(
-    pipeline: Pipeline, catalog: Catalog, subid: int, slot: SlotInfo | None, progress: Lsn
-) -> Confirming:
-    """What a worker that starts goes on with. `slot` is None if there is none; `progress` is what the row says.
+async def resume_confirming(catalog: Catalog, subid: int, slot: SlotInfo | None, claimed: ProgressClaim) -> Confirming:
+    """What a worker that starts continues with. `slot` is None if there is none; `claimed` is its progress record.
 
     Raises TargetBehind if the slot was confirmed further than this target has a record of.
     """
 
     async def save(position: Lsn) -> None:
         async with catalog.use() as connection:
-            await connection.execute(_SAVE, subid, str(position))
+            await progress_records.save_confirmed(connection, subid, position)
 
     confirmed = (slot.confirmed_flush if slot is not None else None) or Lsn(0)
-    rows = await pipeline.rows(_READ, str(subid))
-    recorded = max(progress, Lsn.parse(rows[0][0] or "0/0")) if rows else progress
-    if slot is not None and rows and confirmed > recorded:
-        raise target_behind(slot.name, confirmed, recorded)
-    if not rows:
-        recorded = max(progress, confirmed)
+    if claimed.confirmed is None:
+        recorded = max(claimed.position, confirmed)
         await save(recorded)
+        return Confirming(save, recorded)
+    recorded = max(claimed.position, claimed.confirmed)
+    if slot is not None and confirmed > recorded:
+        raise target_behind(slot.name, confirmed, recorded)
     return Confirming(save, recorded)
 
 

@@ -1,10 +1,14 @@
 """The launcher: runs all enabled subscriptions of one target database.
 
-Only one launcher works on a database at a time. A second one waits as a standby and takes over within a
-second when the first is gone; the lock is the first one's session, so it cannot be held by a dead one.
-When the launcher loses its connection it has lost the lock: it stops all workers before it tries again.
-It does the same when the target falls silent. A machine that is gone, its address perhaps another's by
-now, resets nothing; TCP would go on for a quarter of an hour to send what nobody receives.
+Only one launcher leads on a database at a time: the one with the lease in table `launcher` (catalog/sessions.py). It
+renews the lease on a connection of its own, every third of `takeover_after`. A second launcher waits as a standby. It
+takes over within a second if the backend of the first one has ended, and after `takeover_after` seconds if the first
+one does not renew its lease: because it is frozen, or because a proxy keeps its backend alive. Work of the first one
+that is still under way cannot be committed after the takeover (target/progress.py).
+
+A launcher that loses its connection, or its lease, stops all workers before it tries again. It does the same when the
+target falls silent. A machine that is gone, its address perhaps another's by now, resets nothing; TCP would continue
+for a quarter of an hour to send bytes that no machine receives.
 
 A database without subscriptions is not kept open, so that it can be dropped: LINGER seconds after the
 last one is gone the launcher leaves, and comes back every EMPTY_POLL seconds to see whether there is one.
@@ -15,25 +19,32 @@ anyway, should a notification be lost.
 
 from __future__ import annotations
 
+import os
+import secrets
+import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from time import monotonic
 from types import MappingProxyType
 
 import anyio
+import asyncpg
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import locks, store
+from subscriber.catalog import sessions, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
-from subscriber.errors import ConnectionLost, ServerError
+from subscriber.catalog.sessions import Backend
+from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.target.resolving import Resolver
+from subscriber.worker.advice import advise
 from subscriber.worker.causes import is_cancelled, root_cause
 from subscriber.worker.flush import Flusher
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
-from subscriber.worker.status import Board
+from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervisor import Supervisor
 from subscriber.worker.surroundings import SpoolPlace, Surroundings
 
@@ -42,8 +53,10 @@ POLL = 10.0  # seconds between two looks at the catalog without a notification
 LINGER = 2.0  # seconds in a database without subscriptions; DROP DATABASE waits 5 for others to leave
 EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
 STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
-WATCH_INTERVAL = 10.0  # seconds between two questions whether the target is still there
-TARGET_TIMEOUT = 60.0  # seconds for it to answer
+TAKEOVER_AFTER = 30.0  # seconds without a renewed lease until a standby takes over
+WATCH_INTERVAL = 10.0  # seconds between two renewals of the lease at most, which also ask whether the target is there
+TARGET_TIMEOUT = 60.0  # seconds for the target to answer
+RESIGN_TIMEOUT = 1.0  # seconds to give the lease back when the launcher ends
 
 
 class Launcher:
@@ -58,13 +71,22 @@ class Launcher:
         resolvers: Mapping[str, Resolver] = MappingProxyType({}),
         spool: SpoolPlace | None = None,
         hooks: Mapping[str, Hooks] = MappingProxyType({}),
+        takeover_after: float = TAKEOVER_AFTER,
+        apply_target: str | None = None,
     ) -> None:
-        """`spool`: where the files of streamed transactions go; None: the default place. `hooks` by subscription."""
+        """`spool`: where the files of streamed transactions go; None: the default place. `hooks` by subscription.
+
+        `apply_target`: the connection string of the role that applies changes, to the same database; None: `target`.
+        `takeover_after`: seconds without a renewed lease after which this launcher takes over from another one.
+        """
         self._target = target
+        self._apply_target = apply_target or target
+        self._instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self._takeover_after = takeover_after
         self._spool = spool or SpoolPlace()
         self._resolvers = resolvers
         self._hooks = hooks
-        self.pid: int | None = None  # of its session on the target, when it last became the one that works
+        self.pid: int | None = None  # of its session on the target, when it last began to lead
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
         self._wake = anyio.Event()
         self._was_ready = False
@@ -90,6 +112,7 @@ class Launcher:
                 error = root_cause(group)
                 if not self._was_ready and _is_hopeless(error):
                     raise error from group
+                advise(error)
                 telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
                 if monotonic() - started > RETRY_INTERVAL:
                     backoff.reset()
@@ -99,25 +122,30 @@ class Launcher:
         async with Catalog.open(self._target, "subscriber launcher") as catalog:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
-            await self._become_active(catalog)
-            await catalog.listen(CHANNEL, self._notified)
             async with catalog.use() as connection:
                 await ensure_schema(connection)
                 system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
-            if not await self._wait_for_subscriptions(catalog):
-                return
-            async with Catalog.open(self._target, "subscriber flush") as flushing:
-                around = Surroundings(
-                    self._target,
-                    system_id,
-                    catalog,
-                    Flusher(flushing),
-                    Board(catalog),
-                    self._resolvers,
-                    self._spool,
-                    self._hooks,
-                )
-                await self._run_subscriptions(around, lost, on_ready)
+            await self._become_leader(catalog)
+            try:
+                await catalog.listen(CHANNEL, self._notified)
+                if not await self._wait_for_subscriptions(catalog):
+                    return
+                async with Catalog.open(self._target, "subscriber flush") as flushing:
+                    around = Surroundings(
+                        self._target,
+                        self._apply_target,
+                        system_id,
+                        catalog,
+                        Flusher(flushing),
+                        Board(catalog),
+                        self._resolvers,
+                        self._spool,
+                        self._hooks,
+                    )
+                    await self._run_subscriptions(around, lost, on_ready)
+            finally:
+                if not lost.is_set():
+                    await self._resign(catalog)
 
     async def _wait_for_subscriptions(self, catalog: Catalog) -> bool:
         """Whether the database has a subscription, now or before it is time to leave."""
@@ -139,17 +167,28 @@ class Launcher:
             tasks.start_soon(around.flusher.run)
             tasks.start_soon(around.board.run)
             tasks.start_soon(_fail_when, lost)
-            tasks.start_soon(_fail_when_silent, self._target)
+            tasks.start_soon(self._renew_lease)
             on_ready()
             await self._reconcile_while_any(tasks, around)
             tasks.cancel_scope.cancel()
 
-    async def _become_active(self, catalog: Catalog) -> None:
+    async def _become_leader(self, catalog: Catalog) -> None:
         waiting = False
         while True:
             async with catalog.use() as connection:
-                if await locks.try_lock(connection, locks.launcher_key()):
-                    self.pid = connection.get_server_pid()
+                backend = await Backend.of(connection)
+                try:
+                    leads = await sessions.lead(connection, self._instance, backend, self._takeover_after)
+                except asyncpg.InsufficientPrivilegeError as error:
+                    role = await connection.fetchval("SELECT pg_catalog.quote_literal(session_user)")
+                    raise StatementError(
+                        "permission denied to run subscriptions on this database",
+                        detail=str(error),
+                        hint=f"As the owner of schema subscriber: SELECT subscriber.admit({role}, 'launcher');",
+                        sqlstate="42501",
+                    ) from error
+                if leads:
+                    self.pid = backend.pid
                     return
             if not waiting:
                 waiting = True
@@ -159,6 +198,31 @@ class Launcher:
                     event="launcher.standby",
                 )
             await anyio.sleep(STANDBY_POLL)
+
+    async def _renew_lease(self) -> None:
+        """Renew the lease over and over, on a connection where nothing else delays the answer."""
+        interval = min(WATCH_INTERVAL, self._takeover_after / 3)
+        async with Catalog.open(self._target, "subscriber watch") as catalog:
+            while True:
+                await anyio.sleep(interval)
+                try:
+                    with anyio.fail_after(TARGET_TIMEOUT):
+                        async with catalog.use() as connection:
+                            leads = await sessions.renew_lead(connection, self._instance, self.pid or 0)
+                except TimeoutError:
+                    raise ConnectionLost("the target does not answer") from None
+                except ServerError as error:
+                    if not error.sqlstate.startswith(CANNOT_WRITE):
+                        raise
+                    continue  # then no other launcher can take the lease
+                if not leads:
+                    raise ConnectionLost("another launcher has taken over")
+
+    async def _resign(self, catalog: Catalog) -> None:
+        """Give the lease back, so that a standby need not see the end of the session first."""
+        with anyio.move_on_after(RESIGN_TIMEOUT, shield=True), suppress(SubscriberError):
+            async with catalog.use() as connection:
+                await sessions.resign(connection, self._instance, self.pid or 0)
 
     def _notified(self, table: str, by_us: bool) -> None:
         if not (by_us and table == "subscription_rel"):  # who stores a table's state here moves it in memory as well
@@ -217,15 +281,3 @@ def _is_hopeless(error: BaseException) -> bool:
 async def _fail_when(lost: anyio.Event) -> None:
     await lost.wait()
     raise ConnectionLost("the launcher has lost its connection to the target")
-
-
-async def _fail_when_silent(target: str) -> None:
-    """Ask over and over, on a connection where nothing else can be in the way of the answer."""
-    async with Catalog.open(target, "subscriber watch") as catalog, catalog.use() as connection:
-        while True:
-            await anyio.sleep(WATCH_INTERVAL)
-            try:
-                with anyio.fail_after(TARGET_TIMEOUT):
-                    await connection.execute("SELECT")
-            except TimeoutError:
-                raise ConnectionLost("the target does not answer") from None

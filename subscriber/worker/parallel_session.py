@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 from subscriber.subscription import Subscription
 from subscriber.target.batch import BatchingTarget
@@ -17,16 +18,16 @@ from subscriber.worker.surroundings import Surroundings
 async def parallel_session(
     subscription: Subscription, around: Surroundings, leader: PostgresTarget, number: int, on_conflict: OnConflict
 ) -> AsyncIterator[BatchingTarget]:
-    """With an origin and a lock of its own, by `number` (from 1, below any OID), and its row for the views."""
+    """With an origin and a place of its own, by `number` (from 1, below any OID), and its row for the views."""
     report = around.board.add(subscription.oid, number, "parallel apply")
     try:
         async with open_target(
-            around.target,
+            around.apply_target,
+            around.catalog,
             f"{subscription.name} parallel {number}",
             subscription.oid,
             number,
             on_conflict,
-            subscription.synchronous_commit,
             subscription,
             around.resolvers,
             batching=True,
@@ -37,7 +38,8 @@ async def parallel_session(
             report.status.leader_pid = leader.pipeline.session.pid
             report.status.state = "applying"
             around.board.publish()
-            await resume(target, subscription.oid, number, leader.position, subscription.synchronous_commit)
+            claimed = replace(leader.progress.claim, position=leader.position)
+            await resume(target, claimed, number=number)
             yield target
     finally:
         around.board.remove(report)

@@ -18,10 +18,9 @@ from subscriber.target.postgres import PostgresTarget
 
 
 class Skipping:
-    def __init__(self, subscription: str, subid: int, wanted: Callable[[], Lsn], cleared: Callable[[], None]) -> None:
+    def __init__(self, subscription: str, wanted: Callable[[], Lsn], cleared: Callable[[], None]) -> None:
         """`wanted` is the position to skip, 0 for none; `cleared` is called when it has been."""
         self._subscription = subscription
-        self._subid = subid
         self._wanted = wanted
         self._cleared = cleared
 
@@ -40,7 +39,7 @@ class Skipping:
         if not self.concerns(transaction):
             return
         wanted = self._wanted()
-        target.clear_skip_lsn(transaction, self._subid, wanted)
+        target.clear_skip_lsn(transaction, wanted)
         self._cleared()
         if transaction.skipped:
             self._log("completed", transaction)

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 
 import anyio
 
 from subscriber import telemetry
 from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.subrel import NOWHERE, State
-from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ApplyError
+from subscriber.catalog import sessions
+from subscriber.catalog.session import Catalog
+from subscriber.errors import ApplyError, ConnectionLost
 from subscriber.lsn import Lsn
 from subscriber.source.commands import StreamOptions, negotiated_streaming
 from subscriber.subscription import Subscription
@@ -37,22 +39,28 @@ SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription',
        pg_catalog.current_setting('log_min_messages')
 """
 
-# Found by their locks, (subid, n) with n below every table's OID; see catalog/locks.py.
-_END_EARLIER = f"""
-SELECT pg_catalog.pg_terminate_backend(l.pid) FROM pg_catalog.pg_locks l
- WHERE l.locktype = 'advisory' AND l.granted AND l.objsubid = 2
-   AND l.classid = $1::text::oid AND l.objid::bigint < {FIRST_NORMAL_OID}
-   AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
-"""
+_PATIENCE = 30.0  # seconds for sessions of an earlier worker to end
 _POLL = 0.05  # seconds
 
 
-async def end_earlier_workers(pipeline: Pipeline, subid: int) -> None:
-    """Wait until no parallel worker of an earlier apply worker is connected, whose lock this one has now.
+async def end_earlier_workers(catalog: Catalog, subid: int) -> None:
+    """End the further sessions of an earlier apply worker, whose place this one has now, and wait until they are gone.
 
-    Such a backend can still prepare a transaction, or hold rows, and nobody listens to it any more.
+    Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more. Raises
+    ConnectionLost if one does not end.
     """
-    while await pipeline.rows(_END_EARLIER, str(subid)):
+    deadline = monotonic() + _PATIENCE
+    while True:
+        async with catalog.use() as connection:
+            living = await sessions.living(connection, subid)
+            earlier = {number: pid for number, pid in living.items() if 0 < number < FIRST_NORMAL_OID}
+            for number in earlier:
+                await sessions.terminate(connection, subid, number)
+        if not earlier:
+            return
+        if monotonic() > deadline:
+            backends = ", ".join(map(str, earlier.values()))
+            raise ConnectionLost(f"backends of an earlier worker of this subscription do not end: {backends}")
         await anyio.sleep(_POLL)
 
 

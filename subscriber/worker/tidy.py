@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, origins, store
+from subscriber.catalog import bulk_copy, origins, progress_records
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.catalog.session import Catalog
 from subscriber.source.publisher import Publisher
 from subscriber.worker.tables import Tables
 
-_PROGRESS = "SELECT relid FROM subscriber.progress WHERE subid = $1 AND relid <> 0"
+_PROGRESS = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 
 
 async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: int, tables: Tables) -> bool:
@@ -32,7 +32,7 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: in
         relids = {row["relid"] for row in await connection.fetch(_PROGRESS, subid) if _done(tables, row["relid"])}
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, origins.table_sync_origin(subid, relid), missing_ok=True)
-            await store.remove_progress(connection, subid, relid)
+            await progress_records.remove(connection, subid, relid)
         if tables.bulk is not None and _done(tables, GROUP):
             await bulk_copy.remove(connection, tables.bulk.copyid)
     return all_free

@@ -228,7 +228,7 @@ async def test_nothing_is_executed_of_a_text_that_cannot_be_parsed(database: asy
 
 async def test_a_position_already_passed_cannot_be_skipped(database: asyncpg.Connection) -> None:
     await create(database)
-    await database.execute("UPDATE subscriber.progress SET remote_lsn = '0/200'")
+    await database.execute("SELECT subscriber.set_progress(subid, 0, '0/200') FROM subscriber.subscription")
     error = await fails(database, "ALTER SUBSCRIPTION s SKIP (lsn = '0/1FF')")
     assert error.message == "skip WAL location (LSN 0/1FF) must be greater than origin LSN 0/200"
     await run(database, "ALTER SUBSCRIPTION s SKIP (lsn = '0/200')")
@@ -240,9 +240,9 @@ async def test_a_position_already_passed_cannot_be_skipped(database: asyncpg.Con
 
 async def test_another_connection_may_mean_another_publisher(database: asyncpg.Connection) -> None:
     await create(database)
-    await database.execute("UPDATE subscriber.progress SET system_id = '1'")
+    await database.execute("UPDATE subscriber.subscription SET subsystemid = '1'")
     await run(database, "ALTER SUBSCRIPTION s CONNECTION 'dbname=elsewhere'")
-    assert await database.fetchval("SELECT system_id FROM subscriber.progress") is None
+    assert await stored(database, "subsystemid") is None
 
 
 @pytest.mark.parametrize(
@@ -380,8 +380,11 @@ async def test_a_superuser_gives_a_subscription_away(database: asyncpg.Connectio
 
 async def test_an_oid_whose_origin_exists_is_passed_over(database: asyncpg.Connection) -> None:
     """Origins belong to the whole cluster, subscriptions to one database."""
+    now = await database.fetchval("SELECT subscriber.new_subscription_oid()")
+    taken = [f"pg_{now + seconds}" for seconds in range(30)]
+    for name in taken:
+        await database.execute("SELECT subscriber.make_origin($1)", name)
     await create(database)
-    first = await database.fetchval("SELECT subid FROM subscriber.subscription")
-    await database.execute("SELECT setval('subscriber.subscription_oid', $1, false)", first)
-    await create(database, name="t")
-    assert await database.fetchval("SELECT max(subid::bigint) FROM subscriber.subscription") == first + 1
+    assert await stored(database, "subid") == now + 30
+    for name in taken:
+        await database.execute("SELECT pg_replication_origin_drop($1)", name)

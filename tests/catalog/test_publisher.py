@@ -9,7 +9,7 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import locks, workers
+from subscriber.catalog import sessions, store, workers
 from subscriber.catalog.commands import execute
 from subscriber.errors import SubscriberError
 from subscriber.ops.exec import execute_statements, point_at, run_statements
@@ -37,6 +37,9 @@ async def fails(connection: asyncpg.Connection, sql: str) -> SubscriberError:
     return caught.value
 
 
+BLOCKED = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
+
+
 @pytest.fixture
 async def conninfo(source_db: Database, target_db: Database) -> str:
     """Of a publisher with publication p of tables a and b, which the target has too."""
@@ -53,7 +56,7 @@ async def test_create_and_drop(database: asyncpg.Connection, source_db: Database
     assert await database.fetchval(STATES) == ["ai", "bi"]
     assert await database.fetchval("SELECT subenabled FROM subscriber.pg_subscription")
     identifier = await source_db.value("SELECT system_identifier::text FROM pg_control_system()")
-    assert await database.fetchval("SELECT system_id FROM subscriber.progress") == identifier
+    assert await database.fetchval("SELECT subsystemid FROM subscriber.subscription") == identifier
     assert await run(database, "DROP SUBSCRIPTION s") == ['NOTICE: dropped replication slot "s" on publisher']
     assert await source_db.value(SLOTS) is None
     assert await database.fetchval("SELECT count(*) FROM subscriber.subscription_rel") == 0
@@ -241,7 +244,7 @@ async def test_workers_are_gone_before_anything_is_dropped(
     worker = await target_db.connect()
     disabled = asyncio.Event()
     await worker.add_listener("subscriber", lambda *_: disabled.set())
-    await locks.lock(worker, locks.apply_worker_key(subid))
+    assert await sessions.register_own(worker, subid, store.APPLY_WORKER)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{subid}")
 
     async def obey() -> None:
@@ -263,12 +266,18 @@ async def test_no_worker_starts_while_its_subscription_is_dropped(
 ) -> None:
     await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p WITH (create_slot = false)")
     await run(database, "ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (slot_name = NONE)")
-    key = locks.apply_worker_key(await database.fetchval("SELECT oid FROM subscriber.pg_subscription"))
+    subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
     other = await target_db.connect()
-    async with database.transaction():
+
+    async def start() -> None:
+        with pytest.raises(asyncpg.UndefinedObjectError, match="does not exist"):
+            await sessions.register_own(other, subid, store.APPLY_WORKER)
+
+    async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "DROP SUBSCRIPTION s")
-        assert not await locks.try_lock(other, key)
-    assert await locks.try_lock(other, key)
+        tasks.start_soon(start)
+        while not await database.fetchval(BLOCKED, other.get_server_pid()):
+            await anyio.sleep(0.01)
 
 
 async def test_origin_none_warns_of_data_from_elsewhere(

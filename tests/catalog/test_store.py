@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import asyncio
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import asyncpg
 import pytest
 
-from subscriber.catalog import locks, origins, stats, store
+from subscriber.catalog import origins, progress_records, sessions, stats, store
+from subscriber.catalog.sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
 
@@ -72,15 +75,29 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
 
 
 async def test_progress(database: asyncpg.Connection, subid: int) -> None:
-    assert await store.load_progress(database, subid) is None
-    await store.save_progress(database, subid, 0, Lsn(7))
-    assert await store.load_progress(database, subid) == store.Progress(Lsn(7), None)
-    await store.save_progress(database, subid, 0, Lsn(8), "77")
-    await store.save_progress(database, subid, 0, Lsn(9))
-    assert await store.load_progress(database, subid) == store.Progress(Lsn(9), "77")
-    await store.save_progress(database, subid, 5, Lsn(1))
-    await store.remove_progress(database, subid, 5)
-    assert await store.load_progress(database, subid, 5) is None
+    assert await progress_records.load(database, subid) is None
+    assert await progress_records.claim(database, subid) is None
+    await progress_records.save(database, subid, 0, Lsn(7))
+    assert await progress_records.load(database, subid) == Lsn(7)
+    await progress_records.save(database, subid, 0, Lsn.parse("AB/9"))
+    first = await progress_records.claim(database, subid)
+    assert first is not None
+    assert (first.position, first.confirmed) == (Lsn.parse("AB/9"), None)
+    await progress_records.save_confirmed(database, subid, Lsn.parse("AB/20"))
+    await progress_records.save_confirmed(database, subid, Lsn.parse("AB/10"))  # never goes back
+    second = await progress_records.claim(database, subid)
+    assert second is not None
+    assert (second.record, second.confirmed) == (first.record, Lsn.parse("AB/20"))
+    assert second.fence != first.fence
+    await progress_records.save_confirmed(database, subid, None)
+    assert await database.fetchval("SELECT confirmed_lsn IS NULL FROM subscriber.progress")
+    await progress_records.save(database, subid, 5, Lsn(1))
+    await progress_records.remove(database, subid, 5)
+    assert await progress_records.load(database, subid, 5) is None
+    await store.set_publisher(database, subid, "77")
+    loaded = await store.load_subscription(database, subid)
+    assert loaded is not None
+    assert loaded.system_id == "77"
 
 
 async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Connection, subid: int) -> None:
@@ -137,17 +154,71 @@ async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subi
         await origins.create_origin(database, "pg_1")
 
 
-async def test_locks_are_seen_without_taking_them(database: asyncpg.Connection, dsn: str, subid: int) -> None:
+async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(
+    database: asyncpg.Connection, dsn: str, subid: int
+) -> None:
     worker = await asyncpg.connect(dsn)
     pid = worker.get_server_pid()
-    await locks.lock(worker, locks.apply_worker_key(subid))
-    await locks.lock(worker, locks.table_sync_key(subid, 4_000_000_000))
-    await locks.lock(worker, locks.launcher_key())
-    assert await locks.workers(database, subid) == {0: pid, 4_000_000_000: pid}
-    assert await locks.holder(database, locks.launcher_key()) == pid
-    assert not await locks.try_lock(database, locks.apply_worker_key(subid))
-    await locks.unlock(worker, locks.apply_worker_key(subid))
-    assert await locks.try_lock(database, locks.apply_worker_key(subid))
-    await worker.close()
-    await locks.lock(database, locks.launcher_key())
-    assert await locks.workers(database, subid + 1) == {}
+    backend = await Backend.of(worker)
+    assert await sessions.register(database, subid, 0, backend) is None
+    assert await sessions.register(database, subid, 4_000_000_000, backend) is None
+    assert await sessions.register(database, subid, 0, backend) is None  # once more is fine
+    assert await sessions.living(database, subid) == {0: pid, 4_000_000_000: pid}
+    assert await sessions.holder(database, subid, 0) == pid
+    own = await Backend.of(database)
+    assert await sessions.register(database, subid, 0, own) == pid
+    await sessions.release(database, subid, 0, own.pid)  # not its own
+    assert await sessions.holder(database, subid, 0) == pid
+    await sessions.release(database, subid, 0, pid)
+    assert await sessions.holder(database, subid, 0) is None
+    assert await sessions.terminate(database, subid, None) == 1
+    while await sessions.living(database, subid):
+        await asyncio.sleep(0.01)
+    assert await sessions.register(database, subid, 4_000_000_000, own) is None
+    with pytest.raises(asyncpg.UndefinedObjectError, match="does not exist"):
+        await sessions.register(database, subid + 1, 0, own)
+
+
+async def test_a_backend_with_a_dead_ones_number_is_another(database: asyncpg.Connection, subid: int) -> None:
+    own = await Backend.of(database)
+    earlier = replace(own, started=own.started - timedelta(seconds=1))
+    assert await sessions.register(database, subid, 0, earlier) is None
+    assert await sessions.living(database, subid) == {}
+
+
+async def has_ended(database: asyncpg.Connection, backend: Backend) -> None:
+    """Wait until the backend is gone."""
+    while await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", backend.pid):
+        await asyncio.sleep(0.01)
+
+
+async def test_one_launcher_leads(database: asyncpg.Connection, dsn: str) -> None:
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    one, two = await Backend.of(first), await Backend.of(second)
+    assert await sessions.leader(database) is None
+    assert await sessions.lead(first, "one", one, 30)
+    assert not await sessions.lead(second, "two", two, 30)
+    found = await sessions.leader(database)
+    assert found is not None
+    assert found.pid == one.pid
+    assert found.age < 10
+    assert await sessions.renew_lead(second, "one", one.pid)
+    assert await sessions.lead(second, "two", two, 0)  # the other one is too late, and ended
+    assert not await sessions.renew_lead(second, "one", one.pid)
+    await has_ended(database, one)
+    await sessions.resign(second, "one", one.pid)
+    assert await sessions.leader(database) is not None
+    await sessions.resign(second, "two", two.pid)
+    assert await sessions.leader(database) is None
+    first.terminate()
+    await second.close()
+
+
+async def test_a_former_session_of_the_same_launcher_is_ended(database: asyncpg.Connection, dsn: str) -> None:
+    """A proxy may keep it alive."""
+    first = await asyncpg.connect(dsn)
+    former = await Backend.of(first)
+    assert await sessions.lead(first, "same", former, 30)
+    assert await sessions.lead(database, "same", await Backend.of(database), 30)
+    await has_ended(database, former)
+    first.terminate()

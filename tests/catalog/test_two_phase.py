@@ -6,7 +6,7 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import locks, origins, store
+from subscriber.catalog import origins, sessions, store
 from subscriber.catalog.commands import execute
 from subscriber.errors import ConnectionLost, StatementError
 from subscriber.subscription import TwoPhaseState
@@ -17,7 +17,8 @@ EXIST = 'cannot disable "two_phase" when prepared transactions exist'
 RUNNING = 'cannot alter "two_phase" when logical replication worker is still running'
 SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = 's'"
 # What the apply worker writes inside a transaction that it prepares.
-NOTE = "INSERT INTO subscriber.prepared (subid, xid, committed, gid) VALUES ({subid}, 7, {committed}, '{gid}')"
+BLOCKED = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
+NOTE = "SELECT subscriber.add_prepared({subid}, 7, {committed}, '{gid}', NULL, NULL, NULL)"
 
 
 async def run(connection: asyncpg.Connection, sql: str) -> None:
@@ -86,8 +87,7 @@ async def test_a_table_that_is_just_being_added_is_waited_for(
     async with anyio.create_task_group() as tasks, database.transaction():  # what REFRESH PUBLICATION does
         await database.execute("SELECT 1 FROM subscriber.subscription WHERE subid = $1 FOR NO KEY UPDATE", subid)
         tasks.start_soon(enable)
-        blocked = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
-        while not await database.fetchval(blocked, worker.get_server_pid()):
+        while not await database.fetchval(BLOCKED, worker.get_server_pid()):
             await anyio.sleep(0.01)
         await store.add_relation(database, subid, b, "i")
     assert enabled == [False]
@@ -102,15 +102,11 @@ async def test_no_worker_may_be_running(
 ) -> None:
     sql = f"ALTER SUBSCRIPTION s SET (two_phase = {setting})"
     worker = await target_db.connect()
-    for key in (
-        locks.apply_worker_key(enabled),
-        locks.table_sync_key(enabled, 1),
-        locks.table_sync_key(enabled, 20000),
-    ):
-        await locks.lock(worker, key)
+    for relid in (store.APPLY_WORKER, 1, 20000):
+        assert await sessions.register_own(worker, enabled, relid)
         error = await refused(database, sql)
         assert (error.message, error.hint, error.sqlstate) == (RUNNING, "Try again after some time.", "55000")
-        await locks.unlock(worker, key)
+        await sessions.release(worker, enabled, relid, worker.get_server_pid())
     await run(database, sql)
 
 
@@ -118,10 +114,18 @@ async def test_no_worker_starts_while_it_is_changed(
     database: asyncpg.Connection, target_db: Database, enabled: int
 ) -> None:
     worker = await target_db.connect()
-    async with database.transaction():
+    started: list[bool] = []
+
+    async def start() -> None:
+        started.append(await sessions.register_own(worker, enabled, store.APPLY_WORKER))
+
+    async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "ALTER SUBSCRIPTION s SET (two_phase = true)")
-        assert not await locks.try_lock(worker, locks.apply_worker_key(enabled))
-    assert await locks.try_lock(worker, locks.apply_worker_key(enabled))
+        tasks.start_soon(start)
+        while not await database.fetchval(BLOCKED, worker.get_server_pid()):
+            await anyio.sleep(0.01)
+        assert not started
+    assert started == [True]
 
 
 @pytest.mark.parametrize("pending", [False, True])
@@ -144,7 +148,8 @@ async def test_prepared_transactions_must_be_over(
     assert await source_db.value(SLOT) is True
 
     # Rolled back by hand: what is noted beside it is in nobody's way, and goes.
-    await database.execute("UPDATE subscriber.prepared SET committed = false")
+    await database.execute("SELECT subscriber.forget_prepared($1::oid)", enabled)
+    await database.execute(NOTE.format(subid=enabled, committed=False, gid=gid))
     await run(database, OFF)
     assert await state_of(database, enabled) is TwoPhaseState.DISABLED
     assert await source_db.value(SLOT) is False
@@ -206,12 +211,12 @@ async def test_dropping_leaves_prepared_transactions_and_waits_for_none(
 async def test_dropping_takes_parallel_apply_workers_along(
     database: asyncpg.Connection, target_db: Database, enabled: int
 ) -> None:
-    """One that hangs holds its lock and its origin; one is gone and left its origin."""
+    """One that hangs has its place and its origin; one is gone and left its origin."""
     for number in (1, 2):
         await origins.create_origin(database, origins.table_sync_origin(enabled, number))
     assert await origins.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
     worker = await target_db.connect()
-    await locks.lock(worker, locks.table_sync_key(enabled, 1))
+    assert await sessions.register_own(worker, enabled, 1)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{enabled}_1")
     await run(database, "ALTER SUBSCRIPTION s SET (slot_name = NONE)")
     async with database.transaction():  # where workers are not asked to go, but ended

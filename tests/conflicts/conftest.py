@@ -11,6 +11,7 @@ from anyio.from_thread import BlockingPortal
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.session import Catalog
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.servers import Server, Servers
@@ -18,7 +19,7 @@ from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.resolving import Resolver
-from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.apply_session import claim, explained, open_target, resume
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.target import kept
 
@@ -66,8 +67,9 @@ async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
 class Deciding:
     """An apply session; each call of apply() is a transaction of the publisher."""
 
-    def __init__(self, target: PostgresTarget, dsn: str, end: int) -> None:
+    def __init__(self, target: PostgresTarget, dsn: str, catalog: Catalog, end: int) -> None:
         self.target = target
+        self._catalog = catalog
         self.reported: list[Conflict] = []
         self._dsn = dsn
         self._end = max(100, end)
@@ -91,7 +93,7 @@ class Deciding:
             await self.target.commit(transaction, Lsn(self._end), lambda: None)
             await self.target.settle()
         except SubscriberError as error:
-            raise await explained(error, self.target, self._dsn) from None
+            raise await explained(error, self.target, self._dsn, self._catalog) from None
 
 
 class Deciders:
@@ -123,22 +125,23 @@ class Deciders:
         )
         await self._stack.aclose()
         reported: list[Conflict] = []
+        catalog = await self._stack.enter_async_context(Catalog.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
                 self._db.dsn(),
+                catalog,
                 "s",
                 SUBID,
                 0,
                 lambda found, _note: reported.append(found),
-                "off",
                 subscription,
                 resolvers or {},
             )
         )
-        found = await read_progress(target.pipeline, SUBID, 0)
-        assert found is not None
-        await resume(target, SUBID, 0, found[0], "off")
-        deciding = Deciding(target, self._db.dsn(), int(found[0]))
+        claimed = await claim(catalog, SUBID, 0)
+        assert claimed is not None
+        await resume(target, claimed)
+        deciding = Deciding(target, self._db.dsn(), catalog, int(claimed.position))
         deciding.reported = reported
         return deciding
 

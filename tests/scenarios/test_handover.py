@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from subscriber.catalog import locks
-from subscriber.worker import failpoints
+import pytest
+
+from subscriber.catalog import sessions
+from subscriber.worker import apply_session, failpoints
 from subscriber.worker.failpoints import Point
 from tests.scenarios.conftest import Pair
 
 
-async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: Pair) -> None:
+async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The apply worker passes over changes of a table in finishedcopy, confirms them, and starts again."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
@@ -23,8 +27,9 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: 
     relid = await pair.target.value("SELECT 't'::regclass::oid")
     subid = await pair.target.value("SELECT subid FROM subscriber.subscription")
     holder = await pair.target.connect()
+    monkeypatch.setattr(apply_session, "PLACE_PATIENCE", 60)  # a sync worker does not end the holder
     try:
-        await locks.lock(holder, locks.table_sync_key(subid, relid))  # no sync worker can start
+        assert await sessions.register_own(holder, subid, relid)  # no sync worker can start
         pair.subscriber.start()
         await pair.source.execute("INSERT INTO t SELECT generate_series(2, 100)")
         await pair.source.wait_for_catchup("s")
