@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import anyio
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import commands, store
+from subscriber.catalog import commands, progress_records, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import StatementError
@@ -23,23 +23,31 @@ Notice = Callable[[str, str, str | None, str | None], None]
 
 
 @asynccontextmanager
-async def connect(target: str, *, hooks: Mapping[str, Hooks] | None = None) -> AsyncIterator[Database]:
+async def connect(
+    target: str, *, apply_target: str | None = None, hooks: Mapping[str, Hooks] | None = None
+) -> AsyncIterator[Database]:
     """Connect to the target database, and create or upgrade schema "subscriber" in it if need be.
 
-    `target` is a URI or libpq `key=value` string. `hooks`, by the subscription's name, change rows on their way; give
-    them each time, to create a subscription as well as to run it. Raises ConninfoError, ConnectionLost, ServerError.
+    `target` is a URI or libpq `key=value` string; `apply_target` is another one to the same database, of the role that
+    applies changes: one that may do no more than the tables' owners. None: that of `target`. `hooks`, by the
+    subscription's name, change rows on their way; give them each time, to create a subscription as well as to run it.
+
+    Raises ConninfoError, ConnectionLost, ServerError.
     """
     async with Catalog.open(target, "subscriber") as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
-        yield Database(target, catalog, hooks or {})
+        yield Database(target, catalog, hooks or {}, apply_target)
 
 
 class Database:
     """Made by connect(). Its methods may be called from several tasks."""
 
-    def __init__(self, target: str, catalog: Catalog, hooks: Mapping[str, Hooks]) -> None:
+    def __init__(
+        self, target: str, catalog: Catalog, hooks: Mapping[str, Hooks], apply_target: str | None = None
+    ) -> None:
         self._target = target
+        self._apply_target = apply_target
         self._hooks = hooks
         self._catalog = catalog
 
@@ -68,7 +76,8 @@ class Database:
         the launcher cannot get over is raised here.
         """
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(Launcher(self._target, resolvers or {}, hooks=self._hooks).run)
+            launcher = Launcher(self._target, resolvers or {}, hooks=self._hooks, apply_target=self._apply_target)
+            tasks.start_soon(launcher.run)
             try:
                 yield
             finally:
@@ -96,11 +105,11 @@ class Database:
         while True:
             async with self._catalog.use() as connection:
                 subscription = await _find(connection, name)
-                progress = await store.load_progress(connection, subscription.oid)
+                progress = await progress_records.load(connection, subscription.oid)
                 workers = await store.load_workers(connection)
             reached = [w.latest_end_lsn for w in workers if w.subid == subscription.oid and w.relid == 0]
-            # The row has the last commit; behind it, only the worker knows that there was nothing for us.
-            reached.append(progress.remote_lsn if progress is not None else None)
+            # The record has the last commit; behind it, only the worker knows that there was nothing for us.
+            reached.append(progress)
             if any(position is not None and position >= lsn for position in reached):
                 return
             await anyio.sleep(POLL)

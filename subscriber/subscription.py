@@ -75,11 +75,13 @@ class Subscription:
     failover: bool = False
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
+    system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
     version: str = ""  # of the row: another one after each statement about it
     conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
     conflict_history: ConflictHistory = ConflictHistory.DECIDED
     conflict_log_rows: bool = False
     copy_engine: CopyEngine = CopyEngine.AUTO
+    trusted_owners: tuple[str, ...] = ()  # roles whose code may run with the rights of the session's role
     apply_sessions: int = 1  # of the target, in which transactions are applied side by side
 
     @property

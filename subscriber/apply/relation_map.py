@@ -13,7 +13,8 @@ Source: relation.c; GetRelationIdentityOrPK(), check_relation_updatable() in wor
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import Relation, ReplicaIdentity
@@ -32,6 +33,10 @@ class ColumnSets:
     # function of its own; in binary as an array of its type, unless it is an array itself, or has no array type.
     text_array: bool
     binary_array: bool
+    array_oid: int = 0  # the array type of the element
+    # Labels are the same bytes in text and binary, and the owner of an enum may rename it at any moment: no statement
+    # names one.
+    enum: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +65,16 @@ class Partition:
 
 
 @dataclass(frozen=True, slots=True)
+class ForeignCode:
+    """Code that a change of a table runs, of a role that the session's role must not trust."""
+
+    owner: str
+    what: str  # "trigger audit: function app.audit()"
+    default_of: str | None  # a column; it only runs if the publisher does not send that column
+    exceeded: bool  # the session's role may do more than the owner, and the code could do it: it must not run
+
+
+@dataclass(frozen=True, slots=True)
 class LocalRelation:
     """A table of the target, as introspected."""
 
@@ -80,6 +95,17 @@ class LocalRelation:
     # All columns of the unique indexes that make it so; None: they are not only of plain columns.
     unique_columns: tuple[str, ...] | None = None
     bare: bool = False  # nothing but its columns' types can refuse a row: no CHECK, expression, large index key
+    foreign: tuple[ForeignCode, ...] = ()
+    # Foreign code may run in the session, or could: the table has to be locked and compared before it is touched.
+    guarded: bool = False
+
+    @property
+    def code_of(self) -> tuple[str, ...]:
+        """The roles whose code is foreign."""
+        return tuple(sorted({code.owner for code in self.foreign}))
+
+
+CODES_SHOWN = 3  # in an error
 
 
 class Plans(dict[object, object]):
@@ -109,6 +135,7 @@ class RelationMapping:
     unsearchable: str | None
     local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
     plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
+    runs_foreign_code: bool = False
     unique_values_change: bool = False  # updates have been seen to change some of local.unique_columns
 
     @property
@@ -174,14 +201,35 @@ def map_relation(remote: Relation, local: LocalRelation) -> RelationMapping:
             f"column{'s' * (len(generated) > 1)}: " + _quoted(generated)
         )
     remote_names = {c.name for c in remote.columns}
+    foreign = [code for code in local.foreign if code.default_of not in remote_names]
+    refuse_exceeded(local, foreign)
     search, unsearchable = _search(remote, local, label)
     return RelationMapping(
         remote=remote,
-        local=local,
+        local=local if not foreign else replace(local, one_by_one="foreign code"),
+        runs_foreign_code=bool(foreign),
         attributes=tuple(by_name[c.name] for c in remote.columns),
         search=search,
         unsearchable=unsearchable,
         local_only=tuple(c for c in local.columns if c.name not in remote_names and not c.generated),
+    )
+
+
+def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> None:
+    """Raises MappingError (42501) if one of `foreign` must not run in the session."""
+    exceeded = [code for code in foreign if code.exceeded]
+    if not exceeded:
+        return
+    owners = sorted({code.owner for code in exceeded})
+    more = f", and {len(exceeded) - CODES_SHOWN} more" if len(exceeded) > CODES_SHOWN else ""
+    raise MappingError(
+        f'changes of table "{local.schema}.{local.name}" run code of role{"s" * (len(owners) > 1)} {_quoted(owners)}, '
+        "which could do there whatever the session's role may do",
+        detail=f"{'; '.join(code.what for code in exceeded[:CODES_SHOWN])}{more}.",
+        hint='Apply changes as a role that may do no more than these owners: "subscriber check --fix" says how.'
+        " Or trust them, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners = "
+        f"'{', '.join(owners)}').",
+        sqlstate="42501",
     )
 
 

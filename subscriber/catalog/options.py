@@ -13,7 +13,7 @@ from typing import Any
 
 from subscriber.catalog.conflict_options import check_history, check_policy
 from subscriber.catalog.statements import Option
-from subscriber.catalog.tokens import NAMEDATALEN
+from subscriber.catalog.tokens import NAMEDATALEN, Kind, tokenize
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.subscription import CopyEngine, Streaming
@@ -41,6 +41,7 @@ _STORED = frozenset(
         "conflict_log_rows",
         "copy_engine",
         "apply_sessions",
+        "trusted_owners",
     }
 )
 FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
@@ -74,6 +75,7 @@ class Options:
     conflict_log_rows: bool = False
     copy_engine: CopyEngine = CopyEngine.AUTO
     apply_sessions: int = 1
+    trusted_owners: tuple[str, ...] = ()
     lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
     specified: set[str] = field(default_factory=set)
 
@@ -211,6 +213,21 @@ def _apply_sessions(option: Option) -> int:
     return number
 
 
+def _trusted_owners(option: Option) -> tuple[str, ...]:
+    """Names of roles, separated by commas, quoted where SQL has to quote them."""
+    value = string(option)
+    *tokens, _ = tokenize(value)
+    names, commas = tokens[::2], tokens[1::2]
+    wrong = (tokens and len(tokens) % 2 == 0) or any(comma.source != "," for comma in commas)
+    if wrong or any(name.kind not in (Kind.WORD, Kind.IDENTIFIER) for name in names):
+        raise StatementError(
+            f'invalid value for parameter "trusted_owners": "{value}"',
+            hint="It is a list of roles, as 'alice, \"Bob\"'; '' for none.",
+            sqlstate="22023",
+        )
+    return tuple(dict.fromkeys(name.text for name in names))
+
+
 def _lsn(option: Option) -> Lsn:
     value = string(option)
     if value == "none":
@@ -233,6 +250,7 @@ _READ: dict[str, Callable[[Option], Any]] = {
     "conflict_history": lambda option: check_history(string(option)),
     "copy_engine": _copy_engine,
     "apply_sessions": _apply_sessions,
+    "trusted_owners": _trusted_owners,
     "lsn": _lsn,
 }
 

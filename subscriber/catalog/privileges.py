@@ -35,6 +35,9 @@ SELECT s.oid, s.subpasswordrequired, pg_catalog.pg_has_role(s.subowner, 'USAGE')
 # which refers to it must not wait, since the statement may be waiting for them.
 LOCK_ROW = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
 EXISTS = "SELECT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.subname = $1::text)"
+MAY_TRUST = """
+SELECT pg_catalog.has_column_privilege('subscriber.subscription'::pg_catalog.regclass, 'subtrustedowners', 'UPDATE')
+"""
 ROLE = """
 SELECT r.oid, r.rolname::text FROM pg_catalog.pg_roles r
  WHERE r.rolname = CASE $1::text WHEN 'current_user' THEN current_user WHEN 'session_user' THEN session_user
@@ -67,6 +70,18 @@ def password_required_error() -> StatementError:
         " superuser.",
         sqlstate=INSUFFICIENT_PRIVILEGE,
     )
+
+
+async def check_trusted_owners(connection: asyncpg.Connection, names: tuple[str, ...]) -> None:
+    """Raises StatementError if a role does not exist (42704), or the caller may not decide whom to trust (42501)."""
+    if not await connection.fetchval(MAY_TRUST):
+        raise StatementError(
+            "trusted_owners is superuser-only",
+            detail="Code of these roles runs with the rights of the role that applies changes.",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
+    for name in names:
+        await find_role(connection, name)
 
 
 def check_database(who: Caller) -> None:

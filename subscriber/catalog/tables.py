@@ -17,7 +17,6 @@ from sqlalchemy import (
     DateTime,
     ForeignKey,
     ForeignKeyConstraint,
-    Identity,
     Index,
     Integer,
     MetaData,
@@ -25,7 +24,7 @@ from sqlalchemy import (
     Text,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB, OID
+from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
 
@@ -67,6 +66,7 @@ ischema_names["pg_lsn"] = PgLsn
 
 
 SUBSCRIPTION = "the subscription"
+UNLOGGED = ["UNLOGGED"]  # never published; migrations/versions/0013_unpublished.py says what a crash leaves
 
 
 def _column(
@@ -84,7 +84,12 @@ def _key(name: str, type_: Any, doc: str, default: str | None = None) -> Column[
 
 
 def _id(name: str) -> Column[int]:
-    return Column(name, BigInteger, Identity(always=True), primary_key=True, doc="a number")
+    return _key(name, BigInteger, "a number, by time", "subscriber.new_id()")
+
+
+def _kept(function: str = "new_record") -> Column[int]:
+    """The large object that has the row after a crash."""
+    return _column("kept", OID, "the large object with this row", default=f"subscriber.{function}()", unique=True)
 
 
 def _of_subscription(name: str = "subid", *, key: bool = True, unique: bool | None = None) -> Column[int]:
@@ -128,6 +133,10 @@ subscription = Table(
     _column("subconflictrows", Boolean, "`conflict_log_rows`", default="false"),
     _column("subcopyengine", Text, "`copy_engine`", default="'auto'"),
     _column("subapplysessions", Integer, "`apply_sessions`", default="1"),
+    _column("subtrustedowners", ARRAY(Name), "`trusted_owners`", default="'{}'::name[]"),
+    _column("subsystemid", Text, "the publisher's system identifier; NULL: not known yet", null=True),
+    _kept(),
+    prefixes=UNLOGGED,
     info=_about("What CREATE SUBSCRIPTION was told."),
 )
 
@@ -144,25 +153,21 @@ subscription_rel = Table(
         "schema and name on the publisher, where hooks change the rows; NULL: nowhere",
         null=True,
     ),
+    _kept(),
+    _column("srnspname", Name, "the table's schema", null=True),
+    _column("srrelname", Name, "the table's name", null=True),
+    prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
 )
 
-progress = Table(
-    "progress",
+progress_record = Table(
+    "progress_record",
     metadata,
     _of_subscription(),
     _key("relid", OID, "0: the apply worker; else the table that is synchronized", "0"),
-    _column("remote_lsn", PgLsn, "everything the publisher committed before this is here"),
-    _column("system_id", Text, "the publisher's system identifier; NULL until its first connection", null=True),
-    info=_about("How far each worker is. Changed in the transaction that applies the changes; decides at a restart."),
-)
-
-confirmed = Table(
-    "confirmed",
-    metadata,
-    _of_subscription(),
-    _column("confirmed_lsn", PgLsn, "the publisher has been told of nothing beyond it"),
-    info=_about("What was confirmed where the stream moved on with nothing in it for us."),
+    _column("record", OID, "the large object", unique=True),
+    prefixes=UNLOGGED,
+    info=_about("The large objects that hold how far each worker is; view `progress` reads them."),
 )
 
 worker = Table(
@@ -197,21 +202,8 @@ worker = Table(
     _column("one_by_one", JSONB, "changes that were not applied set by set, by the reason why", default="'{}'"),
     _column("format", Text, "how the apply worker receives values: binary or text", null=True),
     _column("format_reason", Text, "why as text, where the subscription does not say `binary`", null=True),
-    prefixes=["UNLOGGED"],
+    prefixes=UNLOGGED,
     info=_about("What each worker says of itself, once a second."),
-)
-
-prepared = Table(
-    "prepared",
-    metadata,
-    _key("subid", OID, SUBSCRIPTION),
-    _key("xid", BigInteger, "the transaction on the publisher"),
-    _key("committed", Boolean, "true: written by the prepared transaction itself; false: beside it"),
-    _column("gid", Text, "its name on the target"),
-    _column("publisher_gid", Text, "its name on the publisher", null=True),
-    _column("prepare_end_lsn", PgLsn, "behind its PREPARE", null=True),
-    _column("prepared_at", TIME, "when it was prepared there", null=True),
-    info=_about("Transactions that are prepared on the target, and those that were committed there just now."),
 )
 
 # The counters of pg_stat_subscription_stats, and what each conflict is.
@@ -233,6 +225,7 @@ subscription_stats = Table(
     _count("sync_error_count", "errors of table synchronization"),
     *[_count(f"confl_{conflict}", doc) for conflict, doc in CONFLICTS.items()],
     _column("stats_reset", TIME, "since when they count; NULL: always", null=True),
+    prefixes=UNLOGGED,
     info=_about("Errors and conflicts, counted."),
 )
 
@@ -259,8 +252,10 @@ conflict_history = Table(
     _column("resolution", Text, "what was done"),
     _column("local_row", JSONB, "the target's row, values as texts; with `conflict_log_rows`", null=True),
     _column("remote_row", JSONB, "the publisher's row, values as texts; with `conflict_log_rows`", null=True),
+    _kept("new_record_of_many"),
     Index("conflict_history_subid_detected_idx", "subid", "detected"),
     Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
+    prefixes=UNLOGGED,
     info=_about("What each conflict was about and what was done."),
 )
 
@@ -270,6 +265,9 @@ bulk_copy = Table(
     _id("copyid"),
     _of_subscription(key=False, unique=True),
     _column("lsn", PgLsn, "the position of the snapshot"),
+    _column("fence", BYTEA, "what its executors have to show", default="uuid_send(gen_random_uuid())"),
+    _kept(),
+    prefixes=UNLOGGED,
     info=_about("Copies by `subscriber copy` that are under way."),
 )
 
@@ -285,6 +283,8 @@ bulk_copy_rel = Table(
     ),
     _key("relid", OID, "the table on the target"),
     _column("parts", Integer, "into how many parts it is cut"),
+    _kept(),
+    prefixes=UNLOGGED,
     info=_about("Their tables."),
 )
 
@@ -296,9 +296,11 @@ copy_done = Table(
     _key("part", Integer, "the number of the part"),
     _column("rows", BigInteger, "rows copied", null=True),
     _column("bytes", BigInteger, "bytes copied", null=True),
+    _kept("new_record_of_many"),
     ForeignKeyConstraint(
         ["copyid", "relid"], ["subscriber.bulk_copy_rel.copyid", "subscriber.bulk_copy_rel.relid"], ondelete="CASCADE"
     ),
+    prefixes=UNLOGGED,
     info=_about("Their parts that are committed on the target."),
 )
 
@@ -310,5 +312,53 @@ hold = Table(
         "stop_at", PgLsn, "the apply worker is to stop before a transaction that finishes here or later; 0/0: at once"
     ),
     _column("held_at", PgLsn, "and stays there now; NULL: not yet", null=True),
+    prefixes=UNLOGGED,
     info=_about("Apply workers that are held while `subscriber verify` takes its snapshots."),
+)
+
+session = Table(
+    "session",
+    metadata,
+    _of_subscription(),
+    _key("relid", OID, "what it works on: see `subscriber/catalog/sessions.py`"),
+    _column("pid", Integer, "the backend"),
+    _column("backend_start", TIME, "when the backend began"),
+    _column("role", OID, "the role that logged in"),
+    prefixes=UNLOGGED,
+    info=_about("The sessions that work for each subscription. One whose backend has ended does not count."),
+)
+
+launcher = Table(
+    "launcher",
+    metadata,
+    Column("leads", Boolean, primary_key=True, server_default=text("true"), doc="always true: there is one row"),
+    _column("instance", Text, "the process: host, process ID and a random part"),
+    _column("pid", Integer, "its backend"),
+    _column("backend_start", TIME, "when the backend began"),
+    _column("role", OID, "the role that logged in"),
+    _column("renewed", TIME, "when it has renewed its lease"),
+    prefixes=UNLOGGED,
+    info=_about("The launcher that leads."),
+)
+
+identity = Table(
+    "identity",
+    metadata,
+    Column("only_row", Boolean, primary_key=True, server_default=text("true"), doc="always true: there is one row"),
+    _column("system_identifier", Text, "the cluster's"),
+    _column("timeline", BigInteger, "the cluster's; NULL: not known", null=True),
+    _column("database_oid", OID, "the database's number"),
+    _column("database_name", Name, "the database's name"),
+    _column("sync_id", Text, "part of the names of slots for table synchronization"),
+    _kept(),
+    prefixes=UNLOGGED,
+    info=_about("The database that this catalog belongs to. Elsewhere no subscription runs: see subscriber.rebind()."),
+)
+
+complete = Table(
+    "complete",
+    metadata,
+    _column("since", TIME, "when the tables were filled"),
+    prefixes=UNLOGGED,
+    info=_about("Has a row while the tables have all rows: a crash of the server empties them."),
 )

@@ -3,9 +3,9 @@
     log (row, end] ─▶ net effect by key, on executors ─▶ staging tables ─▶ one transaction: merge, progress row
 
 The end state is that of the apply worker at the same position: the rows, and the position. What was in between is
-never visible, and neither is a part of a batch. The progress row decides here as everywhere: a batch starts from
-what it says and moves it in the transaction that merges. So the subscription, enabled afterwards, goes on at
-exactly that position. The subscription is disabled meanwhile, and its apply worker's lock is held.
+never visible, and neither is a part of a batch. The progress record decides here as everywhere: a batch starts from
+its position and moves it in the transaction that merges. So the subscription, enabled afterwards, continues at
+exactly that position. The subscription is disabled meanwhile, and this session has the place of its apply worker.
 
 Refused is what a net effect cannot stand for: tables with triggers or rules that fire, policies for conflicts,
 prepared transactions, tables still being copied. Where the target's rows are not those that the changes
@@ -31,37 +31,33 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 import asyncpg
 
+from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.catalog import hooked, locks, origins, store
+from subscriber.catalog import hooked, progress_records, sessions, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import ApplyError, StatementError
+from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.netting import Keys, net_changes
 from subscriber.pipeline.stage import SCHEMA, SETTINGS, Copied, Merge, Stage, ToStage
 from subscriber.source.quoting import identifier, qualified
 from subscriber.spool.changelog import ChangeLog
 from subscriber.subscription import Subscription, TwoPhaseState
-from subscriber.target.relations import introspect
+from subscriber.target.relations import Terms, introspect
+from subscriber.target.shapes import guard
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 BATCH = 1_000_000  # changes
 
-_ADVANCE = """
-UPDATE subscriber.progress SET remote_lsn = $3::text::pg_lsn WHERE subid = $1 AND relid = 0
-   AND remote_lsn = $2::text::pg_lsn
-RETURNING pg_catalog.pg_replication_origin_xact_setup($3::text::pg_lsn, $4::timestamptz) IS NULL
-"""
-# Between transactions the worker records how far it has come without a commit, and a table's own position is one
-# that the others had reached when it was handed over: everything before these is on the target, too.
-_REACHED = """
-SELECT greatest((SELECT confirmed_lsn FROM subscriber.confirmed WHERE subid = $1),
-                (SELECT max(srsublsn) FROM subscriber.subscription_rel WHERE srsubid = $1))::text
-"""
+_ADVANCE = "SELECT subscriber.advance($1::oid, $2, $3::text::pg_lsn, $4::text::pg_lsn, $5::timestamptz, true)"
+_BIND_ORIGIN = "SELECT subscriber.bind_origin($1::oid, $2, 0)"
+# A table's own position is one that the others had reached when it was handed over: everything before it is on the
+# target, too.
+_REACHED = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
 _ONE_BY_ONE = {
     "partitioned": "partitions",
     "trigger": "a trigger that fires for replicated changes",
@@ -120,14 +116,16 @@ class Backlog:
 
     def __init__(self, target: str, connection: Connection, log: ChangeLog, spark: SparkSession) -> None:
         self.position = Lsn(0)
-        self._row = Lsn(0)  # what the progress row says
+        self._row = Lsn(0)  # where the progress record stands
         self._target = target
         self._connection = connection
         self._log = log
         self._spark = spark
         self._subid = 0
-        self._locked = False
+        self._claimed: ProgressClaim
+        self._registered = False
         self._stages: dict[str, Stage] = {}
+        self._owner = ""  # of the subscription
 
     async def open(self, name: str) -> None:
         """Look at everything that may be in the way, and make the staging tables."""
@@ -136,9 +134,9 @@ class Backlog:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
         _check_subscription(subscription, self._log)
         self._subid = subscription.oid
-        if not await self._connection.fetchval(locks.TRY_LOCK, *locks.apply_worker_key(self._subid)):
+        if not await sessions.register_own(self._connection, self._subid, store.APPLY_WORKER):
             raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate="55006")
-        self._locked = True
+        self._registered = True
         states = await store.load_relation_states(self._connection, self._subid)
         if unready := [state for state in states if state.state != "r"]:
             raise StatementError(
@@ -152,46 +150,42 @@ class Backlog:
                 hint="Enable the subscription, and let that program catch up.",
                 sqlstate="0A000",
             )
-        await self._read_progress(name)
+        claimed = await self._claim(subscription)
         self._log.check(self.position)
-        await self._make_stages([(state.namespace, state.name) for state in states], subscription.owner)
-        await self._bind_origin(subscription.origin_name)
+        self._owner = subscription.owner
+        terms = Terms(subscription.owner, subscription.run_as_owner, subscription.trusted_owners)
+        await self._make_stages([(state.namespace, state.name) for state in states], terms)
+        await self._connection.execute(_BIND_ORIGIN, claimed.record, claimed.fence)
 
-    async def _read_progress(self, name: str) -> None:
-        found = await store.load_progress(self._connection, self._subid)
-        if found is None:
-            raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")
+    async def _claim(self, subscription: Subscription) -> ProgressClaim:
         system_id = str(self._log.identity.system_id)
-        if found.system_id not in (None, system_id):
+        if subscription.system_id not in (None, system_id):
             raise StatementError(
                 "the change log is of another publisher than the subscription",
-                detail=f"The log is of system {system_id}, the subscription of {found.system_id}.",
+                detail=f"The log is of system {system_id}, the subscription of {subscription.system_id}.",
                 sqlstate="55000",
             )
-        self._row = found.remote_lsn
+        claimed = await progress_records.claim(self._connection, self._subid)
+        if claimed is None:
+            name = subscription.name
+            raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")
+        self._claimed, self._row = claimed, claimed.position
         reached = await self._connection.fetchval(_REACHED, self._subid)
-        self.position = max(self._row, Lsn.parse(reached or "0/0"))
+        # Between transactions the worker records how far it has come without a commit.
+        self.position = max(self._row, claimed.confirmed or Lsn(0), Lsn.parse(reached or "0/0"))
+        return claimed
 
-    async def _bind_origin(self, name: str) -> None:
-        await origins.create_origin(self._connection, name)
-        at = await self._connection.fetchval("SELECT pg_catalog.pg_replication_origin_progress($1, false)::text", name)
-        if at != str(self._row):
-            await self._connection.execute(
-                "SELECT pg_catalog.pg_replication_origin_advance($1, $2::text::pg_lsn)", name, str(self._row)
-            )
-        await self._connection.execute("SELECT pg_catalog.pg_replication_origin_session_setup($1)", name)
-
-    async def _make_stages(self, tables: Sequence[tuple[str, str]], owner: str) -> None:
+    async def _make_stages(self, tables: Sequence[tuple[str, str]], terms: Terms) -> None:
         await self._drop_stages()
         session = await open_session(self._target, application_name="subscriber catchup", settings=SETTINGS)
         try:
             pipeline = Pipeline(session)
             for number, (schema, name) in enumerate(tables, 1):
-                table = await introspect(pipeline, schema, name, owner)
-                if table.one_by_one is not None:
+                table = await introspect(pipeline, schema, name, terms)
+                if (reason := _why_one_by_one(table)) is not None:
                     raise StatementError(
                         f'changes of table "{schema}.{name}" must be applied one by one',
-                        detail=f"It has {_ONE_BY_ONE.get(table.one_by_one, table.one_by_one)}.",
+                        detail=f"It has {reason}.",
                         hint="Enable the subscription, and let its apply worker catch up.",
                         sqlstate="0A000",
                     )
@@ -208,7 +202,7 @@ class Backlog:
 
     async def clear(self) -> None:
         """Drop the staging tables, if they are ours and the connection still lives."""
-        if self._locked and not self._connection.is_closed():
+        if self._registered and not self._connection.is_closed():
             with anyio.CancelScope(shield=True):
                 await self._drop_stages()
 
@@ -231,15 +225,18 @@ class Backlog:
         merges = {label: Merge(self._stages[label], parts) for label, parts in copied.items()}
         async with self._connection.transaction():
             await self._merge(merges)
-            moved = await self._connection.fetch(_ADVANCE, self._subid, str(self._row), str(end), datetime.now(UTC))
-            if len(moved) != 1:
-                raise ApplyError("another session has moved the progress of this subscription", sqlstate="SB002")
+            record, fence = self._claimed.record, self._claimed.fence
+            await self._connection.execute(_ADVANCE, record, fence, str(self._row), str(end), datetime.now(UTC))
         self.position = self._row = end
         for label in merges:
             await self._connection.execute(f"TRUNCATE {self._stages[label].name}")
         return CaughtUp(start, end, reach.changes, sum(merge.rows for merge in merges.values()))
 
     async def _merge(self, merges: dict[str, Merge]) -> None:
+        for label in merges:
+            table = self._stages[label].target
+            if (guarding := guard(table, table.owner, self._owner)) is not None:
+                await guarding.apply(self._connection)
         emptied = [self._stages[label].target for label, merge in merges.items() if merge.truncated]
         if emptied:  # together, because of foreign keys between them
             await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")
@@ -252,6 +249,15 @@ class Backlog:
     async def _become(self, table: LocalRelation) -> None:
         """Act as the table's owner: what a table brings along must not run with our rights."""
         await self._connection.execute(f"SET LOCAL ROLE {identifier(table.owner)}")
+
+
+def _why_one_by_one(table: LocalRelation) -> str | None:
+    """None where batches are right, and safe: statements name the columns' types, which their owners could change."""
+    if table.foreign:
+        return f'code of role "{table.foreign[0].owner}", which this session\'s role must not trust'
+    if table.guarded and any(column.sets is not None and column.sets.enum for column in table.columns):
+        return "an enum of a role which this session's role must not trust"
+    return table.one_by_one and _ONE_BY_ONE.get(table.one_by_one, table.one_by_one)
 
 
 def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:

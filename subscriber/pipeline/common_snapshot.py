@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber.catalog import hold, locks, origins
+from subscriber.catalog import hold, origins, sessions, store
 from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
@@ -71,7 +71,7 @@ async def common_snapshot(catalog: Catalog, target: str, subscription: Subscript
     Raises SubscriberError when no worker is there to be held, or the publisher's transactions do not end.
     """
     async with AsyncExitStack() as stack, catalog.use() as connection:
-        if not await locks.try_lock(connection, locks.table_sync_key(subscription.oid, hold.HOLDER)):
+        if not await sessions.register_own(connection, subscription.oid, hold.HOLDER):
             raise SubscriberError(f'subscription "{subscription.name}" is being verified already', sqlstate="55006")
         source_session = await _open(stack, subscription.conninfo)
         target_session = await _open(stack, target)
@@ -83,7 +83,7 @@ async def common_snapshot(catalog: Catalog, target: str, subscription: Subscript
             if not connection.is_closed():
                 with anyio.CancelScope(shield=True):
                     await hold.release(connection, subscription.oid)
-                    await locks.unlock(connection, locks.table_sync_key(subscription.oid, hold.HOLDER))
+                    await sessions.release(connection, subscription.oid, hold.HOLDER, connection.get_server_pid())
         yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
 
 
@@ -147,7 +147,7 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
             found = await hold.load(connection, subscription.oid)
             if found is not None and found.held_at is not None:
                 return found.held_at
-            if await locks.holder(connection, locks.apply_worker_key(subscription.oid)) is not None:
+            if await sessions.holder(connection, subscription.oid, store.APPLY_WORKER) is not None:
                 seen = anyio.current_time()
             await anyio.sleep(POLL)
     raise SubscriberError(

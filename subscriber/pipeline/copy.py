@@ -45,13 +45,14 @@ from typing import TYPE_CHECKING
 import anyio
 
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, hooked, locks, origins, store
+from subscriber.catalog import bulk_copy, hooked, origins, progress_records, sessions, store
 from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
 from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.pipeline.copy_emptying import empty
 from subscriber.pipeline.copy_indexes import complete_with_indexes
 from subscriber.pipeline.copy_part import APPLICATION_NAME, Failure, PartTask, copy_parts
 from subscriber.pipeline.copy_plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
@@ -59,7 +60,6 @@ from subscriber.pipeline.driver import run_driver
 from subscriber.pipeline.session import MASTER, spark_session
 from subscriber.pipeline.tasks import run_in_thread
 from subscriber.source.publisher import Publisher
-from subscriber.source.quoting import qualified
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -67,8 +67,6 @@ if TYPE_CHECKING:
 
 POLL = 0.5  # seconds between two looks at what was copied
 DRIVERS = 5  # times a driver may end without having copied anything
-# Tables that others refer to cannot be truncated alone.
-_IS_REFERRED_TO = "SELECT EXISTS (SELECT FROM pg_catalog.pg_constraint WHERE confrelid = $1 AND contype = 'f')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +89,7 @@ async def copy_tables(
     target: str,
     name: str,
     *,
+    apply_target: str | None = None,
     spark: SparkSession | None = None,
     master: str = MASTER,
     part_bytes: int = PART_BYTES,
@@ -99,7 +98,8 @@ async def copy_tables(
 ) -> list[TableProgress]:
     """Copy the tables of subscription `name` that wait for it; what was copied of each.
 
-    `target` is the connection string of the subscription's database. `spark` is a session to do it in; with None a
+    `target` is the connection string of the subscription's database, `apply_target` that of the role that applies
+    changes there; None: the same. `spark` is a session to do it in; with None a
     driver is started for it, as another process, on `master`. With `indexes` those that the publisher's tables have and
     the target's lack are built after the copy (copy_indexes.py). Catching up and handing over is the launcher's work,
     which goes on when this is done. `on_progress(phase, tables)` is called about twice a second.
@@ -113,16 +113,15 @@ async def copy_tables(
             subscription = await store.find_subscription(connection, name)
             if subscription is None:
                 raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
-            if not await locks.try_lock(connection, locks.table_sync_key(subscription.oid, GROUP)):
+            if not await sessions.register_own(connection, subscription.oid, GROUP):
                 await _wait_for_handover(connection, subscription, on_progress)
-        keeper = _Keeper(catalog, subscription, target, spark, master, part_bytes, indexes, on_progress)
+        keeper = _Keeper(catalog, subscription, apply_target or target, spark, master, part_bytes, indexes, on_progress)
         return await keeper.run()
 
 
 async def _wait_for_handover(connection: Connection, subscription: Subscription, on_progress: OnProgress) -> None:
-    """The launcher has the lock while it hands tables over; another keeper for as long as it copies."""
-    key = locks.table_sync_key(subscription.oid, GROUP)
-    while not await locks.try_lock(connection, key):
+    """The launcher has the place while it hands tables over; another keeper for as long as it copies."""
+    while not await sessions.register_own(connection, subscription.oid, GROUP):
         states = await store.load_relation_states(connection, subscription.oid)
         if any(state.state == State.DATASYNC for state in states):
             raise SubscriberError(
@@ -148,7 +147,7 @@ class _Keeper:
         self._catalog = catalog
         self._subscription = subscription
         self._subid = subscription.oid
-        self._target = target
+        self._target = target  # of the role that applies changes
         self._spark = spark
         self._master = master
         self._part_bytes = part_bytes
@@ -185,14 +184,14 @@ class _Keeper:
             plans, failures = await self._plan(tables, created.snapshot_name)
             failures += self._unbuilt
             if plans:
-                copyid = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
-                failures += await self._copy(plans, created.snapshot_name, copyid)
+                copy = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
+                failures += await self._copy(plans, created.snapshot_name, copy)
             else:
                 await publisher.drop_slot(slot)
                 await self._withdraw()
             if failures:
                 raise self._failed(plans, failures)
-            return await self._progress(plans, copyid)
+            return await self._progress(plans, copy.copyid)
 
     # --- what an earlier copy has left ------------------------------------------------------------
 
@@ -209,10 +208,11 @@ class _Keeper:
                 if not await self._waiting(connection):
                     return False
                 self._on_progress("waiting for the launcher to hand tables over", ())
-                # The launcher needs the lock for it.
-                await locks.unlock(connection, locks.table_sync_key(self._subid, GROUP))
+                # The launcher needs the place for it.
+                await sessions.release(connection, self._subid, GROUP, connection.get_server_pid())
                 await anyio.sleep(POLL)
-                await locks.lock(connection, locks.table_sync_key(self._subid, GROUP))
+                while not await sessions.register_own(connection, self._subid, GROUP):
+                    await anyio.sleep(POLL)
             await bulk_copy.announce(connection, self._subid)
         await publisher.drop_slot(slot, missing_ok=True, wait=True)
         return True
@@ -222,23 +222,25 @@ class _Keeper:
         states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
         left, complete = 0, list[tuple[int, str, str]]()
         for relid, parts in copy.parts.items():
+            state = states.get(relid)
+            done = (await bulk_copy.copied(connection, copy.copyid)).get(relid, Copied())
+            if state is not None and len(done.parts) == parts and has_slot:
+                left += 1
+                if state.state == State.DATASYNC:
+                    complete.append((relid, state.namespace, state.name))
+                continue
+            begun = state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY)
+            await bulk_copy.spoil(connection, copy.copyid, relid)
+            if state is not None and begun and (parts > 1 or done.parts):
+                await empty(self._target, self._subscription, state)
             async with connection.transaction():
-                state = states.get(relid)
-                done = (await bulk_copy.copied(connection, copy.copyid)).get(relid, Copied())
-                if state is not None and len(done.parts) == parts and has_slot:
-                    left += 1
-                    if state.state == State.DATASYNC:
-                        complete.append((relid, state.namespace, state.name))
-                    continue
                 await bulk_copy.remove_table(connection, copy.copyid, relid)
-                if state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY):
-                    if parts > 1 or done.parts:
-                        await _empty(connection, state)
+                if begun:
                     await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
         self._unbuilt += await self._store_complete(connection, complete)
         if not left:
             async with connection.transaction():
-                await store.remove_progress(connection, self._subid, GROUP)
+                await progress_records.remove(connection, self._subid, GROUP)
                 origin = origins.table_sync_origin(self._subid, GROUP)
                 await origins.drop_origin(connection, origin, missing_ok=True)
 
@@ -264,17 +266,17 @@ class _Keeper:
         ]
 
     async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
-        """The tables that nobody has copied or is copying; their locks are ours from now on."""
+        """The tables that no worker has copied or is copying; their places are ours from now on."""
         claimed = []
         async with self._catalog.use() as connection:
             for table in await self._waiting(connection):
-                if not await locks.try_lock(connection, locks.table_sync_key(self._subid, table.relid)):
+                if not await sessions.register_own(connection, self._subid, table.relid):
                     continue
                 now = await store.load_relation_state(connection, self._subid, table.relid)
                 if now is not None and now.state in (State.INIT, State.DATASYNC):
                     claimed.append(now)
                 else:
-                    await locks.unlock(connection, locks.table_sync_key(self._subid, table.relid))
+                    await sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
         for table in claimed:
             if table.state == State.DATASYNC:  # the worker that left it there has left a slot, too
                 leftover = origins.table_sync_slot(self._subid, table.relid, system_id)
@@ -288,36 +290,36 @@ class _Keeper:
         async with self._catalog.use() as connection:
             return await plan_tables(connection, self._subscription, self._target, snapshot, tables, self._part_bytes)
 
-    async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> int:
-        """Store that the copy goes on from here; its number."""
+    async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> BulkCopy:
+        """Store that a copy begins at `lsn`."""
         async with self._catalog.use() as connection, connection.transaction():
-            copyid = await bulk_copy.add(connection, self._subid, lsn, parts)
+            copy = await bulk_copy.add(connection, self._subid, lsn, parts)
             await origins.create_origin(connection, origins.table_sync_origin(self._subid, GROUP))
-            await store.save_progress(connection, self._subid, GROUP, lsn)
+            await progress_records.save(connection, self._subid, GROUP, lsn)
             await store.set_relation_states(connection, self._subid, list(parts), State.DATASYNC)
-        return copyid
+        return copy
 
     # --- copying ------------------------------------------------------------------------------------
 
-    async def _copy(self, plans: Sequence[TablePlan], snapshot: str, copyid: int) -> list[Failure]:
+    async def _copy(self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy) -> list[Failure]:
         """Have everything copied that has not been, driver after driver."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch, plans, copyid)
+            tasks.start_soon(self._watch, plans, copy.copyid)
             failures: list[Failure] = []
             attempts = 0
-            while missing := await self._missing(plans, snapshot, copyid, {f.relid for f in failures}):
+            while missing := await self._missing(plans, snapshot, copy, {f.relid for f in failures}):
                 attempts += 1
                 try:
                     with anyio.CancelScope() as self._driving:
                         failures += await self._drive(missing)
                 except SubscriberError:
-                    left = await self._missing(plans, snapshot, copyid, {f.relid for f in failures})
+                    left = await self._missing(plans, snapshot, copy, {f.relid for f in failures})
                     if len(left) < len(missing):
                         attempts = 0
                     if attempts == DRIVERS:
                         raise
             tasks.cancel_scope.cancel()
-        await self._look(plans, copyid)
+        await self._look(plans, copy.copyid)
         if self._indexes:
             self._on_progress("building indexes", ())
             complete = [plan.as_complete for plan in plans if plan.relid in self._complete]
@@ -326,17 +328,17 @@ class _Keeper:
         return failures
 
     async def _missing(
-        self, plans: Sequence[TablePlan], snapshot: str, copyid: int, failed: set[int]
+        self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy, failed: set[int]
     ) -> list[PartTask]:
         """The parts that are not there, those of the largest tables first."""
         async with self._catalog.use() as connection:
-            done = await bulk_copy.copied(connection, copyid)
+            done = await bulk_copy.copied(connection, copy.copyid)
         return [
             task
             for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
             if plan.relid not in failed
             for task in plan.tasks(
-                self._subscription.conninfo, self._target, snapshot, copyid, done.get(plan.relid, Copied()).parts
+                self._subscription.conninfo, self._target, snapshot, copy, done.get(plan.relid, Copied()).parts
             )
         ]
 
@@ -424,13 +426,3 @@ def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProg
         parts=parts,
         seconds_left=round(passed / done * (parts - done)) if done else None,
     )
-
-
-async def _empty(connection: Connection, table: store.RelationState) -> None:
-    """Remove the rows of a table that was empty before its parts were copied."""
-    name = qualified(table.namespace, table.name)
-    await connection.execute("SET LOCAL session_replication_role = replica")
-    if await connection.fetchval(_IS_REFERRED_TO, table.relid):
-        await connection.execute(f"DELETE FROM {name}")
-    else:
-        await connection.execute(f"TRUNCATE {name}")

@@ -24,6 +24,8 @@ from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.source.parts import Part
+from subscriber.target.means import become_replica
+from subscriber.target.shapes import Guard
 
 APPLICATION_NAME = "subscriber copy"
 CHUNKS = 8  # pieces in memory between the two connections; asyncpg's are up to half a megabyte
@@ -40,7 +42,6 @@ SOURCE_SETTINGS = {
 }
 # What table synchronization sets; a commit need not wait for the disk, as the state that tells of it will.
 TARGET_SETTINGS = {
-    "session_replication_role": "replica",
     "search_path": "",
     "row_security": "off",
     "statement_timeout": "0",
@@ -58,9 +59,10 @@ class PartTask:
     """All that an executor has to know. Connection strings are part of it, so it is never printed."""
 
     source: str
-    target: str
+    target: str  # of the role that applies changes
     snapshot: str  # exported by the publisher
     copyid: int
+    fence: bytes  # of the copy
     relid: int  # of the target's table
     number: int  # of the part in its table
     part: Part
@@ -69,6 +71,8 @@ class PartTask:
     name: str
     columns: tuple[str, ...]  # of the target's table, in the order of the query's
     role: str  # to insert as; "none": the session's own
+    guard: Guard | None  # None: the table needs none
+    runs_foreign_code: bool
     binary: bool
     size: int  # about, in bytes
     is_whole: bool  # the only part of its table
@@ -125,11 +129,13 @@ async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | No
         first_one = waiting[0][0]
         target = await connect(first_one.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
         try:
+            await become_replica(target)
             source = await connect(first_one.source, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
             try:
                 while waiting:
                     await _copy(waiting[0], source, target)
-                    waiting.popleft()
+                    if any(task.runs_foreign_code for task in waiting.popleft()):
+                        await _clean(target)
             finally:
                 source.terminate()
         finally:
@@ -153,7 +159,8 @@ def first_error(error: BaseException) -> BaseException:
 
 async def _copy(tasks: tuple[PartTask, ...], source: Connection, target: Connection) -> None:
     async with target.transaction():
-        claimed = await bulk_copy.claim(target, tasks[0].copyid, [(task.relid, task.number) for task in tasks])
+        parts = [(task.relid, task.number) for task in tasks]
+        claimed = await bulk_copy.claim(target, tasks[0].copyid, tasks[0].fence, parts)
         ours = [task for task in tasks if (task.relid, task.number) in claimed]
         if not ours:
             return
@@ -162,12 +169,31 @@ async def _copy(tasks: tuple[PartTask, ...], source: Connection, target: Connect
             await _lock(ours, source)
             role, counts = "none", dict[tuple[int, int], tuple[int, int]]()
             for task in ours:
+                if task.guard is not None:
+                    role = "none"
+                    await task.guard.apply(target)
                 if task.role != role:
                     role = task.role
                     await target.execute("SELECT pg_catalog.set_config('role', $1, true)", role)
                 counts[task.relid, task.number] = await _pipe(task, source, target)
+                if task.runs_foreign_code:
+                    role = "none"
+                    await target.execute("SET CONSTRAINTS ALL IMMEDIATE")
+                    await _set_again(target)
         await target.execute("RESET ROLE")
-        await bulk_copy.record(target, ours[0].copyid, counts)
+        await bulk_copy.record(target, ours[0].copyid, ours[0].fence, counts)
+
+
+async def _set_again(target: Connection) -> None:
+    """After foreign code, which may have changed any setting, and the role. Startup settings come back by RESET ALL."""
+    await target.execute("RESET ROLE; RESET ALL")
+    await become_replica(target)
+
+
+async def _clean(target: Connection) -> None:
+    """After the transaction: what foreign code may have left behind besides."""
+    await target.execute("DISCARD ALL")
+    await _set_again(target)
 
 
 async def _lock(tasks: list[PartTask], source: Connection) -> None:

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 import anyio
 from anyio.streams.memory import MemoryObjectSendStream
 
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.bulk_copy import BulkCopy
 from subscriber.catalog.session import Connection
 from subscriber.catalog.store import RelationState
 from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Rows
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
@@ -22,7 +25,9 @@ from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import identifier, qualified
 from subscriber.source.tables import PublishedTable, as_relation, copies_binary
 from subscriber.subscription import Subscription
+from subscriber.target.means import find_means
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.shapes import Guard, guard
 
 PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
 BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
@@ -56,6 +61,8 @@ class TablePlan:
     selected: str  # the publisher's, as SQL
     filters: tuple[str, ...]
     role: str
+    guard: Guard | None
+    runs_foreign_code: bool
     binary: bool
     total_bytes: int  # on the publisher's disk
 
@@ -68,14 +75,15 @@ class TablePlan:
         """What complete_with_indexes() is told."""
         return self.relid, self.schema, self.name
 
-    def tasks(self, source: str, target: str, snapshot: str, copyid: int, done: set[int]) -> list[PartTask]:
+    def tasks(self, source: str, target: str, snapshot: str, copy: BulkCopy, done: set[int]) -> list[PartTask]:
         """What executors are to do, without the parts that are `done`."""
         return [
             PartTask(
                 source=source,
                 target=target,
                 snapshot=snapshot,
-                copyid=copyid,
+                copyid=copy.copyid,
+                fence=copy.fence,
                 relid=self.relid,
                 number=number,
                 part=part,
@@ -84,6 +92,8 @@ class TablePlan:
                 name=self.name,
                 columns=self.columns,
                 role=self.role,
+                guard=self.guard,
+                runs_foreign_code=self.runs_foreign_code,
                 binary=self.binary,
                 size=self.total_bytes // len(self.parts),
                 is_whole=len(self.parts) == 1,
@@ -103,8 +113,8 @@ async def plan_tables(
 ) -> tuple[list[TablePlan], list[Failure]]:
     """How each of `tables` is to be copied, under the publisher's `snapshot`; why others cannot be.
 
-    `target` is a connection string, `connection` the catalog's. The publisher is asked ahead of the target, so that
-    neither waits for the other.
+    `target` is the connection string of the role that applies changes, `connection` the catalog's. The publisher is
+    asked ahead of the target, so that neither waits for the other.
     """
     plans, failures = list[TablePlan](), list[Failure]()
     async with AsyncExitStack() as stack:
@@ -113,7 +123,9 @@ async def plan_tables(
         session = await open_session(target, application_name=APPLICATION_NAME)
         stack.callback(session.abort)
         acting = PostgresTarget(session, "", lambda *_: None)
-        await acting.acting.subscribe(subscription.owner, run_as_owner=subscription.run_as_owner)
+        acting.means = await find_means(session)
+        await acting.configure("off")
+        await acting.acting.subscribe(subscription, replica_role=acting.means.replica_role)
         planner = _Planner(subscription, source, acting, connection, part_bytes)
         found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
         try:
@@ -184,9 +196,10 @@ class _Planner:
         """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
         if isinstance(found, SubscriberError):
             raise found
-        published, parts, heap = found.table, found.parts, qualified(table.namespace, table.name)
+        published, parts = found.table, found.parts
         mapping = await self._target.map(as_relation(published))
-        if len(parts) > 1 and await self._connection.fetchval(f"SELECT EXISTS (SELECT FROM {heap})"):
+        role = self._target.acting.role([mapping.local])
+        if len(parts) > 1 and await self._has_rows(mapping):
             # What is there stays there, so the copy must be able to take itself back: one transaction.
             parts = [whole(table.namespace, table.name, parts)]
         return TablePlan(
@@ -197,10 +210,21 @@ class _Planner:
             columns=tuple(column.name for column in mapping.attributes),
             selected=", ".join(identifier(column.name) for column in published.columns),
             filters=published.row_filters,
-            role=self._target.acting.role([mapping.local]),
+            role=role,
+            guard=guard(mapping.local, role, self._target.acting.owner),
+            runs_foreign_code=mapping.runs_foreign_code,
             binary=await self._in_binary(table.relid, published),
             total_bytes=published.total_bytes,
         )
+
+    async def _has_rows(self, mapping: RelationMapping) -> bool:
+        rows: Rows = []
+        query = f"SELECT FROM {qualified(mapping.local.schema, mapping.local.name)} LIMIT 1"
+        with self._target.asking(mapping, None):
+            pipeline = self._target.pipeline
+            pipeline.execute(query, expect=b"SELECT 0\0", on_result=lambda _note, _tag, found: rows.extend(found))
+        await pipeline.settle()
+        return bool(rows)
 
     async def _in_binary(self, relid: int, published: PublishedTable) -> bool:
         """As the subscription says; and without being told where it makes no difference."""

@@ -7,8 +7,10 @@ SET ROLE to it, or as the subscription's owner if the subscription says so. The 
 privileges and row-level security for that role, as it does for everybody. What is ours, progress and the
 look at the table's shape, runs as the session's own role.
 
-One difference: PostgreSQL marks the switch as a security-restricted operation, in which temporary tables,
-LISTEN and deferred triggers are forbidden; SQL has no way to do that.
+PostgreSQL marks the switch as a security-restricted operation, in which the role cannot be set back. SQL has no way to
+do that: code that the change runs can set the role to "none", and has the rights of the session's own role then. So
+the role is set for what the server checks, and protects nothing. What protects is that code of roles which the session
+must not trust only runs where the session's role can do no more than they (containing.py).
 
 Source: SwitchToUntrustedUser() in usercontext.c, TargetPrivilegesCheck() in worker.c.
 """
@@ -21,6 +23,8 @@ from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 from subscriber.protocol import wire
+from subscriber.subscription import Subscription
+from subscriber.target.relations import Terms
 
 _SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"
 NOBODY = "none"  # the session's own role
@@ -35,12 +39,19 @@ class Acting:
         self._run_as_owner = False
         self._now = NOBODY
         self.owner = ""  # of the subscription; empty: nobody in particular
+        self.terms = Terms()
 
-    async def subscribe(self, owner: str, *, run_as_owner: bool) -> None:
-        """Apply for a subscription of `owner` from now on."""
-        self.owner, self._run_as_owner = owner, run_as_owner
+    async def subscribe(self, subscription: Subscription, *, replica_role: bool) -> None:
+        """Apply for this subscription from now on."""
+        self.owner, self._run_as_owner = subscription.owner, subscription.run_as_owner
+        self.terms = Terms(self.owner, self._run_as_owner, subscription.trusted_owners, replica_role)
         ((user,),) = await self._pipeline.rows("SELECT session_user")
         self._session_user = user or ""
+
+    def adopt(self, other: Acting) -> None:
+        """Act as the session of `other` does, which has the same role."""
+        self.owner, self.terms = other.owner, other.terms
+        self._run_as_owner, self._session_user = other._run_as_owner, other._session_user
 
     def began(self) -> None:
         """A transaction has begun; the last one's role ended with it."""
@@ -63,6 +74,11 @@ class Acting:
                 role = tables[0].owner
         return NOBODY if role == self._session_user else role
 
+    def name(self, tables: Sequence[LocalRelation]) -> str:
+        """The role for a change of `tables`, by its name."""
+        role = self.role(tables)
+        return self._session_user if role == NOBODY else role
+
     def step_back(self, note: object) -> str:
         """Queue the switch to the session's own role; the role until now, for resume()."""
         before = self._now
@@ -71,6 +87,11 @@ class Acting:
 
     def resume(self, role: str, note: object) -> None:
         self._switch(role, note)
+
+    def reset(self, note: object) -> None:
+        """Queue the switch to the session's own role, whatever role it has by now."""
+        self._now = ""
+        self._switch(NOBODY, note)
 
     def _switch(self, role: str, note: object) -> None:
         if role != self._now:

@@ -192,6 +192,7 @@ class Lanes:
             if attempt.commit is not None:
                 attempt.commit = None
                 attempt.lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                attempt.lane.rolled_back()
         for lane in lanes:
             lane.pipeline.sync()  # before anything is waited for: one of them may hold a lock that another needs
             lane.pipeline.flush()
@@ -200,6 +201,7 @@ class Lanes:
         for lane in lanes:
             if errors[id(lane)][0] is not None and not (lane is self._own and attempts and attempts[0].within):
                 lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                lane.rolled_back()
                 await lane.pipeline.settle()
         self._recovering = self._retreating = False
         foremost = [errors[id(attempt.lane)] for attempt in attempts[:1]]

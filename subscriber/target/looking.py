@@ -97,18 +97,22 @@ class Looking:
 
     async def _ask(self, plan: Plan, new: Row, old: Row, note: Note | None) -> Rows:
         formats, parameters = bind(plan, new, old)
-        return await self._rows(plan.sql, formats, parameters, note)
+        return await self._rows(plan.sql, formats, parameters, note, plan.types)
 
-    async def _rows(self, sql: str, formats: bytes, parameters: bytes, note: Note | None) -> Rows:
-        rows = self._send(sql, formats, parameters, note)
+    async def _rows(
+        self, sql: str, formats: bytes, parameters: bytes, note: Note | None, types: tuple[int, ...] = ()
+    ) -> Rows:
+        rows = self._send(sql, formats, parameters, note, types)
         await self._pipeline.settle()
         return rows
 
-    def _send(self, sql: str, formats: bytes, parameters: bytes, note: Note | None) -> Rows:
+    def _send(
+        self, sql: str, formats: bytes, parameters: bytes, note: Note | None, types: tuple[int, ...] = ()
+    ) -> Rows:
         """A list that the rows will be in once the pipeline is settled."""
         result: Rows = []
         self._pipeline.execute(
-            sql, formats, parameters, note=note, on_result=lambda _note, _tag, rows: result.extend(rows)
+            sql, formats, parameters, note=note, types=types, on_result=lambda _note, _tag, rows: result.extend(rows)
         )
         return result
 

@@ -10,19 +10,22 @@ A report shows values as text. Those that came in binary the target prints, so t
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from subscriber.apply import conflict
 from subscriber.apply.conflict import Writer
-from subscriber.apply.relation_map import Partition
+from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol.messages import Delete, Update
 from subscriber.target import statements
-from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, searched
 from subscriber.target.looking import printed, to_print
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.statements import Plan
+
+# A block in which a question about the rows of a table is queued: PostgresTarget.asking().
+Asking = Callable[[RelationMapping, object], AbstractContextManager[None]]
 
 
 @dataclass(slots=True, eq=False)
@@ -37,9 +40,9 @@ class _Question:
 class Noticing:
     """For one apply session."""
 
-    def __init__(self, pipeline: Pipeline, acting: Acting, on_conflict: OnConflict, origin: str) -> None:
+    def __init__(self, pipeline: Pipeline, asking: Asking, on_conflict: OnConflict, origin: str) -> None:
         self._pipeline = pipeline
-        self._acting = acting
+        self._asking = asking
         self._on_conflict = on_conflict
         self.origin = origin  # its name, whether the target has it or not
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
@@ -125,9 +128,9 @@ class Noticing:
         for question in self._open:
             self._send(question)
 
-    async def ask_elsewhere(self, pipeline: Pipeline) -> None:
+    async def ask_elsewhere(self, pipeline: Pipeline, asking: Asking) -> None:
         """What this session, which has failed, does not answer any more."""
-        self._pipeline, self._acting = pipeline, Acting(pipeline)
+        self._pipeline, self._asking = pipeline, asking
         self.ask_again()
         await pipeline.settle()
 
@@ -145,8 +148,8 @@ class Noticing:
 
         plan, note = question.plan, question.note
         formats, parameters = bind(plan, question.new, question.old)
+        assert note.mapping is not None
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
-            role = self._acting.step_back(note)
-            self._pipeline.execute(plan.sql, formats, parameters, note=note, on_result=answered)
-            self._acting.resume(role, note)
+            with self._asking(note.mapping, note):
+                self._pipeline.execute(plan.sql, formats, parameters, note=note, types=plan.types, on_result=answered)
             self._pipeline.sync()

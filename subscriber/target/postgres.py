@@ -8,32 +8,35 @@ transaction, in target/shapes.py.
 
 from __future__ import annotations
 
-import re
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from subscriber.apply.batch import Batch, Ends, Taken
-from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
-from subscriber.apply.relation_map import RelationMap, RelationMapping, map_relation
+from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping, map_relation
 from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import ServerError, StaleMapping, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
+from subscriber.source.quoting import literal
 from subscriber.target import relations, sets, shapes, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
+from subscriber.target.containing import Containing
+from subscriber.target.explaining import explain
 from subscriber.target.history import History
-from subscriber.target.means import Means, refuse_row_security
+from subscriber.target.means import BECOME_REPLICA, Means
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.noticing import Noticing
-from subscriber.target.progress import ProgressRow
+from subscriber.target.progress import ProgressRecord
 from subscriber.target.resolving import Resolving
 from subscriber.target.statements import NEW, OLD, Plan
 
@@ -53,15 +56,8 @@ SETTINGS = {
 }
 _SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
-# CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
-_PARAMETER = re.compile(r"[^$\n]*\$(\d+)(?: = .*)?", re.DOTALL)
 
-_CLEAR_SKIP_LSN = """
-UPDATE subscriber.subscription SET subskiplsn = '0/0'
- WHERE subid = $1::pg_catalog.text::pg_catalog.oid AND subskiplsn = $2::pg_catalog.text::pg_catalog.pg_lsn
-"""
-
-INSUFFICIENT_PRIVILEGE = "42501"
+_CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
 
 class PostgresTarget:
@@ -76,7 +72,7 @@ class PostgresTarget:
         self.origin = origin
         self.means = Means()
         self.acting = Acting(self.pipeline)
-        self.noticing = Noticing(self.pipeline, self.acting, on_conflict, origin)
+        self.noticing = Noticing(self.pipeline, self.asking, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
         self.hooks: Hooks | None = None  # for whoever brings the changes (worker/applier.py); None: there are none
@@ -84,47 +80,49 @@ class PostgresTarget:
         self.one_by_one: Counter[str] = Counter()  # changes that BatchingTarget has not applied set-based, and why
         self.wake: Callable[[], None] = lambda: None  # called when rest() has something to do again
         self.resolving: Resolving | None = None  # None: no change has to look before it is applied
-        self._progress: ProgressRow
+        self.progress: ProgressRecord
         self._shapes = shapes.Shapes(self.pipeline)
+        self.containing = Containing(self.pipeline, self.acting, self._shapes)
+        self.has_run_foreign_code = False
+        self._is_open = False  # the target's transaction has begun, and its end was not queued
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
         self._made: set[int] = set()  # local relations without a key in which this transaction has made rows
 
     @property
     def position(self) -> Lsn:
-        return self._progress.position
+        return self.progress.position
 
-    def resume(self, progress: ProgressRow, origin_id: int | None = None) -> None:
-        """Go on from this progress row; before the first commit().
+    def resume(self, progress: ProgressRecord, origin_id: int | None = None) -> None:
+        """Continue from this progress record; before the first commit().
 
         `origin_id`: report rows that were written through another origin than this one, or none. For targets
         with track_commit_timestamp, at the price of one more statement for each UPDATE and DELETE.
         """
-        self._progress = progress
+        self.progress = progress
         self.noticing.origin_id = origin_id
         if self.resolving is not None:
             self.resolving.looking.timed = origin_id is not None
+            self.resolving.progress = progress
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
         version = self.pipeline.session.server_version
         values = {n: v for n, v in SETTINGS.items() if version >= _SINCE.get(n, 0)}
-        if not self.means.replica_role:
+        if not self.means.replica_role or self.means.by_function:
             del values["session_replication_role"]
-        if not self.means.own_tables:
-            del values["row_security"]
-        for name, value in {**values, "synchronous_commit": synchronous_commit}.items():
-            self.pipeline.execute(
-                "SELECT pg_catalog.set_config($1, $2, false)",
-                parameters=wire.text_parameters((name, value)),
-                note=Note(f"SET {name}"),
-            )
+        values["synchronous_commit"] = synchronous_commit
+        calls = [f"pg_catalog.set_config({literal(name)}, {literal(value)}, false)" for name, value in values.items()]
+        self.containing.settings = (
+            f"SELECT {', '.join(calls)}",
+            *([BECOME_REPLICA] if self.means.by_function else ()),
+        )
+        for statement in self.containing.settings:
+            self.pipeline.execute(statement, note=Note("SET"))
         await self.pipeline.settle()
 
     async def map(self, remote: Relation) -> RelationMapping:
-        local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.owner)
-        if not self.means.own_tables:
-            await refuse_row_security(self.pipeline, local, self.acting.role([local]))
+        local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.terms)
         self._fresh.add(local.oid)
         return map_relation(remote, local)
 
@@ -137,7 +135,11 @@ class PostgresTarget:
         note = Note(change.message_type, transaction, mapping, change)
         note.may_be_stale = oid not in self._checked and oid not in self._fresh
         note.own_first = transaction.keeps_locks and oid in self._made
+        self._guard(mapping.local, "ROW EXCLUSIVE", note)
         self.acting.become([mapping.local], note)
+        if mapping.runs_foreign_code:
+            self.containing.begin(mapping)
+            self.has_run_foreign_code = True
         left: Insert | Update | Delete | None = change
         if self.resolving is not None and self.resolving.concerns(mapping, change):
             left = await self.resolving.resolve(change, note)
@@ -150,6 +152,8 @@ class PostgresTarget:
             self._delete(mapping, left, note)
         if mapping.search is None and not isinstance(left, Delete):
             self._made.add(oid)
+        if mapping.runs_foreign_code:
+            self.containing.set_again(note)
         if oid not in self._checked:
             self._check_shape(mapping, note)
         await self.pipeline.drain()
@@ -211,6 +215,29 @@ class PostgresTarget:
             plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=self.noticing.answered
         )
 
+    def _guard(self, local: LocalRelation, mode: str, note: Note) -> None:
+        """Before a guarded table is first touched in this transaction: see containing.py."""
+        if local.guarded and local.oid not in self._checked:
+            self._checked.add(local.oid)
+            self.containing.guard(local, mode, note)
+
+    @contextmanager
+    def asking(self, mapping: RelationMapping, note: object) -> Iterator[None]:
+        """Within the block a question about rows of the table is queued, inside of a transaction or between two."""
+        guarded, alone = mapping.local.guarded, not self._is_open
+        if alone:
+            self.pipeline.execute("BEGIN", note=note)
+        role = self.acting.step_back(note)
+        if guarded and (alone or mapping.local.oid not in self._checked):
+            self.containing.guard(mapping.local, "ACCESS SHARE", note)
+        self.acting.become([mapping.local], note)
+        yield
+        if alone:
+            self.pipeline.execute("COMMIT", note=note)
+            self.acting.began()
+        else:
+            self.acting.resume(role, note)
+
     def _check_shape(self, mapping: RelationMapping, note: Note) -> None:
         local = mapping.local
         self._checked.add(local.oid)
@@ -248,9 +275,17 @@ class PostgresTarget:
         note = Note(truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate)
         oids = {mapping.local.oid for mapping in mappings}
         note.may_be_stale = not oids <= self._checked | self._fresh
+        for mapping in mappings:
+            self._guard(mapping.local, "ACCESS EXCLUSIVE", note)
+        foreign = [mapping for mapping in mappings if mapping.runs_foreign_code]  # perhaps a trigger for TRUNCATE
+        for mapping in foreign:
+            self.containing.begin(mapping)
+            self.has_run_foreign_code = True
         self.acting.become([mapping.local for mapping in mappings], note)
         sql = statements.truncate(mappings, restart_identity=truncate.restart_identity)
         self.pipeline.execute(sql, note=note)
+        if foreign:
+            self.containing.set_again(note)
         for mapping in mappings:
             if mapping.local.oid not in self._checked:
                 self._check_shape(mapping, note)
@@ -264,20 +299,23 @@ class PostgresTarget:
             local = table.mapping.local
             if table.mapping.search is None:
                 self._made.add(local.oid)
+            self._guard(local, "ROW EXCLUSIVE", note)
             self.acting.become([local], note)
             for step in table.steps:
                 what = replace(note, message=step.kind.name, mapping=table.mapping)
                 if step.kind is Kind.INSERT:
                     self.pipeline.copy(sets.copy(table), sets.copy_data(table, step), note=what)
                 else:
-                    self.pipeline.execute(sets.change(table, step), *sets.arrays(table, step), note=what)
+                    formats, parameters = sets.arrays(table, step)
+                    types = sets.types(table, step)
+                    self.pipeline.execute(sets.change(table, step), formats, parameters, note=what, types=types)
             if local.oid not in self._checked:
                 self._check_shape(table.mapping, note)
         self.acting.step_back(note)
 
     def begin(self, transaction: RemoteTransaction) -> None:
         """Open the target's transaction for this remote one."""
-        transaction.changed = True
+        transaction.changed = self._is_open = True
         self._checked.clear()
         self._made.clear()
         self.acting.began()
@@ -290,23 +328,44 @@ class PostgresTarget:
     def queue_commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
         """Queue what commit() does, waiting for nothing."""
         note = Note("COMMIT", transaction)
+        self.containing.run_deferred(note)
         self.acting.step_back(note)
-        self._progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
+        self.progress.advance(self.pipeline, end_lsn, transaction.commit_time, note)
         self.pipeline.execute("COMMIT", note=note)
         self.pipeline.sync(on_committed)
+        self._ended()
+
+    def prepare(self, name: str, note: Note) -> None:
+        """Queue PREPARE TRANSACTION; what goes with it comes before, see run_deferred()."""
+        self.pipeline.execute_once(f"PREPARE TRANSACTION '{name}'", note=note)
+        self.pipeline.sync()
+        self._ended()
+
+    def rolled_back(self) -> None:
+        """The target's transaction was rolled back, with nothing of it left (lanes.py)."""
+        self._is_open = False
+
+    def run_deferred(self, note: Note) -> None:
+        """Queue what foreign code has put off to the end of the transaction."""
+        self.containing.run_deferred(note)
+
+    def _ended(self) -> None:
+        """The end of the target's transaction was queued."""
+        self._is_open = False
+        self.containing.clean()
         self._fresh.clear()
 
     def set_origin(self, lsn: Lsn, time: int, note: Note) -> None:
         """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
-        self._progress.set_origin(self.pipeline, lsn, time, note)
+        self.progress.set_origin(self.pipeline, lsn, time, note)
 
     def share_progress(self, other: PostgresTarget) -> None:
         """Have `other`, a session of the same worker, make the next commit; nothing of ours is under way."""
-        other._progress = self._progress.copy()
+        other.progress = self.progress.copy()
 
     def follow(self, position: Lsn) -> None:
-        """The progress row is at `position` when this session moves it next: another one of this worker has."""
-        self._progress.position = position
+        """The progress record is at `position` when this session moves it next: another one of this worker has."""
+        self.progress.position = position
 
     @property
     def pipelines(self) -> list[Pipeline]:
@@ -351,67 +410,22 @@ class PostgresTarget:
         if transaction.changed:
             self.pipeline.execute("ROLLBACK", note=Note("ROLLBACK", transaction))
             self.pipeline.sync()
-        self._fresh.clear()
+        self._ended()
 
-    def clear_skip_lsn(self, transaction: RemoteTransaction, subid: int, skip_lsn: Lsn) -> None:
+    def clear_skip_lsn(self, transaction: RemoteTransaction, skip_lsn: Lsn) -> None:
         """Forget the position to skip, with this transaction; unless another one was named meanwhile."""
         if not transaction.changed:
             self.begin(transaction)
         note = Note("COMMIT", transaction)
         self.acting.step_back(note)
-        parameters = wire.text_parameters((str(subid), str(skip_lsn)))
+        parameters = wire.text_parameters((*self.progress.shown, str(skip_lsn)))
         self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
 
     async def settle(self) -> None:
         await self.pipeline.settle()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
-        """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
-
-        For an error of this session's statements; any other is returned as it is.
-        """
-        note = self.pipeline.failed_note
-        if error is not self.pipeline.error or not isinstance(note, Note) or note.transaction is None:
+        """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""
+        if error is not self.pipeline.error:
             return error
-        if error.sqlstate == shapes.CHANGED or (
-            note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE)
-        ):
-            return StaleMapping(error.message)
-        if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
-            error = self._row_security(error, note.mapping)
-        if self.pipeline.session.error is None:
-            self.add_context(error, note)
-        return error
-
-    def _row_security(self, error: ServerError, mapping: RelationMapping) -> SubscriberError:
-        """With row_security = off the server refuses where rows would be left out; say what that means here."""
-        if error.fields.get("R") != "check_enable_rls":
-            return error
-        role = self.acting.role([mapping.local])
-        return ServerError(
-            {
-                **error.fields,
-                "C": "0A000",
-                "M": f'user "{role}" cannot replicate into relation with row-level security enabled: '
-                f'"{mapping.local.name}"',
-            }
-        )
-
-    def add_context(self, error: SubscriberError, note: Note) -> None:
-        """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
-        column = _failed_column(error, note)
-        if column is not None:
-            error.context.clear()  # names the parameter, and shows its value if the server is so configured
-        relation = note.mapping.label if note.mapping is not None else None
-        error.context.append(error_context(self.origin, note.message, relation, column, note.transaction))
-
-
-def _failed_column(error: SubscriberError, note: Note) -> str | None:
-    """The column whose value could not be read; None when the error is no such one."""
-    if len(error.context) != 1 or note.plan is None or note.mapping is None:
-        return None
-    found = _PARAMETER.fullmatch(error.context[0])
-    if found is None or int(found[1]) > len(note.plan.parameters):
-        return None
-    _, index = note.plan.parameters[int(found[1]) - 1]
-    return note.mapping.attributes[index].name
+        return explain(error, self.pipeline, self.acting, self.origin)

@@ -2,16 +2,16 @@
 
 A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows'
 versions (xmin) of its columns, indexes and triggers. TRUNCATE and VACUUM do not change it. When it is compared is told
-in shapes.py.
+in shapes.py. What counts as foreign code is told in migrations/versions/0015_foreign_code.py.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from subscriber.apply.relation_map import ColumnSets, LocalColumn, LocalRelation, Partition
+from subscriber.apply.relation_map import ColumnSets, ForeignCode, LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
@@ -69,7 +69,7 @@ pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
   NOT EXISTS (SELECT FROM pg_catalog.pg_cast k
                WHERE k.castsource = 25 AND k.casttarget = base.oid AND k.castmethod = 'f')
     AND NOT (base.oid = 1186 AND (a.atttypmod >= 0 OR a.atttypid <> base.oid)),
-  base.typarray <> 0 AND base.typcategory <> 'A')
+  base.typarray <> 0 AND base.typcategory <> 'A', base.typarray::bigint, base.typtype = 'e')
 """
 
 # Why changes of a table must be applied one after another. User-defined functions may look at anything.
@@ -128,9 +128,17 @@ AND NOT EXISTS (SELECT FROM pg_catalog.pg_index i JOIN pg_catalog.pg_attribute a
 
 _INTROSPECT = f"""
 WITH RECURSIVE rel AS (
-  SELECT c.*, n.nspname, subscriber.table_shape(c.oid, OWNER) AS shape, {_MAY_SET_ROLE} AS may_set_role
+  SELECT c.*, n.nspname, {_MAY_SET_ROLE} AS may_set_role
     FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
    WHERE n.nspname = $1 AND c.relname = $2),
+safety AS MATERIALIZED (
+  SELECT subscriber.table_safety(rel.oid, TRUSTED::pg_catalog.name[], $5::pg_catalog.bool, $6::pg_catalog.name) AS found
+    FROM rel),
+code_of AS (
+  SELECT ARRAY(SELECT DISTINCT code ->> 0 FROM safety,
+                      LATERAL pg_catalog.json_array_elements(
+                        CASE WHEN found ->> 'foreign' IS NOT NULL THEN found -> 'foreign' END) AS code
+                ORDER BY 1)::pg_catalog.name[] AS names),
 domains (attnum, typid) AS (
   SELECT a.attnum, a.atttypid FROM pg_catalog.pg_attribute a, rel
    WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped
@@ -139,7 +147,10 @@ domains (attnum, typid) AS (
 other_unique AS ({_OTHER_UNIQUE})
 SELECT pg_catalog.json_build_object(
   'oid', rel.oid, 'kind', rel.relkind, 'may_set_role', rel.may_set_role,
-  'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'shape', rel.shape,
+  'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'safety', safety.found,
+  'shape', CASE WHEN safety.found ->> 'guarded' = 'true' OR safety.found ->> 'foreign' IS NOT NULL
+                THEN subscriber.guarded_shape(rel.oid, OWNER, code_of.names)
+                ELSE subscriber.table_shape(rel.oid, OWNER) END,
   'columns', (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
              a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod), {_SEARCH_CAST}, {_EQUALITY},
@@ -165,8 +176,10 @@ SELECT pg_catalog.json_build_object(
      WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0),
   'one_by_one', {_ONE_BY_ONE}, 'other_unique', EXISTS (SELECT FROM other_unique),
   'unique_columns', {_UNIQUE_COLUMNS}, 'bare', {_BARE})
-  FROM rel
+  FROM rel, safety, code_of
 """
+
+_TRUSTED = "ARRAY(SELECT pg_catalog.json_array_elements_text($4::pg_catalog.json))"
 
 _NOT_SUPPORTED = {
     "v": "views",
@@ -180,14 +193,27 @@ _NOT_SUPPORTED = {
 }
 
 
-async def introspect(pipeline: Pipeline, schema: str, name: str, owner: str = "") -> LocalRelation:
-    """The table a published table of that name is applied to, for a subscription of `owner`.
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who applies changes, and on which terms: what a table looks like depends on it."""
+
+    owner: str = ""  # of the subscription; empty: nobody in particular
+    run_as_owner: bool = False
+    trusted_owners: tuple[str, ...] = ()
+    replica_role: bool = True  # ordinary triggers do not fire
+
+
+async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
+    """The table that a published table of that name is applied to.
 
     Raises MappingError when there is none or it is neither a table nor a partitioned one.
     Source: logicalrep_rel_open() in relation.c, CheckSubscriptionRelkind().
     """
-    introspection = _INTROSPECT.replace("OWNER", "$3::pg_catalog.text")
-    rows = await pipeline.rows(introspection, schema, name, owner)
+    introspection = _INTROSPECT.replace("OWNER", "$3::pg_catalog.text").replace("TRUSTED", _TRUSTED)
+    trusted = json.dumps(terms.trusted_owners)
+    acting = terms.owner if terms.run_as_owner and terms.owner else None
+    replica = str(terms.replica_role).lower()
+    rows = await pipeline.rows(introspection, schema, name, terms.owner, trusted, replica, acting)
     if not rows:
         raise MappingError(
             f'logical replication target relation "{schema}.{name}" does not exist',
@@ -206,6 +232,9 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         )
     columns = _list(found["columns"])
     partitions = _list(found["partitions"])
+    safety = found["safety"]
+    assert isinstance(safety, dict)
+    foreign = tuple(ForeignCode(*code) for code in _list(safety["foreign"]))
     identity = _list(found["identity"]) or _common_identity([_list(part[2]) for part in partitions])
     return LocalRelation(
         oid=int(str(found["oid"])),
@@ -223,6 +252,8 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         other_unique=bool(found["other_unique"]),
         unique_columns=None if found["unique_columns"] is None else tuple(_list(found["unique_columns"])),
         bare=bool(found["bare"]),
+        foreign=foreign,
+        guarded=bool(safety["guarded"] or foreign),
     )
 
 

@@ -12,14 +12,25 @@ What makes plans anew: a table's columns, constraints, indexes, triggers, rules,
 name all plans. Not so what is asked for each time: whether the subscription's owner may act as the table's. And not the
 indexes of a table's partitions, so partitioned tables are compared each time.
 
+A guarded table is locked and compared before its first change, since its owner could have put code there meanwhile that
+must not run in the session. Its shape has more in it (subscriber.guarded_shape()): all that foreign_code() has looked
+at. Where foreign code may run it is compared each time, as what the session's role may do has no part in plans.
+
 Source: PlanCacheRelCallback() and PlanCacheSysCallback() in plancache.c, fix_expr_common() in setrefs.c.
 """
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
+
+import asyncpg
+
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.errors import StaleMapping
 from subscriber.protocol import wire
+from subscriber.target.statements import qualified
 
 CHANGED = "SB001"  # SQLSTATE of our own
 # What a statement for the old shape may fail with before the check is reached: names and types that do not
@@ -34,9 +45,12 @@ SELECT {_ANALYSED}
    WHEN {_ANALYSED} = $1::pg_catalog.text
         AND ($3::pg_catalog.text = ''
              OR pg_catalog.pg_has_role($3::pg_catalog.text::pg_catalog.name, $4::pg_catalog.name, 'MODE')) THEN false
-   WHEN subscriber.table_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text) = $2::pg_catalog.text THEN true
+   WHEN SHAPE = $2::pg_catalog.text THEN true
    ELSE subscriber.raise_error('{CHANGED}', 'the target table has changed its shape') END
 """
+_SHAPE = "subscriber.table_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text)"
+_GUARDED_SHAPE = """subscriber.guarded_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text,
+        ARRAY(SELECT pg_catalog.json_array_elements_text($5::pg_catalog.json))::pg_catalog.name[])"""
 _NOTHING_NEW = b"SELECT 0\0"
 _NEVER = (None, "", b"")
 
@@ -61,12 +75,61 @@ class Shapes:
         known = self._equal
         equal, sql, parameters = known.get(local.oid, _NEVER)
         if equal is not local:
-            sql = _CHECK.replace("RELATION", str(local.oid)).replace("MODE", self._mode)
-            parameters = wire.text_parameters((None, local.shape, owner, local.owner))
+            sql = _CHECK.replace("SHAPE", _GUARDED_SHAPE if local.guarded else _SHAPE)
+            sql = sql.replace("RELATION", str(local.oid)).replace("MODE", self._mode)
+            parameters = _parameters(local, owner, None)
 
         def answered(_note: object, _tag: str, rows: Rows) -> None:
-            if not local.partitioned and local.may_set_role:
-                values = (rows[0][0], local.shape, owner, local.owner)
-                known[local.oid] = (local, sql, wire.text_parameters(values))  # which is perhaps forgotten by now
+            if not local.partitioned and not local.foreign and local.may_set_role:
+                known[local.oid] = (local, sql, _parameters(local, owner, rows[0][0]))  # which is perhaps forgotten
 
         self._pipeline.execute(sql, parameters=parameters, note=note, expect=_NOTHING_NEW, on_result=answered)
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """What keeps foreign code off a table in sessions that have no pipeline; it travels to executors."""
+
+    role: str  # to lock as; "none": the session's own
+    lock: str
+    relid: int
+    owner: str  # of the subscription
+    code_of: tuple[str, ...]
+    shape: str
+
+    async def apply(self, connection: asyncpg.Connection) -> None:
+        """In the transaction that is going to write the table. Raises StaleMapping."""
+        await connection.execute("SELECT pg_catalog.set_config('role', $1, true)", self.role)
+        await connection.execute(self.lock)
+        await connection.execute("SELECT pg_catalog.set_config('role', 'none', true)")
+        shape = await connection.fetchval(_COMPARED, self.relid, self.owner, list(self.code_of))
+        if shape != self.shape:
+            raise StaleMapping("the target table has changed its shape", sqlstate=CHANGED)
+
+
+_COMPARED = "SELECT subscriber.guarded_shape($1::pg_catalog.oid, $2, $3::pg_catalog.text[]::pg_catalog.name[])"
+
+
+def guard(local: LocalRelation, role: str, owner: str) -> Guard | None:
+    """None: the table needs none."""
+    if not local.guarded:
+        return None
+    return Guard(role, lock(local, "ROW EXCLUSIVE"), local.oid, owner, local.code_of, local.shape)
+
+
+def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> bytes:
+    values = [analysed, local.shape, owner, local.owner]
+    return wire.text_parameters([*values, json.dumps(local.code_of)] if local.guarded else values)
+
+
+def lock(local: LocalRelation, mode: str) -> str:
+    """The statement that keeps others from putting code on the table, before there is a change to do so.
+
+    `mode` is at least ACCESS SHARE for a table that is read, and ROW EXCLUSIVE for one that is written: with these
+    nobody else can drop, rename or alter it, or add a trigger. To attach a partition takes less, hence the stronger
+    lock.
+    """
+    name = qualified(local.schema, local.name)
+    if local.partitioned:
+        return f"LOCK TABLE {name} IN SHARE UPDATE EXCLUSIVE MODE"
+    return f"LOCK TABLE ONLY {name} IN {mode} MODE"

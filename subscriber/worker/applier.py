@@ -23,6 +23,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+from subscriber.target.explaining import add_context
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.failpoints import Point, reach
@@ -152,4 +153,4 @@ class Applier:
             relid = getattr(message, "relid", None)
             if relid is not None:
                 note.mapping = self.dispatcher.relations.get(relid)
-            self._target.add_context(error, note)
+            add_context(error, note, self._target.origin)

@@ -1,9 +1,9 @@
 """The tables that are not copied by the launcher's own sync workers but by `subscriber copy`, with Spark.
 
 The launcher starts that command as another process, when the subscription says so (copy_engine = spark) or its
-tables are large (auto), and again when it has failed. Somebody may as well have started it by hand, somewhere else:
-the lock of the group tells, and the catalog which tables it has. What is here only decides; a killed launcher leaves
-the copy alone, and the next one finds it.
+tables are large (auto), and again when it has failed. The command may also run somewhere else, started by hand: then
+it has the place GROUP (catalog/sessions.py), and the catalog lists its tables. This module only decides; a killed
+launcher leaves the copy alone, and the next one finds it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import locks, store
+from subscriber.catalog import sessions, store
 from subscriber.catalog.bulk_copy import GROUP
-from subscriber.catalog.session import Catalog
 from subscriber.errors import SubscriberError
 from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply_worker import connect_publisher
 from subscriber.worker.retry import RETRY_INTERVAL
-from subscriber.worker.status import Board, Report
+from subscriber.worker.status import Report
+from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
 
 if TYPE_CHECKING:
@@ -35,7 +35,9 @@ if TYPE_CHECKING:
 # Below that a driver's start takes longer than what executors save. Bytes on the publisher's disk.
 LARGE = 4 * 1024**3
 _UNCOPIED = (State.INIT, State.DATASYNC)
-_TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"  # not on the command line, where everybody could read its password
+# Not on the command line, where everybody could read their passwords.
+TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
+APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
 
 
 class Leave(Enum):
@@ -56,12 +58,12 @@ class Owner(Protocol):
 class Bulk:
     """Belongs to one supervisor, which sets `tasks` before it asks."""
 
-    def __init__(self, owner: Owner, target: str, catalog: Catalog, board: Board) -> None:
+    def __init__(self, owner: Owner, around: Surroundings) -> None:
         self.tasks: TaskGroup
         self._owner = owner
-        self._target = target
-        self._catalog = catalog
-        self._board = board
+        self._around = around
+        self._catalog = around.catalog
+        self._board = around.board
         self._running = False
         self._deciding = False
         self._large: frozenset[int] = frozenset()  # tables that together are worth it
@@ -139,10 +141,9 @@ class Bulk:
 
     async def _wait_for_others(self) -> None:
         """While somebody else copies, or a sync worker hands over, there is nothing to start."""
-        key = locks.table_sync_key(self._owner.subscription.oid, GROUP)
         while True:
             async with self._catalog.use() as connection:
-                if await locks.holder(connection, key) is None:
+                if await sessions.holder(connection, self._owner.subscription.oid, GROUP) is None:
                     return
             await anyio.sleep(RETRY_INTERVAL)
 
@@ -153,7 +154,8 @@ class Bulk:
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
         command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--", subscription.name]
-        environment = {**os.environ, _TARGET_VARIABLE: self._target}
+        around = self._around
+        environment = {**os.environ, TARGET_VARIABLE: around.target, APPLY_VARIABLE: around.apply_target}
         done = await anyio.run_process(command, check=False, env=environment, start_new_session=True)
         if done.returncode == 0:
             telemetry.log(

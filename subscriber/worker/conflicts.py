@@ -8,9 +8,10 @@ from contextlib import suppress
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.policy import Policy, Rule, parse_policies
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog import store
 from subscriber.catalog.conflict_options import needs_commit_times
+from subscriber.catalog.session import Catalog
 from subscriber.connection.connect import open_session
-from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
 from subscriber.subscription import Subscription
@@ -58,7 +59,7 @@ def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: 
         )
 
 
-async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str) -> SubscriberError:
+async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: Catalog) -> SubscriberError:
     """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
 
     Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
@@ -79,26 +80,32 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str)
             asking = PostgresTarget(session, target.origin, lambda *_: None)
             asking.means = target.means
             await asking.configure("off")
-            await target.noticing.ask_elsewhere(asking.pipeline)
+            asking.acting.adopt(target.acting)
+            await target.noticing.ask_elsewhere(asking.pipeline, asking.asking)
             if refusal is not None:
-                await _record(asking.pipeline, target, refusal)
+                await _record(catalog, target, refusal)
             elif violated and isinstance(error, ServerError) and isinstance(note, Note):
-                return await _investigated(asking.pipeline, target, error, note)
+                return await _investigated(asking, catalog, target, error, note)
         finally:
             session.abort()
     return error
 
 
-async def _investigated(pipeline: Pipeline, target: PostgresTarget, error: ServerError, note: Note) -> SubscriberError:
-    conflict = await unique_conflicts.investigate(pipeline, error, note)
-    if conflict is None or note.mapping is None or note.transaction is None:
+async def _investigated(
+    asking: PostgresTarget, catalog: Catalog, target: PostgresTarget, error: ServerError, note: Note
+) -> SubscriberError:
+    if note.mapping is None or note.transaction is None:
+        return error
+    with asking.asking(note.mapping, note):
+        conflict = await unique_conflicts.investigate(asking.pipeline, error, note)
+    if conflict is None:
         return error
     table = note.mapping.local.schema, note.mapping.local.name
     rule = target.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
     if _decidable(target, rule, note.mapping, note):
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
-        await _record(pipeline, target, Refusal(conflict, rule, note.mapping, note.transaction))
+        await _record(catalog, target, Refusal(conflict, rule, note.mapping, note.transaction))
     return _as_error(conflict, error)
 
 
@@ -112,11 +119,14 @@ def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, not
     return target.resolving.concerns(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
 
 
-async def _record(pipeline: Pipeline, target: PostgresTarget, refusal: Refusal) -> None:
-    if target.history is not None:
-        await target.history.record_error(
-            pipeline, refusal.conflict, refusal.mapping.local.oid, refusal.transaction, refusal.rule
-        )
+async def _record(catalog: Catalog, target: PostgresTarget, refusal: Refusal) -> None:
+    if target.history is None:
+        return
+    relid = refusal.mapping.local.oid
+    lines = target.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
+    async with catalog.use() as connection, connection.transaction():
+        for line in lines:
+            await store.record_conflict_error(connection, target.history.subid, line)
 
 
 def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:

@@ -7,6 +7,7 @@ option means).
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
@@ -17,7 +18,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, hold, hooked, store
+from subscriber.catalog import bulk_copy, hold, hooked, origins, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
@@ -53,6 +54,7 @@ _RESTART = (
     "owner_is_superuser",
     # These only here: they are set when the session is opened.
     "run_as_owner",
+    "trusted_owners",
     "synchronous_commit",
     "apply_sessions",
     "conflict_policy",
@@ -74,7 +76,7 @@ class Supervisor:
         self._tidying = False
         self._text_because: str | None = None  # see stream_format.py
         self._holding = Holding(around.catalog, subscription.oid)
-        self.bulk = Bulk(self, around.target, around.catalog, around.board)
+        self.bulk = Bulk(self, around)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -330,7 +332,7 @@ class Supervisor:
                 sync = TableSync(
                     self.subscription,
                     relid,
-                    around.target,
+                    around.apply_target,
                     around.system_id,
                     around.catalog,
                     around.flusher,
@@ -345,7 +347,9 @@ class Supervisor:
                 finished = True
             around.board.remove(report)
         except Exception as error:
+            sessions.close()
             await self._sync_failed(root_cause(error), report)
+            await self._release_origin(relid)
         finally:
             self._syncing.pop(relid, None)
             if finished:
@@ -364,6 +368,15 @@ class Supervisor:
             around.board.remove(report)
             self._leader.cancel()
 
+    async def _release_origin(self, relid: int) -> None:
+        """A copy that has failed begins from nothing; its origin would keep one of the few places that there are."""
+        table = self.tables.get(relid)
+        if table is not None and table.state in (State.INIT, State.DATASYNC):
+            with suppress(SubscriberError):
+                async with self._around.catalog.use() as connection:
+                    name = origins.table_sync_origin(self.subscription.oid, relid)
+                    await origins.drop_origin(connection, name, missing_ok=True)
+
     def _take_sessions(self) -> SyncSessions:
         """Those of a sync worker before, if they are fit, or new ones."""
         while self._sessions:
@@ -371,7 +384,7 @@ class Supervisor:
             if sessions.fits(self.subscription):
                 return sessions
             sessions.close()
-        return SyncSessions(self.subscription, self._around.target, self._around.resolvers)
+        return SyncSessions(self.subscription, self._around.apply_target, self._around.catalog, self._around.resolvers)
 
     def _close_sessions(self) -> None:
         """Those that no table waits for."""

@@ -2,13 +2,14 @@
 
 To open a session costs a server more than to copy a small table, most of it for a process and for reading the system
 catalog again. So what is the same for every table stays: the settings, the prepared statements, what the backends
-have cached. What belongs to one table is let go of when it is done: its lock, its origin, its name.
+have cached. What belongs to one table is let go of when it is done: its place, its origin, its name.
 
-Sessions that have seen an error are not used again, nor after the subscription has changed. A walsender serves one
+Sessions that have seen an error are not used again, nor after the subscription has changed, nor after code of others
+has run in them (target/containing.py). A walsender serves one
 stream in its life; a table that had to catch up takes the session to the publisher with it.
 
-Kill points considered: the lock of a table is held from before its state is read until its slot can be dropped, as
-with a session for each table. A session that was left in the middle of a table ends; nobody goes on with it.
+Kill points considered: the session has the place of a table from before its state is read until its slot can be
+dropped, as with a session for each table. A session that was left in the middle of a table ends and is not used again.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from subscriber.catalog import locks, origins
-from subscriber.catalog.session import KEEPALIVE
+from subscriber.catalog import origins, sessions
+from subscriber.catalog.session import KEEPALIVE, Catalog
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
@@ -28,21 +29,23 @@ from subscriber.target.means import Means, find_means
 from subscriber.target.note import OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.resolving import Resolver
-from subscriber.worker.apply_session import take_up
+from subscriber.worker.apply_session import backend_of, take_up
 from subscriber.worker.apply_worker import connect_publisher
 
 WORKER = "table synchronization worker"
 
 _NAME = "SELECT pg_catalog.set_config('application_name', $1, false)"
-_UNLOCK = "SELECT pg_catalog.pg_advisory_unlock($1::text::int4, $2::text::int4)"
 
 
 class SyncSessions:
     """For one table at a time; connects when it is asked for something. close() when there is nothing left to do."""
 
-    def __init__(self, subscription: Subscription, target: str, resolvers: Mapping[str, Resolver]) -> None:
+    def __init__(
+        self, subscription: Subscription, target: str, catalog: Catalog, resolvers: Mapping[str, Resolver]
+    ) -> None:
         """`target` is its connection string."""
         self.subscription = subscription
+        self._catalog = catalog
         self._conninfo = target
         self._resolvers = resolvers
         self._publisher: Publisher | None = None
@@ -69,9 +72,9 @@ class SyncSessions:
 
     @asynccontextmanager
     async def target(self, name: str, relid: int, on_conflict: OnConflict) -> AsyncIterator[PostgresTarget]:
-        """The target session, locked and configured for a table, bound to no origin yet.
+        """The target session, registered and configured for a table, bound to no origin yet.
 
-        At the end of the block, where no origin is bound again, the lock is let go of, unless it ends with an error.
+        At the end of the block, where no origin is bound again, the place is given back, unless it ends with an error.
         """
         subscription = self.subscription
         application_name = f"subscriber: {subscription.name} {name}"
@@ -85,12 +88,17 @@ class SyncSessions:
         target.means, target.batching = self._means, False
         if again:
             await pipeline.rows(_NAME, application_name)
-        key = locks.table_sync_key(subscription.oid, relid)
         if not again:
             await target.configure(subscription.synchronous_commit)
-        await take_up(target, key, subscription.oid, subscription, self._resolvers, on_conflict)
+        await take_up(target, self._catalog, relid, subscription, self._resolvers, on_conflict)
         yield target
-        await pipeline.rows(_UNLOCK, str(key[0]), str(key[1]))
+        if target.has_run_foreign_code:
+            pipeline.session.abort()
+            self._pipeline = self._session = None
+            return
+        backend = await backend_of(pipeline)
+        async with self._catalog.use() as connection:
+            await sessions.release(connection, subscription.oid, relid, backend.pid)
 
     def close(self) -> None:
         """Drop both."""

@@ -50,7 +50,7 @@ class Tables:
                 known.state, known.lsn = State(row.state), row.lsn or Lsn(0)
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
-        self._states = found
+        self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
         self.notify()
 
     def get(self, relid: int) -> RelationState | None:
@@ -112,10 +112,12 @@ class Tables:
             table.state, table.lsn = State(row.state), row.lsn or Lsn(0)
 
     def restore(self, relid: int) -> None:
-        """A sync worker has ended early: what it and the apply worker agreed on is void."""
-        table = self._states.get(relid)
-        if table is not None and table.state not in STORED:
-            table.state, table.lsn = State.FINISHEDCOPY, Lsn(0)
+        """A sync worker has ended early: what it and the apply worker agreed on is void. Other tables come first."""
+        table = self._states.pop(relid, None)
+        if table is not None:
+            self._states[relid] = table
+            if table.state not in STORED:
+                table.state, table.lsn = State.FINISHEDCOPY, Lsn(0)
         self.notify()
 
     def notify(self) -> None:

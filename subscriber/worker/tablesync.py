@@ -1,7 +1,7 @@
 """The table synchronization worker: copies one table, catches up, and hands it to the apply worker.
 
 Or it does the latter two with a group of tables that others have copied from one snapshot (pipeline/copy.py): slot,
-origin, progress row and lock are those of the relid GROUP then, and all tables move together.
+origin, progress record and place are those of the relid GROUP then, and all tables move together.
 
 A table of which the apply worker has passed over nothing since the snapshot (tables.py) needs no stream to catch up.
 What is in built-in types, the same on both sides, is copied in binary, in which servers read and write faster.
@@ -11,17 +11,17 @@ killed, or a server, or a connection:
 
 - before datasync is stored: nothing has happened; the next worker begins.
 - in datasync: the copy's transaction rolls back. A slot and an origin may be left over; the next worker
-  drops the slot, and origin and progress row are set by the copy's transaction.
+  drops the slot, and origin and progress record are set by the copy's transaction.
 - between the creation of the slot and the commit of the copy: the same.
-- at the commit of the copy: rows, progress row (the snapshot's position) and state finishedcopy are one
+- at the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are one
   transaction. Either all of it is there, or the next worker copies again. It asks the catalog which, after it
-  has its lock: while the backend of the worker before it works, the answer may still change.
+  has its place: while the backend of the worker before it works, the answer may still change.
 - in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
   from there, as no position is confirmed before it is durable.
 - in catchup with nothing to catch up with: the state goes back to finishedcopy. An apply worker that begins anew
   has not seen what came since the snapshot, and the sync worker streams then.
 - after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
-  applied is durable too. Slot, origin and progress row are dropped by the next apply worker (tidy.py).
+  applied is durable too. Slot, origin and progress record are dropped by the next apply worker (tidy.py).
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from subscriber import telemetry
 from subscriber.apply.binary_types import same_in_binary
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.hooks import Hooks
+from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.subrel import State
 from subscriber.apply.table_hook import TableHook, bind
-from subscriber.catalog import bulk_copy, origins, store
+from subscriber.catalog import bulk_copy, origins, progress_records, store
 from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
 from subscriber.errors import StaleCatalog, SubscriberError
@@ -47,13 +48,13 @@ from subscriber.source.publisher import Publisher
 from subscriber.source.tables import as_relation, copies_binary, copy_statement
 from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
-from subscriber.target import relations
-from subscriber.target.acting import NOBODY
+from subscriber.target import copying
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.progress import ProgressRecord
 from subscriber.target.statements import qualified, quote
 from subscriber.worker.apply_loop import ApplyLoop
-from subscriber.worker.apply_session import explained, read_progress, resume, tagged, unbind
+from subscriber.worker.apply_session import claim, explained, resume, tagged, unbind
 from subscriber.worker.apply_worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
@@ -62,16 +63,6 @@ from subscriber.worker.streamed import Streamed
 from subscriber.worker.surroundings import SpoolPlace
 from subscriber.worker.sync_sessions import SyncSessions
 from subscriber.worker.tables import Tables
-
-_SAVE_PROGRESS = (
-    "INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({subid}, {relid}, '{lsn}')"
-    " ON CONFLICT (subid, relid) DO UPDATE SET remote_lsn = excluded.remote_lsn"
-)
-_SAVE_STATE = (
-    "UPDATE subscriber.subscription_rel SET srsubstate = '{state}', srsublsn = '{lsn}'"
-    " WHERE srsubid = {subid} AND srrelid = {relid}"
-)
-_SET_COMMIT_TIME = "SELECT pg_catalog.pg_replication_origin_xact_setup('0/0', '{time}')"
 
 
 class TableSync:
@@ -118,37 +109,37 @@ class TableSync:
             target.hooks = self._hooks
             self._report.status.pid = target.pipeline.session.pid
             try:
-                start = None
                 if self.relid != bulk_copy.GROUP:
-                    start = await self._copy_if_needed(target, publisher, origin)
-                await self._catch_up(target, sessions, start)
+                    await self._copy_if_needed(target, publisher, origin)
+                await self._catch_up(target, sessions)
             except SubscriberError as error:
-                raise await explained(error, target, self._target) from error
+                raise await explained(error, target, self._target, self._catalog) from error
         await self._finish(origin, await sessions.publisher(self.slot))
 
     # --- the copy -------------------------------------------------------------------------------
 
-    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> Lsn | None:
-        """The position of the copy, if it was made; None: one before us has made it."""
+    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
+        """Copy the table, unless an earlier worker has done so."""
         state = await self._stored_state()
         if state in (State.SYNCDONE, State.READY):
             raise StaleCatalog("the table has been synchronized meanwhile")
         if state not in (State.INIT, State.DATASYNC):
-            return None
+            return
         if state is State.DATASYNC:
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.create_origin(connection, origin)
             await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         reach(Point.DATASYNC_STORED)
         self._tables.move(self.relid, State.DATASYNC, Lsn(0))
-        async with tagged(target):  # for origin = none, as what is applied is
-            position = await self._copy(target, publisher)
+        claimed = await self._claim()
+        async with tagged(target, claimed):  # for origin = none, as what is applied is
+            position = await self._copy(target, publisher, claimed)
         self._tables.move(self.relid, State.FINISHEDCOPY, position)
-        return position
 
     async def _stored_state(self) -> State:
-        """As the catalog has it, now that the lock is ours: a worker before us may have committed its copy without
+        """As the catalog has it, now that the place is ours: a worker before us may have committed its copy without
         being told, and its backend may have done so after the tables were loaded.
         """
         async with self._catalog.use() as connection:
@@ -160,14 +151,16 @@ class TableSync:
                 raise StaleCatalog("the table is being copied with others")
         return self._state()
 
-    async def _copy(self, target: PostgresTarget, publisher: Publisher) -> Lsn:
+    async def _claim(self) -> ProgressClaim:
+        claimed = await claim(self._catalog, self.subscription.oid, self.relid)
+        if claimed is None:
+            raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
+        return claimed
+
+    async def _copy(self, target: PostgresTarget, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
         """Copy the table as of the creation of its slot; the position of that."""
         self._set_state("copying")
-        local = await relations.introspect(target.pipeline, self.schema, self.table, target.acting.owner)
-        role = target.acting.role([local])
-        session = target.pipeline.session
-        await session.query("BEGIN")
-        await session.query(f"LOCK TABLE {qualified(local.schema, local.name)} IN ROW EXCLUSIVE MODE")
+        local = await copying.begin(target, self.schema, self.table)
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
         reach(Point.SLOT_CREATED)
@@ -187,20 +180,15 @@ class TableSync:
         chunks = self._chunks(publisher.session, copy_to)
         if hook is not None and hook.reads_values:
             chunks = self._hooked(hook, len(table.columns), publisher.session, copy_to)
-        await session.query(f"SET LOCAL ROLE {quote(role) if role != NOBODY else NOBODY}")
-        tag = await session.copy_in(copy_from, chunks)
+        await copying.copy_as(target, mapping)
+        tag = await target.pipeline.session.copy_in(copy_from, chunks)
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
-        await session.query("RESET ROLE")
-        values = {"subid": self.subscription.oid, "relid": self.relid, "lsn": slot.consistent_point}
-        await session.query(_SAVE_PROGRESS.format(**values))
-        await session.query(_SAVE_STATE.format(**values, state=State.FINISHEDCOPY.value))
-        if target.means.origins:  # the rows are as old as the snapshot, for policies that compare times
-            await session.query(_SET_COMMIT_TIME.format(time=read_at))
+        progress = ProgressRecord(claimed, with_origin=False)
+        await copying.end(target, mapping, progress, slot.consistent_point, read_at)
         reach(Point.COPIED)
-        await session.query("COMMIT")
+        await copying.commit(target)
         reach(Point.COPY_COMMITTED)
-        target.pipeline.attach()
         return slot.consistent_point
 
     async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
@@ -223,13 +211,10 @@ class TableSync:
 
     # --- catching up ----------------------------------------------------------------------------
 
-    async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions, start: Lsn | None) -> None:
-        """From `start`, None: where the progress row is, to where the apply worker takes over."""
-        if start is None:
-            found = await read_progress(target.pipeline, self.subscription.oid, self.relid)
-            if found is None:
-                raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
-            start = found[0]
+    async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions) -> None:
+        """From where the progress record is to where the apply worker takes over."""
+        claimed = await self._claim()
+        start = claimed.position
         self._set_state("waiting for the apply worker")
         reach(Point.SYNCWAIT)
         self._move(State.SYNCWAIT, start)
@@ -241,7 +226,7 @@ class TableSync:
             await self._store_done(max(start, position))
             return
         self._set_state("catching up")
-        await resume(target, self.subscription.oid, self.relid, start, self.subscription.synchronous_commit)
+        await resume(target, claimed)
         publisher = await sessions.publisher(self.slot)
         sessions.give_away_publisher()
         try:
@@ -301,12 +286,12 @@ class TableSync:
         return position >= self._catchup
 
     async def _finish(self, origin: str, publisher: Publisher) -> None:
-        """Slot, origin and progress row have served; missing ones are fine."""
+        """Slot, origin and progress record have served; missing ones are fine."""
         await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
         reach(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
-            await store.remove_progress(connection, self.subscription.oid, self.relid)
+            await progress_records.remove(connection, self.subscription.oid, self.relid)
             if self._copyid is not None:  # last of all: then there may be another copy, with the same names
                 await bulk_copy.remove(connection, self._copyid)
 

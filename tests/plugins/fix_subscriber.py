@@ -156,12 +156,13 @@ class Subscriber(Subscriptions):
     """A launcher in this process. stop() cancels it, which is as sudden as a kill for what it had begun."""
 
     launcher: Launcher | None = None  # the last one started
+    apply_target: str | None = None  # of the role that applies changes
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         assert self._task is None, "it runs already"
         # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
-        self.launcher = Launcher(self.database.dsn())
+        self.launcher = Launcher(self.database.dsn(), apply_target=self.apply_target)
         self._task = asyncio.create_task(self.launcher.run())
 
     def cancel(self) -> None:

@@ -147,6 +147,7 @@ async def test_with_the_privileges_nothing_is_missing(source_db: Database, targe
     await plain.subscriber.stop()
     await target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE")
     await ensure_schema(await target_db.connect())
+    await target_db.execute(f"SELECT subscriber.admit('{ROLE}', 'launcher')")
     await target_db.execute(f"GRANT SET ON PARAMETER session_replication_role TO {ROLE}")
     for name in ("progress", "advance", "session_setup", "session_reset", "xact_setup"):
         function = await target_db.value(f"SELECT 'pg_replication_origin_{name}'::regproc::regprocedure::text")

@@ -60,6 +60,9 @@ MEANING: dict[str, tuple[str, str, str]] = {
     "copy_engine": (OURS, "`auto`, `asyncio`, `spark`", "Who makes the [initial copy](../spark.md#the-initial-copy)."),
     "apply_sessions": (OURS, "1 to 64", "In how many sessions of the target transactions are applied side by side, see "
                        "[performance](../performance.md#several-sessions). They commit in the publisher's order."),
+    "trusted_owners": (OURS, "roles, separated by commas", "Owners of tables and functions whose code may run with all "
+                       "rights of the role that applies changes, see [security](../security.md#code-of-the-target). For "
+                       "superusers only."),
 }  # fmt: skip
 
 WHERE = {
@@ -106,7 +109,7 @@ def _default(name: str) -> str:
         return code(str(value).lower())
     if isinstance(value, Streaming):
         return code(value.option)
-    return code(str(value) or "''")
+    return code(str(value or "''"))
 
 
 def _where(name: str) -> str:

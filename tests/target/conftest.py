@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 from anyio.from_thread import BlockingPortal
 
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.session import Catalog
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.servers import Server
@@ -24,8 +26,9 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.tuples import TupleData
+from subscriber.subscription import Subscription
 from subscriber.target.postgres import PostgresTarget
-from subscriber.worker.apply_session import open_target, read_progress, resume
+from subscriber.worker.apply_session import claim, open_target, resume
 from tests.apply.build import row
 from tests.plugins.fix_cluster import Database
 from tests.target import kept
@@ -88,6 +91,11 @@ class Applier:
             raise self.target.explain(error) from None
 
 
+def subscription(**options: Any) -> Subscription:
+    """The one that tests/target/kept.py leaves in the database."""
+    return Subscription(SUBID, "s", "postgres", "", ("p",), **options)
+
+
 class Sessions:
     """Makes appliers on a database; all are dropped at the end."""
 
@@ -96,24 +104,26 @@ class Sessions:
         self._stack = stack
 
     async def open(self, *, synchronous_commit: str = "off", **parameters: str) -> Applier:
-        """A worker that starts: it takes the lock, reads its progress and goes on from there."""
+        """A worker that starts: it takes its place, claims its progress and continues from there."""
         missing: list[str] = []
+        catalog = await self._stack.enter_async_context(Catalog.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
                 self._db.dsn(**parameters),
+                catalog,
                 "s",
                 SUBID,
                 0,
                 lambda found, note: missing.append(f"{note.message} {found.relation}"),
-                synchronous_commit,
+                subscription(synchronous_commit=synchronous_commit),
             )
         )
-        found = await read_progress(target.pipeline, SUBID, 0)
-        assert found is not None
-        await resume(target, SUBID, 0, found[0], synchronous_commit)
+        claimed = await claim(catalog, SUBID, 0)
+        assert claimed is not None
+        await resume(target, claimed)
         applier = Applier(target)
         applier.missing = missing
-        applier.end = max(100, int(found[0]))
+        applier.end = max(100, int(claimed.position))
         return applier
 
 

@@ -22,7 +22,7 @@ INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subco
        suborigin, subfailover)
 VALUES ({subid}, 's', current_user::regrole, true, 'dbname=x', 's', 'off', '{{p}}', false, 'p', 'd', false, true,
         false, 'any', false);
-INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({subid}, 0, '0/0')
+SELECT subscriber.set_progress({subid}, 0, '0/0')
 """
 
 

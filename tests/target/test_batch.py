@@ -21,6 +21,7 @@ import pytest
 
 from subscriber.apply import batch
 from subscriber.apply.progress import Progress
+from subscriber.catalog.session import Catalog
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
@@ -45,11 +46,11 @@ from subscriber.target import batch as batching
 from subscriber.target import lanes
 from subscriber.target.batch import BatchingTarget
 from subscriber.worker.applier import Counters
-from subscriber.worker.apply_session import explained, open_target, read_progress, resume
+from subscriber.worker.apply_session import claim, explained, open_target, resume
 from subscriber.worker.apply_sessions import FIRST
 from subscriber.worker.transactions import Transactions
 from tests.plugins.fix_cluster import Database
-from tests.target.conftest import SUBID
+from tests.target.conftest import SUBID, subscription
 
 Row = tuple[str | None, ...]
 
@@ -321,21 +322,24 @@ async def _apply(
     few: float = 0.0,
 ) -> tuple[Outcome, BatchingTarget]:
     await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
-    await db.execute(f"UPDATE subscriber.progress SET remote_lsn = '0/0' WHERE subid = {SUBID}")
+    await db.execute(f"SELECT subscriber.set_progress({SUBID}, 0, '0/0')")
     await db.execute(*[statement for table in tables for statement in table.ddl])
     missing: list[str] = []
     error = ""
     async with AsyncExitStack() as stack:
+        catalog = await stack.enter_async_context(Catalog.open(db.dsn(), "test"))
         target = await stack.enter_async_context(
             open_target(
-                db.dsn(), "s", SUBID, 0, lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"), "off",
-                batching=batches,
+                db.dsn(), catalog, "s", SUBID, 0,
+                lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"), subscription(), batching=batches,
             )
         )  # fmt: skip
         assert isinstance(target, BatchingTarget)
-        await resume(target, SUBID, 0, Lsn(0), "off")
+        claimed = await claim(catalog, SUBID, 0)
+        assert claimed is not None
+        await resume(target, claimed)
         path = Path(target, few)
-        lanes = await _lanes(stack, db, target, sessions - 1)
+        lanes = await _lanes(stack, db, catalog, target, sessions - 1)
         half = len(payloads) // 2
         try:
             arrived: deque[bytes] = deque()
@@ -354,7 +358,7 @@ async def _apply(
             await path.give(arrived, Random(half))
             await target.settle()
         except SubscriberError as failed:
-            found = await explained(failed, target, db.dsn())
+            found = await explained(failed, target, db.dsn(), catalog)
             if isinstance(found, StaleMapping):
                 error = STALE
             else:
@@ -362,25 +366,28 @@ async def _apply(
                 error = "\n".join([found.sqlstate, found.message, detail, *found.context])
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
-        session = await stack.enter_async_context(open_target(db.dsn(), "s", SUBID, 0, lambda *_: None, "off"))
-        found_progress = await read_progress(session.pipeline, SUBID, 0)
+        catalog = await stack.enter_async_context(Catalog.open(db.dsn(), "test"))
+        await stack.enter_async_context(open_target(db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription()))
+        found_progress = await claim(catalog, SUBID, 0)
         assert found_progress is not None
     names = [*(table.name for table in tables), *(["log"] if any(t.name == "triggered" for t in tables) else [])]
     rows = {}
     for name in names:
         shown = "what" if name == "log" else "t"
         rows[name] = sorted(r[0] for r in await db.rows(f"SELECT coalesce({shown}::text, '') FROM {name} t"))
-    return Outcome(rows, found_progress[0], missing, error), target
+    return Outcome(rows, found_progress.position, missing, error), target
 
 
-async def _lanes(stack: AsyncExitStack, db: Database, target: BatchingTarget, number: int) -> list[BatchingTarget]:
+async def _lanes(
+    stack: AsyncExitStack, db: Database, catalog: Catalog, target: BatchingTarget, number: int
+) -> list[BatchingTarget]:
     """Further sessions for `target`, which steps back where waits.py would have it do so."""
     found = []
     for place in range(FIRST, FIRST + number):
         lane = await stack.enter_async_context(
-            open_target(db.dsn(), "s", SUBID, place, lambda *_: None, "off", batching=True)
+            open_target(db.dsn(), catalog, "s", SUBID, place, lambda *_: None, subscription(), batching=True)
         )
-        await resume(lane, SUBID, place, Lsn(0), "off")
+        await resume(lane, target.progress.claim, number=place)
         found.append(lane)
 
     async def watch() -> None:

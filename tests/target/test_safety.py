@@ -6,12 +6,14 @@ import anyio
 import pytest
 
 from subscriber.apply.context import RemoteTransaction
+from subscriber.catalog.session import Catalog
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, MappingError, ProtocolError, ServerError, StaleMapping
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
-from subscriber.target.progress import ProgressRow
+from subscriber.target.progress import ProgressRecord
+from subscriber.worker.apply_session import claim
 from tests.apply.build import UNSENT, row
 from tests.plugins.fix_cluster import Database
 from tests.target.conftest import SUBID, Applier, Change, Sessions, Table, truncate
@@ -49,7 +51,7 @@ async def test_a_session_whose_progress_was_moved_by_another_commits_nothing(
     db: Database, applier: Applier, t: Table
 ) -> None:
     await applier.apply(t.insert("1", "x"))
-    await db.execute("UPDATE subscriber.progress SET remote_lsn = '0/1000'")
+    await db.execute(f"SELECT subscriber.set_progress({SUBID}, 0, '0/1000')")
     await applier.send(t.insert("2", "x"))
     await applier.send(t.insert("3", "x"))
     with pytest.raises(ServerError) as caught:
@@ -60,7 +62,7 @@ async def test_a_session_whose_progress_was_moved_by_another_commits_nothing(
     assert applier.committed == [200]
 
 
-async def test_without_its_progress_row_nothing_is_committed(db: Database, applier: Applier, t: Table) -> None:
+async def test_without_its_progress_record_nothing_is_committed(db: Database, applier: Applier, t: Table) -> None:
     """The subscription was dropped meanwhile, and its tables may be another's now."""
     await applier.apply(t.insert("1", "x"))
     await db.execute("DELETE FROM subscriber.subscription")
@@ -174,10 +176,13 @@ async def test_a_transaction_that_failed_is_applied_once_the_cause_is_gone(
     assert await db.rows("SELECT * FROM t ORDER BY a") == [(1, "x"), (2, "y")]
 
 
-async def test_a_row_of_a_table_sync_worker_has_no_origin(db: Database, applier: Applier, t: Table) -> None:
+async def test_a_record_of_a_table_sync_worker_has_no_origin(db: Database, applier: Applier, t: Table) -> None:
     pipeline = applier.target.pipeline
-    await db.execute(f"INSERT INTO subscriber.progress (subid, relid, remote_lsn) VALUES ({SUBID}, 4200000000, '1/0')")
-    applier.target.resume(ProgressRow(SUBID, 4200000000, Lsn(1 << 32), with_origin=False))
+    await db.execute(f"SELECT subscriber.set_progress({SUBID}, 4200000000, '1/0')")
+    async with Catalog.open(db.dsn(), "test") as catalog:
+        claimed = await claim(catalog, SUBID, 4200000000)
+    assert claimed is not None
+    applier.target.resume(ProgressRecord(claimed, with_origin=False))
     applier.end = (1 << 32) + 50
     await applier.apply(t.insert("1", "x"))
     assert await pipeline.rows("SELECT remote_lsn FROM subscriber.progress WHERE relid > 0") == [("1/96",)]

@@ -1,0 +1,182 @@
+"""Who may do what: privileges by duty, and nothing for PUBLIC but to read the views.
+
+    owner       of subscriptions: statements, `subscriber copy` and `verify`; policies show a role its own only
+    launcher    runs subscriptions
+    apply       a session that applies changes: no table, only functions that ask for the fence of a worker
+
+admit(role, duty) gives a duty, dismiss(role, duty) takes it. Both are for the schema's owner.
+"""
+
+from __future__ import annotations
+
+from alembic import op
+
+revision = "0016"
+down_revision = "0015"
+
+READ = ("progress_record", "progress", "prepared", "session", "launcher", "identity")
+WRITE = (
+    "subscription_rel",
+    "worker",
+    "subscription_stats",
+    "conflict_history",
+    "bulk_copy",
+    "bulk_copy_rel",
+    "copy_done",
+    "hold",
+)
+# Not the owner, nor what only a superuser decides, nor where the row is kept.
+COLUMNS = (
+    "subname, subenabled, subconninfo, subslotname, subsynccommit, subpublications, subbinary, substream,"
+    " subtwophasestate, subdisableonerr, subrunasowner, suborigin, subfailover, subskiplsn, subconflictpolicy,"
+    " subconflicthistory, subconflictrows, subcopyengine, subapplysessions, subsystemid"
+)
+FOREIGN_CODE = (
+    "is_trusted(oid, name[])",
+    "exceeds(oid)",
+    "code_in(text)",
+    "types_in(text)",
+    "types_within(oid)",
+    "functions_of_opclass(oid)",
+    "code_of_type(oid)",
+    "is_harmless(oid)",
+    "code_of_expression(text, oid, boolean)",
+    "foreign_code(oid, name[], boolean, name)",
+    "table_safety(oid, name[], boolean, name)",
+    "guarded_shape(oid, text, name[])",
+)
+OWNER_FUNCTIONS = (
+    "new_subscription_oid()",
+    "new_record()",
+    "new_record_of_many()",
+    "new_id()",
+    "create_origin(text)",
+    "drop_origin(text)",
+    "origin_progress(text)",
+    "terminate_workers(oid, oid)",
+    "register_session(oid, oid, integer, timestamptz, oid)",
+    "release_session(oid, oid, integer)",
+    "living_sessions(oid)",
+    "set_owner(oid, oid)",
+    "set_progress(oid, oid, pg_lsn)",
+    "remove_progress(oid, oid)",
+    "set_confirmed(oid, pg_lsn)",
+    "read_position(oid)",
+    "read_confirmed(oid)",
+    "prepared_transactions()",
+    "forget_prepared(oid)",
+    "record_conflict_error(oid, jsonb)",
+    "present_identity()",
+    "restore()",
+    "table_shape(oid, text)",
+    *FOREIGN_CODE,
+)
+LAUNCHER_FUNCTIONS = (
+    "lead(text, integer, timestamptz, oid, interval)",
+    "renew_lead(text, integer)",
+    "resign(text, integer)",
+    "claim_progress(oid, oid)",
+)
+APPLY_FUNCTIONS = (
+    "advance(oid, bytea, pg_lsn, pg_lsn, timestamptz, boolean)",
+    "finish_copy(oid, bytea, pg_lsn)",
+    "clear_skip(oid, bytea, pg_lsn)",
+    "record_conflict(oid, bytea, jsonb)",
+    "mark_prepared(oid, bytea, bigint, text)",
+    "note_prepared(oid, bytea, bigint, text, text, pg_lsn, timestamptz)",
+    "find_prepared(oid, bytea, bigint)",
+    "forget_prepared(oid, bytea, bigint)",
+    "become_replica()",
+    "bind_origin(oid, bytea, oid)",
+    "release_origin()",
+    "set_origin(oid, bytea, pg_lsn, timestamptz)",
+    "claim_parts(bigint, bytea, oid[], integer[])",
+    "record_parts(bigint, bytea, oid[], integer[], bigint[], bigint[])",
+    "table_shape(oid, text)",
+    "raise_error(text, text)",
+    *FOREIGN_CODE,
+)
+
+
+def _tables(names: tuple[str, ...]) -> str:
+    return ", ".join(f"subscriber.{name}" for name in names)
+
+
+OWNER = (
+    f"SELECT ON {_tables(('subscription', *READ, *WRITE))}",
+    f"INSERT, UPDATE, DELETE ON {_tables(WRITE)}",
+    f"INSERT ({COLUMNS}, subowner, subpasswordrequired), UPDATE ({COLUMNS}), DELETE ON subscriber.subscription",
+    f"EXECUTE ON FUNCTION {_tables(OWNER_FUNCTIONS)}",
+)
+APPLY = (f"EXECUTE ON FUNCTION {_tables(APPLY_FUNCTIONS)}",)
+LAUNCHER = (f"EXECUTE ON FUNCTION {_tables(LAUNCHER_FUNCTIONS)}", *OWNER, *APPLY)
+DUTIES = {"owner": OWNER, "launcher": LAUNCHER, "apply": APPLY}
+
+
+def _change(name: str, verb: str, preposition: str) -> str:
+    """A function that grants or revokes what a duty needs."""
+    cases = "\n".join(
+        f"            WHEN '{duty}' THEN\n"
+        + "\n".join(
+            f"                EXECUTE pg_catalog.format('{verb} {privilege} {preposition} %I', role);"
+            for privilege in privileges
+        )
+        for duty, privileges in DUTIES.items()
+    )
+    return f"""
+    CREATE FUNCTION subscriber.{name}(role text, duty text) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        CASE duty
+{cases}
+            ELSE
+                RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
+                    MESSAGE = pg_catalog.format('there is no duty "%s"', duty),
+                    HINT = 'Duties are {", ".join(DUTIES)}.';
+        END CASE;
+    END $$
+    """
+
+
+# Reading pg_subscription and its like is for everybody, as in PostgreSQL.
+PUBLIC = (
+    "REVOKE ALL ON ALL TABLES IN SCHEMA subscriber FROM PUBLIC",
+    "REVOKE ALL ON ALL SEQUENCES IN SCHEMA subscriber FROM PUBLIC",
+    "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA subscriber FROM PUBLIC",
+    *[
+        f"GRANT SELECT ON subscriber.{view} TO PUBLIC"
+        for view in (
+            "pg_subscription",
+            "pg_subscription_rel",
+            "pg_stat_subscription",
+            "pg_stat_subscription_stats",
+            "alembic_version",
+            "complete",
+        )
+    ],
+)
+PRESENT_OWNERS = """
+SELECT subscriber.admit(r.rolname::text, 'owner') FROM pg_catalog.pg_roles r
+ WHERE r.rolname = 'pg_create_subscription'
+    OR NOT r.rolsuper AND r.oid IN (SELECT s.subowner FROM subscriber.subscription s)
+"""
+POLICIES = [
+    *[f"ALTER TABLE subscriber.{table} ENABLE ROW LEVEL SECURITY" for table in ("progress_record", "session")],
+    *[
+        f"""
+        CREATE POLICY follow ON subscriber.{table}
+        USING (EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = {table}.subid))
+        """
+        for table in ("progress_record", "session")
+    ],
+]
+
+
+def upgrade() -> None:
+    """Upgrade only: nobody goes back."""
+    for statement in [*PUBLIC, *POLICIES]:
+        op.execute(statement)
+    for name, verb, preposition in (("admit", "GRANT", "TO"), ("dismiss", "REVOKE", "FROM")):
+        op.execute(_change(name, verb, preposition))
+        op.execute(f"REVOKE ALL ON FUNCTION subscriber.{name}(text, text) FROM PUBLIC")
+    op.execute(PRESENT_OWNERS)

@@ -1,0 +1,70 @@
+"""What an error of an apply session means to whoever reads it: its CONTEXT, or that the table has another shape."""
+
+from __future__ import annotations
+
+import re
+
+from subscriber.apply.context import error_context
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import ServerError, StaleMapping, SubscriberError
+from subscriber.target import shapes
+from subscriber.target.acting import Acting
+from subscriber.target.note import Note
+
+INSUFFICIENT_PRIVILEGE = "42501"
+
+# CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
+_PARAMETER = re.compile(r"[^$\n]*\$(\d+)(?: = .*)?", re.DOTALL)
+
+
+def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: str) -> SubscriberError:
+    """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
+
+    `error` is the pipeline's.
+    """
+    note = pipeline.failed_note
+    if not isinstance(note, Note) or note.transaction is None:
+        return error
+    if error.sqlstate == shapes.CHANGED or (note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE)):
+        return StaleMapping(error.message)
+    if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
+        error = _row_security(error, note.mapping, acting)
+    if pipeline.session.error is None:
+        add_context(error, note, origin)
+    return error
+
+
+def add_context(error: SubscriberError, note: Note, origin: str) -> None:
+    """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
+    column = _failed_column(error, note)
+    if column is not None:
+        error.context.clear()  # names the parameter, and shows its value if the server is so configured
+    relation = note.mapping.label if note.mapping is not None else None
+    error.context.append(error_context(origin, note.message, relation, column, note.transaction))
+
+
+def _row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:
+    """With row_security = off the server refuses where rows would be left out; say what that means here."""
+    if error.fields.get("R") != "check_enable_rls":
+        return error
+    role = acting.name([mapping.local])
+    return ServerError(
+        {
+            **error.fields,
+            "C": "0A000",
+            "M": f'user "{role}" cannot replicate into relation with row-level security enabled: '
+            f'"{mapping.local.name}"',
+        }
+    )
+
+
+def _failed_column(error: SubscriberError, note: Note) -> str | None:
+    """The column whose value could not be read; None when the error is no such one."""
+    if len(error.context) != 1 or note.plan is None or note.mapping is None:
+        return None
+    found = _PARAMETER.fullmatch(error.context[0])
+    if found is None or int(found[1]) > len(note.plan.parameters):
+        return None
+    _, index = note.plan.parameters[int(found[1]) - 1]
+    return note.mapping.attributes[index].name
