@@ -148,6 +148,12 @@ class SpoolFull(SpoolError):
     sqlstate = "53100"
 
 
+class ChangeLogError(SubscriberError):
+    """The change log's files are damaged, missing, or of another publisher."""
+
+    sqlstate = "XX001"  # data_corrupted
+
+
 class ApplyError(SubscriberError):
     """A change cannot be applied to the target."""
 

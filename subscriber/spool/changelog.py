@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from subscriber.errors import ProtocolError
+from subscriber.errors import ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
@@ -51,7 +51,6 @@ from subscriber.spool.segment import (
     RESTART,
     STATE_SIZE,
     BlockHead,
-    ChangeLogError,
     Durable,
     TornBlock,
     split_messages,

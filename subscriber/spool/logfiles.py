@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.spool.segment import (
     BLOCK_SIZE,
@@ -24,7 +25,6 @@ from subscriber.spool.segment import (
     TRAILER_SIZE,
     Block,
     BlockHead,
-    ChangeLogError,
     TornBlock,
     decode_body,
     decode_head,

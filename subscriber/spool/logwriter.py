@@ -29,6 +29,7 @@ from pathlib import Path
 from time import monotonic, time
 
 from subscriber import telemetry
+from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.spool.logfiles import (
     DURABLE,
@@ -46,7 +47,6 @@ from subscriber.spool.segment import (
     HEADER_SIZE,
     INDEX,
     Block,
-    ChangeLogError,
     Durable,
     TornBlock,
     encode_block,

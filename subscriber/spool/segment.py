@@ -25,7 +25,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subscriber.errors import SubscriberError
+from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 
 MESSAGES = 0x4D  # M
@@ -48,12 +48,6 @@ _TRAILER = struct.Struct(">Q8s")
 TRAILER_SIZE = _TRAILER.size
 _STATE = struct.Struct(">QQQQ")  # and the checksum
 STATE_SIZE = _STATE.size + 4
-
-
-class ChangeLogError(SubscriberError):
-    """The change log's files are damaged, missing, or of another publisher."""
-
-    sqlstate = "XX001"  # data_corrupted
 
 
 class TornBlock(Exception):

@@ -10,9 +10,8 @@ import subscriber
 from subscriber import errors
 from subscriber.catalog import contact, tokens
 from subscriber.connection import failures
-from subscriber.errors import ServerError, StatementError, SubscriberError
+from subscriber.errors import ChangeLogError, ServerError, StatementError, SubscriberError
 from subscriber.ops.servers import ServersError
-from subscriber.spool.segment import ChangeLogError
 from subscriber.worker.retry import TRANSIENT, Reaction, reaction
 from tests.site import markdown
 from tests.site.markdown import code
@@ -48,7 +47,6 @@ ELSEWHERE = [
     tokens.StatementSyntaxError,
     failures.ConnectError,
     ServersError,
-    ChangeLogError,
 ]
 
 # Of these no worker hears.

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.errors import ProtocolError
+from subscriber.errors import ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
@@ -23,7 +23,6 @@ from subscriber.spool.changelog import ChangeLog, read
 from subscriber.spool.logfiles import Identity, SegmentReader
 from subscriber.spool.logwriter import ChangeLogWriter
 from subscriber.spool.segment import (
-    ChangeLogError,
     Durable,
     TornBlock,
     decode_header,
