@@ -12,6 +12,8 @@
     │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
     │   ├── PublisherReplaced  another cluster, or one behind our progress, answers at that address
     │   └── TargetBehind     the target has lost what was confirmed: new copy, or go on with a gap
+    ├── ChangeLogError       the change log cannot be opened, read or written: correct that, and start again
+    │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or begin a new log
     ├── SpoolError           a file of the spool cannot be made, read or written: repair the folder
     │   └── SpoolFull        no room for a streamed transaction: more disk, a higher limit, or streaming = off
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
@@ -149,7 +151,13 @@ class SpoolFull(SpoolError):
 
 
 class ChangeLogError(SubscriberError):
-    """The change log's files are damaged, missing, or of another publisher."""
+    """The change log cannot be opened, read or written, or has been removed as far as it was asked for."""
+
+    sqlstate = "58030"
+
+
+class ChangeLogDamaged(ChangeLogError):
+    """A file of the change log is damaged, missing, or part of another log; retrying does not help."""
 
     sqlstate = "XX001"  # data_corrupted
 

@@ -9,20 +9,33 @@ A range (start, end] has the transactions whose commit record starts at or after
 position that a transaction ends at, and every one that a server gives as its own, falls between two.
 
 What is read is what is durable: sealed segments, and the open one as far as the file "durable" says. A
-segment may be sealed, and so get another name, at any time; it is then looked for again. Removed by
-retention it is gone, and that is an error: a reader that has fallen behind must hear of it.
+segment may be sealed, and so get another name, at any time; it is then looked for again.
+
+Invariants: a piece is read from its first block to its last, and the last one ends a transaction. All pieces of a range
+together have every block of it. A reader raises ChangeLogError where it cannot read them; it never ends early.
+
+Failure cases, besides those of spool/logfiles.py:
+
+- Segment sealed between two looks, so that a listing has it twice or not at all: the directory is listed again.
+- Segment removed by retention before it is opened: an error, as changes are missing for this reader.
+- Segment sealed or removed while a piece is read: the piece is read to its end from the open descriptor.
+- "durable" records more than the files have, as the newest are missing: ChangeLogDamaged.
+- "durable" older than the newest sealed segment, after a crash of the machine: the log ends with that segment.
+- "durable" lost, and bytes behind the last whole transaction: ChangeLogDamaged, as these may be an unfinished write or
+  damage. `subscriber archive` knows from its slot which, and records again how far the log goes.
+- Trailer, index or file name of a sealed segment damaged: ChangeLogDamaged; the segment is not read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
-from subscriber.errors import ChangeLogError, ProtocolError
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
@@ -36,21 +49,22 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.spool.logfiles import (
+    ATTEMPTS,
     DURABLE,
+    RESTORE,
     Identity,
+    Index,
     SegmentFile,
     SegmentReader,
+    damaged,
     open_path,
+    read_durable,
     segment_files,
 )
 from subscriber.spool.segment import (
-    BLOCK_SIZE,
     BOUNDARY,
     HEADER_SIZE,
-    INDEX,
     RESTART,
-    STATE_SIZE,
-    BlockHead,
     Durable,
     TornBlock,
     split_messages,
@@ -58,7 +72,6 @@ from subscriber.spool.segment import (
 
 PIECE = 8 * 1024 * 1024  # bytes
 _COMMIT = 0x43  # C
-LOOKS = 10  # at a directory that seems to lack a segment, which may only be getting its other name
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +115,14 @@ class ChangeLog:
     """A change log as it is on disk. Blocking; keeps nothing open between two calls."""
 
     def __init__(self, directory: Path | str) -> None:
-        """Raises ChangeLogError where there is no log."""
+        """Open a log for reading.
+
+        Raises:
+            ChangeLogDamaged: log.json is damaged.
+            ChangeLogError: there is no log, or it cannot be read.
+        """
         self.directory = Path(directory)
-        identity = Identity.read(self.directory) if self.directory.is_dir() else None
+        identity = Identity.read(self.directory)
         if identity is None:
             raise ChangeLogError(
                 f'there is no change log in "{self.directory}"',
@@ -127,53 +145,54 @@ class ChangeLog:
         return self._state()[1].position
 
     def _state(self) -> tuple[list[SegmentFile], Durable]:
-        """The segments, and how far they may be read; listed again if a segment was renamed meanwhile."""
-        for _ in range(LOOKS):
-            durable = self._told()
+        """The segments, and how far they may be read; listed again while a segment may be getting its other name."""
+        for _ in range(ATTEMPTS):
+            recorded = read_durable(self.directory)
             try:
-                files = segment_files(self.directory)
-            except ChangeLogError as error:
-                gap = error
-                continue
-            if durable is None or not files:
-                return files, self._look(files)
-            last = files[-1]
-            if last.start >= durable.segment if last.end is None else last.end >= durable.position:
-                return files, durable
-            gap = ChangeLogError(f"the newest segments of the change log, after {last.start}, are missing")
-        raise gap
+                files = segment_files(self.directory, self.identity)
+                return files, self._durable(files, recorded)
+            except ChangeLogDamaged as error:
+                damage = error
+            except FileNotFoundError as error:
+                damage = damaged(f'the change log in "{self.directory}" is not there any more', detail=f"{error}.")
+        raise damage
 
-    def _told(self) -> Durable | None:
-        """What the file "durable" says; None if it says nothing."""
-        try:
-            return Durable.decode((self.directory / DURABLE).read_bytes()[:STATE_SIZE])
-        except (FileNotFoundError, TornBlock):
-            return None
+    def _durable(self, files: list[SegmentFile], recorded: Durable | None) -> Durable:
+        """How far `files` may be read."""
+        last = files[-1] if files else None
+        if last is not None and last.end is None:
+            if recorded is None:
+                return self._unrecorded(last)
+            if recorded.segment == last.start:
+                return recorded
+            end = last.start
+        else:
+            end = self.identity.start if last is None or last.end is None else last.end
+        if recorded is not None and recorded.position > end:
+            raise damaged(
+                f'the change log in "{self.directory}" ends at {end}, but had everything before {recorded.position}',
+                detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
+            )
+        return Durable(end, HEADER_SIZE, end, 0)
 
-    def _look(self, files: list[SegmentFile]) -> Durable:
-        """What the file "durable" should say: from the blocks of the open segment themselves."""
-        if not files or files[-1].end is not None:
-            end = files[-1].end or self.identity.start if files else self.identity.start
-            return Durable(end, HEADER_SIZE, end, 0)
-        file = files[-1]
-        offset, position, changes = HEADER_SIZE, file.start, 0
-        found = Durable(file.start, offset, position, changes)
-        try:
-            with SegmentReader(file.path) as reader:
-                while (block := reader.block(offset)).kind != INDEX:
-                    offset += block.size
-                    changes += block.changes
-                    if block.boundary:
-                        found = Durable(file.start, offset, block.position, changes)
-        except (TornBlock, FileNotFoundError):
-            pass
-        return found
+    def _unrecorded(self, file: SegmentFile) -> Durable:
+        """What the file "durable" should say, from the blocks of the open segment."""
+        with SegmentReader(file.path) as reader:
+            extent = reader.extent()
+            if extent.torn is not None:
+                error = reader.damage(extent.torn, extent.position)
+                error.hint = f"Start `subscriber archive`, which asks its slot whether that is all. If not: {RESTORE}"
+                raise error
+        return Durable(file.start, extent.offset, extent.position, extent.changes)
 
     # --- ranges ---------------------------------------------------------------------------------
 
     def check(self, start: Lsn) -> None:
         """Raises ChangeLogError when something after `start` has been removed, or was never there."""
-        first = self.start()
+        self._check_start(self.files(), start)
+
+    def _check_start(self, files: list[SegmentFile], start: Lsn) -> None:
+        first = files[0].start if files else self.identity.start
         if start < first:
             raise ChangeLogError(
                 f"the change log has nothing before {first}",
@@ -185,26 +204,35 @@ class ChangeLog:
     def pieces(self, start: Lsn, end: Lsn, *, size: int = PIECE) -> list[Piece]:
         """What to read for the transactions of (start, end], in order; pieces of about `size` bytes.
 
-        `end` must not be after end(). Raises ChangeLogError when the log does not reach back to `start`.
+        Raises:
+            ChangeLogDamaged: the files cannot be read up to `end`.
+            ChangeLogError: the log does not reach back to `start`, or ends before `end`.
         """
-        self.check(start)
         files, durable = self._state()
+        self._check_start(files, start)
+        if end > max(start, durable.position):
+            raise ChangeLogError(
+                f"the change log ends at {durable.position}",
+                detail=f"Changes up to {end} were asked for.",
+                hint="Start `subscriber archive`, which continues the log, and try again.",
+                sqlstate="55000",
+            )
         pieces: list[Piece] = []
         for file in files:
             if file.start < end and (file.end is None or file.end > start):
-                places, stop = self._places(file, durable)
+                with self._opened(file) as reader:
+                    places, stop = _index(reader, file, durable)
                 pieces += _cut(file.start, places, stop, start, end, size)
         return pieces
 
-    def _places(self, file: SegmentFile, durable: Durable) -> tuple[list[tuple[int, Lsn]], int]:
-        """Where reading can begin in a segment, and where it ends."""
-        with _opened(self.directory, file.start) as reader:
-            stop = _stop(reader, file, durable)
-            try:
-                return [place for place in reader.index() if place[0] < stop], stop
-            except TornBlock:
-                heads = self._heads(reader, HEADER_SIZE, file.start, stop)
-                return [(offset, before) for offset, before, head in heads if head.flags & RESTART], stop
+    def _opened(self, file: SegmentFile) -> SegmentReader:
+        reader = _opened(self.directory, file.start)
+        try:
+            reader.check_publisher(self.identity.system_id)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
 
     def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
         """How far a reader gets from `start` with so many changes, or bytes: to the first end of a transaction by which
@@ -218,10 +246,12 @@ class ChangeLog:
         for file in files:
             if file.end is not None and file.end <= start:
                 continue
-            with _opened(self.directory, file.start) as reader:
-                stop = _stop(reader, file, durable)
-                begin = self._nearest(reader, file, start)
-                for _, before, head in self._heads(reader, *begin, stop):
+            with self._opened(file) as reader:
+                begin, stop = (HEADER_SIZE, file.start), _stop(file, durable)
+                if file.end is not None:
+                    places, stop = reader.index()
+                    begin = max((place for place in places if place[1] <= start), default=begin)
+                for _, before, head in reader.heads(*begin, stop):
                     if before < start and head.position <= start:
                         continue
                     found = Reach(durable.position, found.changes + head.changes, found.size + head.length)
@@ -248,34 +278,58 @@ class ChangeLog:
                 return found[-1]
         return None
 
-    def _heads(
-        self, reader: SegmentReader, offset: int, before: Lsn, stop: int
-    ) -> Iterator[tuple[int, Lsn, BlockHead]]:
-        """(offset, position before it, head) of each block from `offset` to `stop`."""
-        while offset < stop:
+    # --- checking -------------------------------------------------------------------------------
+
+    def damage(self) -> list[ChangeLogDamaged]:
+        """Read the whole log, and return the first damage in each of its segments.
+
+        Raises:
+            ChangeLogDamaged: the segments do not follow one another, or the newest are missing.
+            ChangeLogError: the log cannot be read.
+        """
+        files, durable = self._state()
+        found: list[ChangeLogDamaged] = []
+        for file in files:
             try:
-                head = reader.head(offset)
-            except TornBlock:
-                raise damaged(self.directory, reader.start, offset) from None
-            yield offset, before, head
-            offset += BLOCK_SIZE + head.length
-            if head.flags & BOUNDARY:
-                before = head.position
+                self._verify(file, durable)
+            except ChangeLogDamaged as error:
+                found.append(error)
+            except ChangeLogError:
+                if file.start >= self.start():  # otherwise retention has removed it meanwhile
+                    raise
+        return found
 
-    def _nearest(self, reader: SegmentReader, file: SegmentFile, start: Lsn) -> tuple[int, Lsn]:
-        """The last place at or before `start` where reading can begin."""
-        try:
-            places = [place for place in reader.index() if place[1] <= start]
-        except TornBlock:
-            places = []
-        return places[-1] if places else (HEADER_SIZE, file.start)
+    def _verify(self, file: SegmentFile, durable: Durable) -> None:
+        with self._opened(file) as reader:
+            index = _index(reader, file, durable)
+            position, places = file.start, []
+            for offset, block in reader.blocks(HEADER_SIZE, index.stop):
+                if block.restart:
+                    places.append((offset, position))
+                if block.boundary:
+                    position = block.position
+            if places[1:] != index.places[1:] or position != (file.end or position):
+                raise reader.damage(index.stop, file.start, " Its index does not name its blocks.")
 
 
-def _stop(reader: SegmentReader, file: SegmentFile, durable: Durable) -> int:
-    """The offset up to which a segment may be read."""
-    if file.end is not None:
-        return reader.index_offset()
+def _stop(file: SegmentFile, durable: Durable) -> int:
+    """The offset up to which an open segment may be read."""
     return durable.offset if file.start == durable.segment else HEADER_SIZE
+
+
+def _index(reader: SegmentReader, file: SegmentFile, durable: Durable) -> Index:
+    """The index of a segment, also of the open one."""
+    if file.end is not None:
+        return reader.index()
+    stop, position = _stop(file, durable), file.start
+    places = []
+    for offset, before, head in reader.heads(HEADER_SIZE, file.start, stop):
+        if head.flags & RESTART:
+            places.append((offset, before))
+        position = head.position
+    if stop > HEADER_SIZE and position != durable.position:
+        raise reader.damage(stop, file.start, f' "{DURABLE}" says that {durable.position} is there.')
+    return Index(places, stop)
 
 
 def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end: Lsn, size: int) -> list[Piece]:
@@ -297,27 +351,15 @@ def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end
 
 def _opened(directory: Path, segment: Lsn) -> SegmentReader:
     """The segment that starts there, under whichever of its two names it has at the moment."""
-    for _ in range(3):
-        sealed = next(directory.glob(f"{segment:016X}-*.changes"), None)
-        try:
+    for _ in range(ATTEMPTS):
+        with suppress(FileNotFoundError):
+            sealed = next(directory.glob(f"{segment:016X}-*.changes"), None)
             return SegmentReader(sealed or open_path(directory, segment))
-        except FileNotFoundError:
-            continue
-        except TornBlock:
-            raise damaged(directory, segment, 0) from None
     raise ChangeLogError(
-        f"the segment of the change log that starts at {segment} is not there any more",
-        hint="Retention has removed it: keep more of the log (--keep-size, --keep-age).",
+        f'the segment that starts at {segment} is not in the change log in "{directory}" any more',
+        detail=f"Changes that were committed after {segment} are missing.",
+        hint="Keep more of the log (--keep-size, --keep-age), and make a new copy of the tables for this reader.",
         sqlstate="58P01",
-    )
-
-
-def damaged(directory: Path, segment: Lsn, offset: int) -> ChangeLogError:
-    """The error for bytes that are not what was written."""
-    return ChangeLogError(
-        f"the change log is damaged at offset {offset} of the segment that starts at {segment}",
-        detail=f'The checksum of a block in "{directory}" does not fit.',
-        hint="Restore the segment from a copy; or begin a new log, and with a new copy of the tables.",
     )
 
 
@@ -327,7 +369,7 @@ def read(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
     Raises ChangeLogError for damage; what came before it has been given out, as whole changes.
     """
     decode = Decoder().decode
-    with _readable(piece):
+    with _readable(directory, piece):
         for begin, number, relations, payload in scan(directory, piece, wanted=wanted):
             message = decode(payload)
             assert isinstance(message, Insert | Update | Delete | Truncate | LogicalMessage)
@@ -344,13 +386,17 @@ def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
     decode = Decoder().decode
     begin: Begin | None = None
     number = 0
-    with _readable(piece):
+    with _readable(directory, piece):
         for payload in _messages(directory, piece):
             if payload[0] in b"IUD":
                 number += 1
-                relation = rows.get(int.from_bytes(payload[1:5], "big"))
-                if begin is not None and relation is not None:
-                    yield begin, number - 1, relation, payload
+                if begin is not None:
+                    relid = int.from_bytes(payload[1:5], "big")
+                    relation = rows.get(relid)
+                    if relation is not None:
+                        yield begin, number - 1, relation, payload
+                    elif relid not in relations:
+                        raise ProtocolError(f"no relation with OID {relid} has been described")
                 continue
             if payload[0] == _COMMIT:
                 begin = None
@@ -380,23 +426,21 @@ def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
 
 
 @contextmanager
-def _readable(piece: Piece) -> Iterator[None]:
+def _readable(directory: Path, piece: Piece) -> Iterator[None]:
     try:
         yield
     except (ProtocolError, KeyError) as error:
-        raise ChangeLogError(
-            f"the change log has a message in the segment that starts at {piece.segment} that cannot be read",
-            detail=str(error),
+        raise damaged(
+            f'the change log in "{directory}" has a message that cannot be decoded',
+            detail=f"It is in the segment that starts at {piece.segment}, between offsets {piece.offset} and "
+            f"{piece.stop}: {error}.",
         ) from error
 
 
 def _messages(directory: Path, piece: Piece) -> Iterator[bytes]:
     with _opened(directory, piece.segment) as reader:
-        offset = piece.offset
-        while offset < piece.stop:
+        for offset, block in reader.blocks(piece.offset, piece.stop):
             try:
-                block = reader.block(offset)
+                yield from split_messages(block.body)
             except TornBlock:
-                raise damaged(directory, piece.segment, offset) from None
-            offset += block.size
-            yield from split_messages(block.body)
+                raise reader.damage(offset) from None

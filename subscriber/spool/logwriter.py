@@ -4,27 +4,36 @@ The contract is that of PostgreSQL's archive modules: whoever hands data over ke
 that it is stored, and it is told so only after fsync() of the file and, for a new name, of its directory.
 What is told is `position`.
 
-Kill points considered. After each of them open() finds the log as it was at a boundary between
-transactions that is at or after `position`, and the publisher sends what follows:
+Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" never
+records more than that. Before the first block is written open() cuts nothing; then only bytes behind the last whole
+transaction are cut, and never any that "durable" records.
 
-- before a block is written, or in the middle: the torn block fails its checksum and is cut off, with the
-  pieces of its transaction before it.
-- after the write, before fsync(): the block may be there. It is kept and synced before anybody hears of it.
-- index written, not renamed: the index is cut off, and the segment goes on.
-- renamed, no new segment yet: there is no open segment; one is begun where the last one ends.
-- new segment made, not named yet: it is made again. Its header torn all the same: the name says where it
-  starts; it is begun again.
-- the disk is full, or fsync() fails: what the kernel says of those pages cannot be believed any more, so the
-  file is cut back to what is known to be durable, and the error ends this writer. The publisher has it all.
-- the file "durable" is written after each fsync() and never synced: it is for readers in other processes. One
-  that is behind only hides what came last; one that is damaged makes them check the blocks themselves.
+Failure cases. The publisher sends again what is behind `position`.
+
+- Killed before a block is written, or in the middle: the torn block fails its checksum. It is cut off with the blocks
+  of its transaction, when the next block is written.
+- Killed after the write, before fsync(): the block may be there. It is kept, written again and synced before `position`
+  includes it: after a failed fsync() the kernel may show pages as clean that never reached the disk.
+- Killed after the index is written, before the rename: the index is cut off, and the segment is continued.
+- Killed after the rename, before the next segment exists: a segment begins where the last one ends.
+- Killed before a new segment has its name: it is made again. Header and name are synced first, so a damaged header is
+  never the work of a crash.
+- Killed between two removals of old segments: the oldest are removed, as the directory is synced after each.
+- Disk full, or any other error of the system: this writer is useless until it is opened again. No file is cut.
+- Machine crashed: "durable" is never synced and may be old. Then damage in what was synced last looks like a torn tail;
+  nothing is cut until the archiver has compared `position` with its slot (worker/archiver.py).
+- Damage in front of what "durable" records, or segments missing that it records: open() raises ChangeLogDamaged and
+  changes no file.
+- "durable" damaged or lost: the log ends at its last whole transaction; the archiver's slot shows whether that is all.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+from itertools import takewhile
 from pathlib import Path
 from time import monotonic, time
 
@@ -33,11 +42,14 @@ from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.spool.logfiles import (
     DURABLE,
+    IDENTITY,
     LOCK,
     Identity,
     SegmentFile,
     SegmentReader,
+    damaged,
     open_path,
+    read_durable,
     sealed_path,
     segment_files,
     sync_directory,
@@ -48,7 +60,6 @@ from subscriber.spool.segment import (
     INDEX,
     Block,
     Durable,
-    TornBlock,
     encode_block,
     encode_header,
     encode_index,
@@ -57,6 +68,7 @@ from subscriber.spool.segment import (
 
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
+_CHUNK = 1024 * 1024  # bytes that are written again at a time
 
 
 class ChangeLogWriter:
@@ -90,7 +102,7 @@ class ChangeLogWriter:
         self._start = Lsn(0)  # of the open segment
         self._offset = 0  # its length
         self._boundary = 0  # of that, up to the last end of a transaction
-        self._durable_offset = 0  # of that, on disk
+        self._torn = 0  # bytes behind it, to be cut off before anything is written
         self._last = Lsn(0)  # position of the last boundary written
         self._changes = 0  # in the open segment
         self._index: list[tuple[int, Lsn]] = []
@@ -99,9 +111,11 @@ class ChangeLogWriter:
     # --- opening --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the directory, which is made if need be, and go on where the log in it ends.
+        """Take the directory, which is made if need be, and continue the log in it, if there is one.
 
-        Raises ChangeLogError when another process writes it, what is there cannot be a whole log, or it cannot be used.
+        Raises:
+            ChangeLogDamaged: files of the log are damaged or missing; none has been changed.
+            ChangeLogError: another process writes the log, or the system refuses something.
         """
         try:
             self._open()
@@ -109,20 +123,27 @@ class ChangeLogWriter:
             raise self._failed("open", error) from error
 
     def _open(self) -> None:
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
+        self._make_directory()
         self._take_lock()
-        self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         self.identity = Identity.read(self.directory)
-        files = segment_files(self.directory)
-        if self.identity is None:
-            if files:
-                raise ChangeLogError(f'"{self.directory}" has segments of a change log, but not its log.json')
-            return
-        if files and files[-1].end is None:
-            self._recover(files[-1])
-        else:
-            self._begin_segment(files[-1].end or self.identity.start if files else self.identity.start)
-        self.sync()
+        files = segment_files(self.directory, self.identity)
+        if self.identity is not None:
+            self._resume(self.identity, files)
+        elif files:
+            raise damaged(
+                f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
+                detail=f'The first of them is "{files[0].path.name}".',
+            )
+        self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
+        sync_directory(self.directory)  # which a writer that was killed may have left undone
+        if self.identity is not None:
+            self.sync()
+
+    def _make_directory(self) -> None:
+        missing = list(takewhile(lambda path: not path.exists(), (self.directory, *self.directory.parents)))
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
+        for path in missing:
+            sync_directory(path.parent)
 
     def _take_lock(self) -> None:
         self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o640)
@@ -130,7 +151,9 @@ class ChangeLogWriter:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ChangeLogError(
-                f'another process writes the change log in "{self.directory}"', sqlstate="55006"
+                f'another process writes the change log in "{self.directory}"',
+                hint="Stop the other `subscriber archive`, or use another directory.",
+                sqlstate="55006",
             ) from None
 
     def create(self, identity: Identity) -> None:
@@ -144,69 +167,87 @@ class ChangeLogWriter:
         self.sync()
 
     def close(self) -> None:
-        """Let go of everything; what was not synced is cut off by the next open(), or kept if it is whole."""
+        """Let go of everything; what was not synced is cut off by the next writer, or kept if it is whole."""
         for fd in (self._fd, self._durable_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._durable_fd = self._lock = -1
 
-    def _recover(self, file: SegmentFile) -> None:
-        """Find the last boundary of the open segment, and cut off what is behind it."""
-        try:
-            with SegmentReader(file.path) as reader:
-                if reader.start != file.start:
-                    raise TornBlock
-                self._scan(reader)
-        except TornBlock:
-            file.path.unlink()
-            self._begin_segment(file.start)
+    def _resume(self, identity: Identity, files: list[SegmentFile]) -> None:
+        """Continue the open segment, or begin one; no file is changed before all is known to be there."""
+        recorded = read_durable(self.directory)
+        last = files[-1] if files else None
+        if last is not None and last.end is None:
+            with SegmentReader(last.path) as reader:
+                reader.check_publisher(identity.system_id)
+                self._recover(reader, recorded)
             return
-        self._start = file.start
-        self._fd = os.open(file.path, os.O_RDWR)
-        size = os.fstat(self._fd).st_size
-        if size > self._offset:
-            os.ftruncate(self._fd, self._offset)
-            telemetry.log(
-                telemetry.LOG,
-                f"cut {size - self._offset} bytes of an unfinished transaction off the change log at {self._last}",
-                event="archive.recovered",
+        end = identity.start if last is None or last.end is None else last.end
+        self._check_end(end, recorded)
+        self._begin_segment(end)
+
+    def check_tail(self, confirmed: Lsn) -> None:
+        """Raise ChangeLogDamaged if the open segment has bytes behind `position`, which no crash can have left there.
+
+        Args:
+            confirmed: how far the publisher knows the log to be stored, which is behind `position`.
+        """
+        if self._torn:
+            with SegmentReader(open_path(self.directory, self._start)) as reader:
+                detail = f" The publisher knows everything before {confirmed} to be stored."
+                raise reader.damage(self._offset, self.position, detail)
+
+    def _check_end(self, end: Lsn, recorded: Durable | None) -> None:
+        if recorded is not None and recorded.position > end:
+            raise damaged(
+                f'the change log in "{self.directory}" ends at {end}, but had everything before {recorded.position}',
+                detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
             )
 
-    def _scan(self, reader: SegmentReader) -> None:
-        """Set _offset, _last, _changes and _index to what is whole."""
-        offset = self._offset = HEADER_SIZE
-        self._last, self._changes, self._index = reader.start, 0, []
-        changes, restarts = 0, []
-        with contextlib.suppress(TornBlock):
-            while (block := reader.block(offset)).kind != INDEX:
-                if block.restart:
-                    restarts.append((offset, self._last))
-                offset += block.size
-                changes += block.changes
-                if block.boundary:
-                    self._offset, self._last, self._changes = offset, block.position, changes
-                    self._index += restarts
-                    restarts = []
-        self._boundary = self._offset
+    def _recover(self, reader: SegmentReader, recorded: Durable | None) -> None:
+        """Find the last end of a transaction in the open segment. What is behind it is cut off by _write()."""
+        extent, size = reader.extent(), reader.size
+        synced = HEADER_SIZE
+        if recorded is not None and recorded.segment == reader.start:
+            synced = recorded.offset
+            if synced > extent.offset:
+                offset = size if extent.torn is None else extent.torn
+                detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} of them as stored.'
+                raise reader.damage(offset, extent.position, detail)
+        self._check_end(extent.position, recorded)
+        self._start, self._offset = reader.start, extent.offset
+        self._boundary, self._last = extent.offset, extent.position
+        self._changes, self._index = extent.changes, extent.places
+        self._fd = os.open(reader.file.path, os.O_RDWR)
+        for offset in range(synced, extent.offset, _CHUNK):
+            self._write(os.pread(self._fd, min(_CHUNK, extent.offset - offset), offset), offset)
+        self._torn = size - extent.offset
+        self._opened = monotonic()
 
     def _begin_segment(self, start: Lsn) -> None:
         assert self.identity is not None
         path = open_path(self.directory, start)
         begun = path.with_suffix(".new")  # a reader never sees it without its header
+        self._start = self._last = start
+        self._offset = self._boundary = HEADER_SIZE
+        self._torn = self._changes = 0
+        self._index = []
+        self._opened = monotonic()
         self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
         self._write(encode_header(self.identity.system_id, start), 0)
         os.fsync(self._fd)
         begun.rename(path)
         sync_directory(self.directory)
-        self._start = self._last = start
-        self._offset = self._boundary = self._durable_offset = HEADER_SIZE
-        self._changes, self._index = 0, []
-        self._opened = monotonic()
 
     # --- appending ------------------------------------------------------------------------------
 
     def append(self, blocks: list[Block]) -> None:
-        """Write blocks, which BlockBuilder made, without waiting for the disk."""
+        """Write blocks, which BlockBuilder made, without waiting for the disk.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
+        """
+        self._check_usable()
         try:
             for block in blocks:
                 if block.restart and self.wants_seal():
@@ -223,12 +264,16 @@ class ChangeLogWriter:
             raise self._failed("write", error) from error
 
     def sync(self) -> None:
-        """Make durable what was appended, and `position` what it says of itself."""
+        """Make durable what was appended, and then `position` the end of its last transaction.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
+        """
+        self._check_usable()
         try:
             os.fsync(self._fd)
         except OSError as error:
             raise self._failed("sync", error) from error
-        self._durable_offset = self._boundary
         self.position = self._last
         self._tell_readers()
 
@@ -242,7 +287,11 @@ class ChangeLogWriter:
         """End the open segment, which nobody changes afterwards, and begin the next.
 
         Only at a boundary; the next block to be appended must be a RESTART block.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
         """
+        self._check_usable()
         try:
             self._seal()
         except OSError as error:
@@ -257,44 +306,70 @@ class ChangeLogWriter:
         self._fd = -1
         start, end_lsn = self._start, self._last
         open_path(self.directory, start).rename(sealed_path(self.directory, start, end_lsn))
+        sync_directory(self.directory)  # before another segment can be seen behind this one
         self._begin_segment(end_lsn)
         self.position = end_lsn
         self._tell_readers()
         self._retain()
 
     def _write(self, data: bytes, offset: int) -> None:
+        if self._torn:
+            self._cut()
         left = memoryview(data)
         while left:
             written = os.pwrite(self._fd, left, offset)
             left, offset = left[written:], offset + written
 
+    def _cut(self) -> None:
+        """Cut off what is behind the last whole transaction; synced, so that none of it is seen behind new blocks."""
+        os.ftruncate(self._fd, self._offset)
+        os.fsync(self._fd)
+        telemetry.log(
+            telemetry.LOG,
+            f"cut {self._torn} bytes of an unfinished transaction off the change log at {self._last}",
+            event="archive.recovered",
+        )
+        self._torn = 0
+
+    def _check_usable(self) -> None:
+        if self._fd < 0:
+            raise ChangeLogError(
+                f'the change log in "{self.directory}" is not open for writing',
+                hint="Open it again: a call of the system has failed, or it has been closed.",
+            )
+
     def _failed(self, what: str, error: OSError) -> ChangeLogError:
-        """The error of a failed write or sync; leaves in the file what is known to be durable."""
+        """The error of a failed call of the system; the writer can do nothing more until it is opened again."""
         if self._fd >= 0:
-            with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, self._durable_offset)
+            os.close(self._fd)
+            self._fd = -1
+        file = error.filename or open_path(self.directory, self._start)
         return ChangeLogError(
             f'could not {what} the change log in "{self.directory}": {error.strerror}',
-            hint="The publisher keeps what is not stored yet. It is tried again.",
-            sqlstate="53100" if error.errno == 28 else "58030",  # disk_full, io_error
+            detail=f'The file is "{file}", whose last whole transaction ends at offset {self._boundary}.',
+            hint="Make room, or correct what the system refuses; `subscriber archive` then continues the log. "
+            "The publisher keeps everything that is not stored.",
+            sqlstate="53100" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "58030",  # disk_full, io_error
         )
 
     def _tell_readers(self) -> None:
-        state = Durable(self._start, self._durable_offset, self.position, self._changes)
-        with contextlib.suppress(OSError):  # readers then look at the blocks themselves
+        state = Durable(self._start, self._boundary, self.position, self._changes)
+        with contextlib.suppress(OSError):  # what it says then is old, and true
             os.pwrite(self._durable_fd, state.encode(), 0)
 
     # --- retention ------------------------------------------------------------------------------
 
     def _retain(self) -> None:
         sealed = [file for file in segment_files(self.directory) if file.end is not None]
-        sizes = [file.path.stat().st_size for file in sealed]
-        total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
-        for file, size in zip(sealed, sizes, strict=True):
-            too_much = self._keep_size is not None and total > self._keep_size
-            too_old = oldest is not None and file.path.stat().st_mtime < oldest
-            if not too_much and not too_old:
-                break
-            file.path.unlink()
-            total -= size
-            telemetry.log(telemetry.LOG, f'removed segment "{file.path.name}" of the change log')
+        with contextlib.suppress(FileNotFoundError):  # removed by another hand; looked at again after the next one
+            sizes = [file.path.stat().st_size for file in sealed]
+            total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
+            for file, size in zip(sealed, sizes, strict=True):
+                too_much = self._keep_size is not None and total > self._keep_size
+                too_old = oldest is not None and file.path.stat().st_mtime < oldest
+                if not too_much and not too_old:
+                    break
+                file.path.unlink()
+                sync_directory(self.directory)  # so that after a crash the oldest are gone, and none in between
+                total -= size
+                telemetry.log(telemetry.LOG, f'removed segment "{file.path.name}" of the change log')

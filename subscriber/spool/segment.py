@@ -11,6 +11,10 @@ All numbers are big-endian, as on the wire. Checksums are CRC-32: one of a block
 front of it can be trusted without reading the body; one of that, and of the segment and offset the block was
 written for: a block that is intact but in the wrong place is damage, too.
 
+The 16 bytes at the end have no checksum and need none, so all segments of format 1 are equally protected. Their
+offset counts only where an index block lies that was written for this offset and ends at these 16 bytes. The index
+block's position must be the end that the file name states (logfiles.SegmentReader.index()).
+
 BOUNDARY on a block says that no transaction is open at its end, and `position` is where that end stands in
 the publisher's WAL. RESTART says that reading can begin here: no transaction is open before it either,
 and each relation is described again before its first change.
@@ -24,6 +28,7 @@ import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
@@ -51,7 +56,10 @@ STATE_SIZE = _STATE.size + 4
 
 
 class TornBlock(Exception):
-    """The bytes do not begin with a whole block: the file ends here, or is damaged here."""
+    """The bytes are not a whole header, block or trailer: the file ends here, or is damaged here.
+
+    Only this package sees it: logfiles.py, which knows file and offset, raises ChangeLogDamaged instead.
+    """
 
 
 @dataclass(slots=True)
@@ -79,8 +87,7 @@ class Block:
         return BLOCK_SIZE + len(self.body)
 
 
-@dataclass(frozen=True, slots=True)
-class BlockHead:
+class BlockHead(NamedTuple):
     """A block without its body, `length` bytes; `checksum` is the body's, still to be compared."""
 
     kind: int
@@ -142,13 +149,13 @@ def _checksum(head: bytes, segment: Lsn, offset: int) -> bytes:
 
 
 def split_messages(body: bytes) -> Iterator[bytes]:
-    """The messages of a MESSAGES body. Raises ChangeLogError when the lengths do not add up."""
+    """The messages of a MESSAGES body. Raises TornBlock when the lengths do not add up."""
     pos, end = 0, len(body)
     while pos < end:
         length = int.from_bytes(body[pos : pos + 4], "big")
         pos += 4 + length
         if pos > end or not length:
-            raise ChangeLogError("a block of the change log does not hold whole messages")
+            raise TornBlock
         yield body[pos - length : pos]
 
 
@@ -158,6 +165,9 @@ def encode_index(entries: list[tuple[int, Lsn]]) -> bytes:
 
 
 def decode_index(body: bytes) -> list[tuple[int, Lsn]]:
+    """Raises TornBlock for anything else than what encode_index() gives."""
+    if len(body) % _ENTRY.size:
+        raise TornBlock
     return [(offset, Lsn(position)) for offset, position in _ENTRY.iter_unpack(body)]
 
 

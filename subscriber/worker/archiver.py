@@ -15,8 +15,13 @@ archiver says so instead of going on.
 Prepared transactions arrive when they are committed: the slot is one without two_phase. Large ones are streamed
 while they go on, and wait in a spool beside the log (unstreaming.py) until they commit.
 
-Kill points: those of spool/logwriter.py; and between slot and log. A slot that was created before its log was:
-the log begins where the slot stands.
+Failure cases, besides those of spool/logwriter.py:
+
+- Killed after the slot is created, before the log is: the log begins where the slot stands.
+- Slot confirmed behind the end of the log: changes are missing. Bytes behind that end are damage then, not a torn tail;
+  the archiver stops before the writer cuts them off.
+- Files of the log damaged: the archiver stops, as retrying cannot help. The publisher keeps what is not stored.
+- Disk full, or any other error of the system: the archiver opens the log again, as after a crash, until it can write.
 """
 
 from __future__ import annotations
@@ -146,6 +151,7 @@ class Archiver:
         if confirmed is None:
             raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=begin_anew)
         if confirmed > self._writer.position:
+            self._writer.check_tail(confirmed)
             raise SlotLost(
                 "changes are missing between the change log and the slot",
                 detail=f"The log ends at {self._writer.position}; the slot has been confirmed up to {confirmed}.",

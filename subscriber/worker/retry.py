@@ -10,7 +10,7 @@
     data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
                  needs on the target                                 somebody may have repaired it
     permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
-                 target behind; HooksMissing                         restart of the launcher starts it again
+                 target behind; HooksMissing; ChangeLogDamaged       restart of the launcher starts it again
 
 The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5 seconds for ever.
 """
@@ -21,6 +21,7 @@ import random
 from enum import Enum
 
 from subscriber.errors import (
+    ChangeLogDamaged,
     ConnectionLost,
     HooksMissing,
     LateConflict,
@@ -51,7 +52,7 @@ def reaction(error: BaseException) -> Reaction:
             return Reaction.AT_ONCE
         case StaleCatalog() | TextNeeded():
             return Reaction.IN_A_MOMENT
-        case PublisherError() | HooksMissing():
+        case PublisherError() | HooksMissing() | ChangeLogDamaged():
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
             return Reaction.BACKOFF

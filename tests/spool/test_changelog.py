@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.errors import ChangeLogError, ProtocolError
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
@@ -23,10 +23,10 @@ from subscriber.spool.changelog import ChangeLog, read
 from subscriber.spool.logfiles import Identity, SegmentReader
 from subscriber.spool.logwriter import ChangeLogWriter
 from subscriber.spool.segment import (
+    HEADER_SIZE,
     Durable,
     TornBlock,
     decode_header,
-    encode_header,
 )
 from tests.spool.stream import START, Writer, relation
 
@@ -162,54 +162,35 @@ def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogW
 # --- the end of the file -----------------------------------------------------------------------
 
 
-def tail(directory: Path) -> tuple[Path, int, list[Row]]:
-    """A log of three transactions, not closed: its file, where the third begins, all rows."""
+def unsealed(directory: Path) -> tuple[Path, list[Row]]:
+    """A log of three transactions, closed: its file, all rows."""
     writer, source, builder = opened(directory), Writer(), BlockBuilder(START)
-    store(writer, builder, source.transaction([(1, 3)]))
-    store(writer, builder, source.transaction([(1, 4), (2, 5)]))
-    path = ChangeLog(directory).files()[-1].path
-    begins = path.stat().st_size
-    store(writer, builder, source.transaction([(2, 6)]))
-    found = rows(ChangeLog(directory))
+    for made in ([(1, 3)], [(1, 4), (2, 5)], [(2, 6)]):
+        store(writer, builder, source.transaction(made))
     writer.close()
-    return path, begins, found
-
-
-def test_cut_at_any_byte_the_log_goes_on_after_the_last_whole_transaction(tmp_path: Path) -> None:
-    path, begins, found = tail(tmp_path)
-    whole = path.read_bytes()
-    for length in range(len(whole) + 1):
-        path.write_bytes(whole[:length])
-        writer = opened(tmp_path)
-        kept = rows(ChangeLog(tmp_path))
-        assert kept == found[: len(kept)]
-        assert len(kept) == 4 if length == len(whole) else len(kept) in (0, 1, 3)
-        assert len(kept) == 3 or not begins <= length < len(whole)
-        source = Writer(writer.position)
-        store(writer, BlockBuilder(writer.position), source.transaction([(9, 1)]))
-        assert rows(ChangeLog(tmp_path)) == [*kept, (source.position - 50, 0, 9, 1)]
-        writer.close()
-        path.write_bytes(whole)
+    log = ChangeLog(directory)
+    return log.files()[-1].path, rows(log)
 
 
 @given(data=st.data())
 @settings(deadline=None, max_examples=150)
 def test_flipped_bits_are_never_read_as_data(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     directory = tmp_path_factory.mktemp("log")
-    path, _, found = tail(directory)
-    damaged = bytearray(path.read_bytes())
+    path, found = unsealed(directory)
+    whole = path.read_bytes()
+    damaged = bytearray(whole)
     for _ in range(data.draw(st.integers(1, 4))):
         damaged[data.draw(st.integers(0, len(damaged) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    if bytes(damaged) == path.read_bytes():
+    if damaged == whole:
         return  # two flips undid each other
     path.write_bytes(damaged)
-    with pytest.raises(ChangeLogError, match="damaged"):
+    with pytest.raises(ChangeLogDamaged):
         rows(ChangeLog(directory))
-    writer = opened(directory)  # what is behind the damage is fetched again
-    kept = rows(ChangeLog(directory))
-    writer.close()
-    assert kept == found[: len(kept)]
-    assert len(kept) < len(found)
+    with pytest.raises(ChangeLogDamaged):
+        opened(directory)
+    assert path.read_bytes() == damaged
+    path.write_bytes(whole)
+    assert rows(ChangeLog(directory)) == found
 
 
 def test_a_block_in_another_place_is_damage(writer: ChangeLogWriter, tmp_path: Path) -> None:
@@ -217,11 +198,13 @@ def test_a_block_in_another_place_is_damage(writer: ChangeLogWriter, tmp_path: P
     store(writer, builder, source.transaction([(1, 3)]))
     path = ChangeLog(tmp_path).files()[-1].path
     with SegmentReader(path) as reader:
-        size = reader.block(len(encode_header(7, START))).size
         with path.open("ab") as file:
-            file.write(path.read_bytes()[-size:])
-        with pytest.raises(TornBlock):
-            reader.block(len(encode_header(7, START)) + size)
+            file.write(path.read_bytes()[HEADER_SIZE:])
+        blocks = reader.blocks(HEADER_SIZE, reader.size)
+        offset, block = next(blocks)
+        with pytest.raises(ChangeLogDamaged) as caught:
+            next(blocks)
+    assert caught.value.message.endswith(f"offset {offset + block.size}")
 
 
 @given(st.binary(max_size=64))
@@ -263,22 +246,32 @@ def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) 
     writer.close()
 
 
-def test_an_unsynced_end_is_cut_off_when_the_disk_fails(
+def test_a_disk_that_fails_takes_nothing(
     writer: ChangeLogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """`position` stays; opened again, the log has what was written meanwhile, and says so once it is synced."""
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
-    durable = ChangeLog(tmp_path).files()[-1].path.stat().st_size
+    durable = writer.position
 
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(ChangeLogError, match="No space left on device") as caught:
-        store(writer, builder, source.transaction([(1, 4)]))
-    assert caught.value.sqlstate == "53100"
-    assert ChangeLog(tmp_path).files()[-1].path.stat().st_size == durable
-    assert writer.position == ChangeLog(tmp_path).end() == source.position - 150
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(ChangeLogError, match="No space left on device") as caught:
+            store(writer, builder, source.transaction([(1, 4)]))
+        assert caught.value.sqlstate == "53100"
+        writer.close()
+        with pytest.raises(ChangeLogError, match="No space left on device"):
+            writer.open()
+    with pytest.raises(ChangeLogError, match="not open for writing"):
+        writer.sync()
+    assert writer.position == ChangeLog(tmp_path).end() == durable
+    writer.close()
+    writer.open()
+    assert writer.position == ChangeLog(tmp_path).end() == source.position
+    assert [row[3] for row in rows(ChangeLog(tmp_path))] == [3, 4]
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 36, None], ids=["empty", "zeros", "gone"])
