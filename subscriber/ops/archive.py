@@ -1,9 +1,11 @@
-"""`subscriber archive`: keep a change log, or tell what is in one."""
+"""`subscriber archive`: keep a change log, or check one and print what it has."""
 
 from __future__ import annotations
 
+import contextlib
 import json as json_module
 import signal
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.errors import StatementError
+from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_bytes
 from subscriber.spool.changelog import ChangeLog
@@ -67,23 +69,49 @@ async def _stop_on_signal(tasks: TaskGroup) -> None:
 
 
 def describe(directory: Path, *, json: bool) -> int:
-    """Print what the log in `directory` has. Raises ChangeLogError where there is none."""
-    log = ChangeLog(directory)
+    """Print what the log in `directory` has, and the damage in its files, all of which are read.
+
+    Returns:
+        The exit status: 1 if something is damaged or missing, 0 otherwise.
+
+    Raises:
+        ChangeLogError: there is no log, or it cannot be read.
+    """
+    found: dict[str, Any] = {"directory": str(directory)}
+    try:
+        log = ChangeLog(directory)
+        found |= _summary(log)
+        damage = log.damage()
+    except ChangeLogDamaged as error:
+        damage = [error]
+    if json:
+        found["damage"] = [{"message": e.message, "detail": e.detail, "hint": e.hint} for e in damage]
+        print(json_module.dumps(found))
+        return 1 if damage else 0
+    if "end" in found:
+        print(f"from {found['start']} to {found['end']}")
+        print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
+        print(f"slot {found['slot']}, publications {', '.join(found['publications'])}")
+    for one in damage:
+        print(f"ERROR:  {one}", file=sys.stderr)
+    return 1 if damage else 0
+
+
+def _summary(log: ChangeLog) -> dict[str, Any]:
     files = log.files()
-    found: dict[str, Any] = {
-        "directory": str(directory),
+    return {
         "slot": log.identity.slot,
         "publications": list(log.identity.publications),
         "system_id": str(log.identity.system_id),
         "start": str(log.start()),
         "end": str(log.end()),
         "segments": len(files),
-        "bytes": sum(file.path.stat().st_size for file in files),
+        "bytes": sum(_size(file.path) for file in files),
     }
-    if json:
-        print(json_module.dumps(found))
-        return 0
-    print(f"from {found['start']} to {found['end']}")
-    print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
-    print(f"slot {found['slot']}, publications {', '.join(found['publications'])}")
+
+
+def _size(path: Path) -> int:
+    """Bytes in a file; 0 if it has been sealed, and so renamed, or removed since it was listed."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
     return 0

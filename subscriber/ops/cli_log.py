@@ -54,7 +54,7 @@ def archive(
     until: Annotated[
         str | None, typer.Option(help="End when everything before this position is stored.", metavar="LSN")
     ] = None,
-    info: Annotated[bool, typer.Option("--info", help="Only print what the log has.")] = False,
+    info: Annotated[bool, typer.Option("--info", help="Only check all files, and print what the log has.")] = False,
     json: Json = False,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
 ) -> None:
@@ -62,6 +62,7 @@ def archive(
 
     They are stored whole, in commit order, and synced before the publisher may forget them. Programs read the
     log while it is written; see `lake` and `catchup`. Ends on SIGTERM or Ctrl-C, and goes on where it stopped.
+    With --info it reads the whole log, and exits 1 if a file is damaged or missing.
     """
     from subscriber.ops import archive as archive_command
     from subscriber.ops.logs import configure
