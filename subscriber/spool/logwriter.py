@@ -4,9 +4,9 @@ The contract is that of PostgreSQL's archive modules: whoever hands data over ke
 that it is stored, and it is told so only after fsync() of the file and, for a new name, of its directory.
 What is told is `position`.
 
-Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" never
-records more than that. Before the first block is written open() cuts nothing; then only bytes behind the last whole
-transaction are cut, and never any that "durable" records.
+Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" records it
+before it can be confirmed. open() cuts nothing. Bytes behind the last whole transaction are cut off when the first
+block is written; none of them is recorded in "durable".
 
 Failure cases. The publisher sends again what is behind `position`.
 
@@ -141,7 +141,8 @@ class ChangeLogWriter:
 
     def _make_directory(self) -> None:
         missing = list(takewhile(lambda path: not path.exists(), (self.directory, *self.directory.parents)))
-        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
+        if missing:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
         for path in missing:
             sync_directory(path.parent)
 
@@ -272,10 +273,9 @@ class ChangeLogWriter:
         self._check_usable()
         try:
             os.fsync(self._fd)
+            self._record(self._last)
         except OSError as error:
             raise self._failed("sync", error) from error
-        self.position = self._last
-        self._tell_readers()
 
     def wants_seal(self) -> bool:
         """Whether the open segment is large or old enough; never when it has no changes."""
@@ -308,8 +308,7 @@ class ChangeLogWriter:
         open_path(self.directory, start).rename(sealed_path(self.directory, start, end_lsn))
         sync_directory(self.directory)  # before another segment can be seen behind this one
         self._begin_segment(end_lsn)
-        self.position = end_lsn
-        self._tell_readers()
+        self._record(end_lsn)
         self._retain()
 
     def _write(self, data: bytes, offset: int) -> None:
@@ -352,10 +351,10 @@ class ChangeLogWriter:
             sqlstate="53100" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "58030",  # disk_full, io_error
         )
 
-    def _tell_readers(self) -> None:
-        state = Durable(self._start, self._boundary, self.position, self._changes)
-        with contextlib.suppress(OSError):  # what it says then is old, and true
-            os.pwrite(self._durable_fd, state.encode(), 0)
+    def _record(self, position: Lsn) -> None:
+        """Set `position`, for which everything before it is on disk, after the file "durable" has it."""
+        os.pwrite(self._durable_fd, Durable(self._start, self._boundary, position, self._changes).encode(), 0)
+        self.position = position
 
     # --- retention ------------------------------------------------------------------------------
 

@@ -344,13 +344,78 @@ def test_a_log_is_read_while_it_is_written_and_renamed(tmp_path: Path) -> None:
         before = len(stored) - 1
         end = log.end()
         assert end >= stored[before]
-        assert len(rows(log, end=end)) == stored.index(end)
+        assert len(rows(log, end=end)) == (end - START) // 150
         assert log.reach(stored[before // 2]).changes >= before - before // 2
         looks += 1
     thread.join()
     assert looks > 1
     assert len(rows(log)) == 150
     writer.close()
+
+
+def test_a_log_is_read_while_its_oldest_segments_are_removed(tmp_path: Path) -> None:
+    """A reader gets all that it asked for, or the error that it is too late; never a part."""
+    writer = ChangeLogWriter(tmp_path, segment_size=1, keep_size=1000)
+    writer.open()
+    writer.create(Identity(7, "s", ("p",), START))
+    done = threading.Event()
+
+    def write() -> None:
+        source, builder = Writer(), BlockBuilder(START)
+        for _ in range(200):
+            store(writer, builder, source.transaction([(1, 5)]))
+            builder.restart()
+        done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    log, read_whole = ChangeLog(tmp_path), 0
+    while not done.is_set():
+        start, end = log.start(), log.end()
+        try:
+            assert len(rows(log, start, end)) == (end - start) // 150
+            read_whole += 1
+        except ChangeLogError as error:
+            if error.sqlstate != "58P01":
+                raise
+        assert log.damage() == []
+    thread.join()
+    writer.close()
+    assert read_whole
+    assert log.start() > START
+
+
+def test_a_range_beyond_the_end_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    """As the file "durable" is never synced, a crash of the machine can leave one that is older than what was read."""
+    source, builder = Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    older, end = (tmp_path / "durable").read_bytes(), source.position
+    store(writer, builder, source.transaction([(1, 4)]))
+    log = ChangeLog(tmp_path)
+    asked = log.end()
+    (tmp_path / "durable").write_bytes(older)
+    assert log.end() == end
+    with pytest.raises(ChangeLogError, match=f"ends at {end}") as caught:
+        log.pieces(START, asked)
+    assert caught.value.hint
+    writer.close()
+    writer.open()
+    assert len(rows(log, START, asked)) == 2
+
+
+def test_an_older_record_hides_no_sealed_segment(tmp_path: Path) -> None:
+    writer, source, builder = opened(tmp_path, segment_size=1), Writer(), BlockBuilder(START)
+    store(writer, builder, source.transaction([(1, 3)]))
+    older = (tmp_path / "durable").read_bytes()
+    builder.restart()
+    store(writer, builder, source.transaction([(1, 4)]))
+    builder.restart()
+    store(writer, builder, source.transaction([(1, 5)]))
+    writer.close()
+    (tmp_path / "durable").write_bytes(older)
+    log = ChangeLog(tmp_path)
+    assert log.end() == log.files()[-1].start
+    assert [row[3] for row in rows(log)] == [3, 4]
 
 
 # --- what may come now --------------------------------------------------------------------------

@@ -1,0 +1,118 @@
+"""The change log after a kill, and after a refusal of the system, at each step of its writer."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from subscriber.errors import ChangeLogError
+from subscriber.lsn import Lsn
+from subscriber.spool.changelog import ChangeLog
+from subscriber.spool.logfiles import IDENTITY
+from tests.spool.crashing import before_call, open_log, run, transactions, write, writer_of
+from tests.spool.stream import START
+from tests.spool.test_changelog import Row, rows
+
+EXPECTED: list[Row] = [
+    (final, n, relid, size)
+    for number, (final, _) in enumerate(transactions())
+    for n, (relid, size) in enumerate([(1, number), (2, 1)])
+]
+END = Lsn(transactions()[-1][0] + 50)
+
+
+def check(directory: Path, told: Lsn) -> None:
+    """A reader has all that was told, and whole transactions only."""
+    log = ChangeLog(directory)
+    start, end = log.start(), log.end()
+    assert end >= told
+    assert rows(log, start, end) == [row for row in EXPECTED if start <= row[0] < end]
+
+
+def finish(directory: Path, told: Lsn) -> None:
+    """The next writer has all that was told, and continues to the end; the log then has everything once."""
+    if (directory / IDENTITY).exists():
+        check(directory, told)
+    writer = writer_of(directory)
+    open_log(writer)
+    assert writer.position >= told
+    write(writer, lambda _: None)
+    writer.close()
+    check(directory, END)
+
+
+def test_killed_before_each_call_to_the_system(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.spool.crashing", str(tmp_path)], capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    attempts = list(tmp_path.iterdir())
+    assert len(attempts) > 80
+    for place in attempts:
+        finish(place / "log", max(map(Lsn.parse, (place / "told").read_text().split()), default=START))
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+def test_refused_at_each_call_to_the_system(tmp_path: Path, code: int) -> None:
+    refused = True
+
+    def refuse() -> None:
+        nonlocal refused
+        refused = True
+        raise OSError(code, "refused")
+
+    for number in count():
+        directory, told, refused = tmp_path / str(number), [START], False
+        before_call(number, refuse)
+        try:
+            if refusal := attempt(directory, told.append):
+                assert refusal.message.endswith("refused")
+                assert refusal.hint
+        finally:
+            sys.setprofile(None)
+        assert bool(refusal) == refused
+        finish(directory, told[-1])
+        if not refused:
+            break
+    assert number > 80
+
+
+def attempt(directory: Path, told: Callable[[Lsn], None]) -> ChangeLogError | None:
+    """Write the log; the error that it ends with."""
+    try:
+        run(directory, told)
+    except ChangeLogError as error:
+        return error
+    return None
+
+
+LIMITED = """
+import resource, sys
+from pathlib import Path
+from subscriber.errors import ChangeLogError
+from tests.spool.crashing import run
+
+told = ["0/0"]
+resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
+try:
+    run(Path(sys.argv[1]), told.append)
+except ChangeLogError as error:
+    print(told[-1], error.message)
+"""
+
+
+@pytest.mark.parametrize("size", [10, 100, 250, 331, 420])
+def test_a_file_that_cannot_grow(tmp_path: Path, size: int) -> None:
+    """The limit of a process for the size of a file stands in for the end of the disk: part of a block is written."""
+    command = [sys.executable, "-c", LIMITED, str(tmp_path / "log"), str(size)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    told, _, message = done.stdout.partition(" ")
+    assert "File too large" in message
+    assert all(path.stat().st_size <= size for path in (tmp_path / "log").iterdir())
+    finish(tmp_path / "log", max(Lsn.parse(told), START))
