@@ -19,7 +19,7 @@ Failure cases. The publisher sends again what is behind `position`.
 - Killed before a new segment has its name: it is made again. Header and name are synced first, so a damaged header is
   never the work of a crash.
 - Killed between two removals of old segments: the oldest are removed, as the directory is synced after each.
-- Disk full, or any other error of the system: this writer is useless until it is opened again. No file is cut.
+- Disk full, or any other error of the system: the writer closes itself, and no file is cut.
 - Machine crashed: "durable" is never synced and may be old. Then damage in what was synced last looks like a torn tail;
   nothing is cut until the archiver has compared `position` with its slot (worker/archiver.py).
 - Damage in front of what "durable" records, or segments missing that it records: open() raises ChangeLogDamaged and
@@ -121,6 +121,9 @@ class ChangeLogWriter:
             self._open()
         except OSError as error:
             raise self._failed("open", error) from error
+        except ChangeLogError:
+            self.close()
+            raise
 
     def _open(self) -> None:
         self._make_directory()
@@ -213,7 +216,7 @@ class ChangeLogWriter:
             synced = recorded.offset
             if synced > extent.offset:
                 offset = size if extent.torn is None else extent.torn
-                detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} of them as stored.'
+                detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} as stored.'
                 raise reader.damage(offset, extent.position, detail)
         self._check_end(extent.position, recorded)
         self._start, self._offset = reader.start, extent.offset
@@ -338,10 +341,8 @@ class ChangeLogWriter:
             )
 
     def _failed(self, what: str, error: OSError) -> ChangeLogError:
-        """The error of a failed call of the system; the writer can do nothing more until it is opened again."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        """Close the writer, which has to be opened again; return the error for what the system refused."""
+        self.close()
         file = error.filename or open_path(self.directory, self._start)
         return ChangeLogError(
             f'could not {what} the change log in "{self.directory}": {error.strerror}',

@@ -16,13 +16,14 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.errors import PublisherError, SlotLost
+from subscriber.errors import ChangeLogDamaged, PublisherError, SlotLost
 from subscriber.lsn import Lsn
 from subscriber.ops.demo_processes import Process
 from subscriber.ops.servers import Servers
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Truncate, Update
 from subscriber.spool.changelog import Change, ChangeLog, read
 from subscriber.spool.logwriter import ChangeLogWriter
+from subscriber.spool.segment import HEADER_SIZE
 from subscriber.worker.archiver import Archiver
 from tests.plugins.fix_cluster import Database, fresh_database
 
@@ -297,3 +298,79 @@ async def test_it_ends_on_sigterm_and_tells_what_it_has(source_db: Database, tmp
     found = json.loads(subprocess.run(info, check=True, capture_output=True).stdout)
     assert Lsn.parse(found["end"]) >= Lsn.parse(found["start"])
     assert found["slot"] == "a"
+
+
+# --- damage -------------------------------------------------------------------------------------
+
+
+async def damaged_log(source: Database, directory: Path) -> Path:
+    """A log with a flipped bit behind its header, in what the publisher knows to be stored; the file."""
+    await source.execute(PUBLISHED)
+    await archive_until_now(source, directory)
+    await source.execute("INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)")
+    await archive_until_now(source, directory)
+    path = ChangeLog(directory).files()[-1].path
+    damaged = bytearray(path.read_bytes())
+    damaged[HEADER_SIZE] ^= 1
+    path.write_bytes(damaged)
+    return path
+
+
+async def test_damage_stops_the_archiver_and_changes_nothing(source_db: Database, tmp_path: Path) -> None:
+    path = await damaged_log(source_db, tmp_path)
+    damaged = path.read_bytes()
+    with pytest.raises(ChangeLogDamaged, match=f"{path.name}.* offset {HEADER_SIZE}\n") as caught:
+        await archive_until_now(source_db, tmp_path)
+    assert "copy" in (caught.value.hint or "")
+    assert path.read_bytes() == damaged
+    restored = bytearray(damaged)
+    restored[HEADER_SIZE] ^= 1
+    path.write_bytes(restored)  # from a copy, as the hint says
+    await archive_until_now(source_db, tmp_path)
+    assert [values(change)[0] for change in changes(tmp_path)] == [b"1", b"2"]
+
+
+async def test_damage_is_told_from_a_torn_tail_by_the_slot(source_db: Database, tmp_path: Path) -> None:
+    """Where the file "durable" is lost: the slot knows that the damaged bytes had been stored."""
+    path = await damaged_log(source_db, tmp_path)
+    damaged = path.read_bytes()
+    (tmp_path / "durable").unlink()
+    with pytest.raises(ChangeLogDamaged, match=f"{path.name}.* offset {HEADER_SIZE}") as caught:
+        await archive_until_now(source_db, tmp_path)
+    assert str(await confirmed(source_db)) in (caught.value.detail or "")
+    assert path.read_bytes() == damaged
+
+
+async def test_a_torn_tail_is_cut_off_and_fetched_again(source_db: Database, tmp_path: Path) -> None:
+    await source_db.execute(PUBLISHED)
+    await archive_until_now(source_db, tmp_path)
+    path = ChangeLog(tmp_path).files()[-1].path
+    with path.open("ab") as file:
+        file.write(b"part of a block")
+    await source_db.execute("INSERT INTO t VALUES (1)")
+    await archive_until_now(source_db, tmp_path)
+    assert [values(change)[0] for change in changes(tmp_path)] == [b"1"]
+    assert ChangeLog(tmp_path).damage() == []
+
+
+async def test_damage_met_while_it_runs_ends_it(source_db: Database, tmp_path: Path) -> None:
+    """It would meet the same damage again every few seconds."""
+    await source_db.execute(PUBLISHED)
+    writer = ChangeLogWriter(tmp_path)
+    writer.open()
+    with anyio.fail_after(20):
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(damage_and_disconnect, source_db, tmp_path)
+            with pytest.raises(ChangeLogDamaged):
+                await Archiver(source_db.dsn(), "a", ["p"], writer).run()
+    writer.close()
+
+
+async def damage_and_disconnect(source: Database, directory: Path) -> None:
+    await source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 'a'")
+    await source.execute("INSERT INTO t VALUES (1)")
+    while not changes(directory):
+        await anyio.sleep(0.02)
+    path = ChangeLog(directory).files()[-1].path
+    path.write_bytes(path.read_bytes()[:HEADER_SIZE])
+    await source.execute("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE slot_name = 'a'")

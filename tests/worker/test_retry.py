@@ -6,6 +6,8 @@ import pytest
 
 from subscriber.errors import (
     ApplyError,
+    ChangeLogDamaged,
+    ChangeLogError,
     ConnectionLost,
     EndOfStream,
     HookError,
@@ -39,6 +41,8 @@ def server_error(sqlstate: str) -> ServerError:
         (PublisherReplaced("x"), Reaction.STOP),
         (PublisherError("x"), Reaction.STOP),
         (HooksMissing("x"), Reaction.STOP),
+        (ChangeLogDamaged("x"), Reaction.STOP),
+        (ChangeLogError("x", sqlstate="53100"), Reaction.INTERVAL),
         (HookError("x"), Reaction.INTERVAL),
         (ConnectionLost("x"), Reaction.BACKOFF),
         (EndOfStream("x"), Reaction.BACKOFF),
