@@ -23,6 +23,14 @@ Offsets are positions of the log, so the same offsets always mean the same rows.
 what retention has removed is an error. When there is nothing new, latestOffset() waits for it instead of being
 asked ninety times a second; positions without changes make no batch, except now and then, so that a stream
 over quiet tables does not fall behind retention.
+
+Failure cases, besides those of spool/changelog.py:
+
+- Segment sealed after a batch was planned: the executor finds it under its new name.
+- Segment removed after a batch was planned: the query fails, and no row of the batch is committed.
+- Damage in the index, or in rows: planning fails on the driver, or a task on an executor; the query names the file.
+- Machine crashed, and the log now ends before a batch that Spark plans again: the query fails until the archiver has
+  continued the log. A batch never has fewer rows the second time.
 """
 
 from __future__ import annotations

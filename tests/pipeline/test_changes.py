@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
+from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
-from subscriber.pipeline.changes import typed_changes
+from subscriber.pipeline.changes import ChangesReader, ChangesStreamReader, typed_changes
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import (
     Begin,
@@ -32,6 +33,7 @@ from subscriber.protocol.tuples import TupleData
 from subscriber.spool.blocks import BlockBuilder
 from subscriber.spool.logfiles import Identity
 from subscriber.spool.logwriter import ChangeLogWriter
+from subscriber.spool.segment import HEADER_SIZE, TRAILER_SIZE
 from tests.spool.stream import START, Writer
 
 
@@ -156,6 +158,56 @@ def test_a_stream_takes_whole_transactions_and_goes_on_where_it_was(
     batches.clear()
     run()
     assert [rows for _, rows, _ in batches] == [7]
+
+
+# --- damage, and segments that move -------------------------------------------------------------
+
+
+def test_damage_fails_the_query(spark: SparkSession, log: Log) -> None:
+    """In a trailer, which the driver reads, and in rows, which an executor reads."""
+    log.rows(50)
+    log.builder.restart()
+    log.writer.seal()
+    (path,) = log.directory.glob("*.changes")
+    whole = path.read_bytes()
+    for offset, found in ((len(whole) - 9, len(whole) - TRAILER_SIZE), (len(whole) // 2, HEADER_SIZE)):
+        damaged = bytearray(whole)
+        damaged[offset] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(Exception, match=f"{path.name}.* is damaged at offset {found}"):
+            read(spark, log).count()
+    path.write_bytes(whole)
+    assert read(spark, log).count() == 50
+
+
+def test_a_planned_piece_is_read_after_its_segment_is_sealed_but_not_removed(log: Log) -> None:
+    log.rows(10)
+    reader = ChangesReader({"path": str(log.directory)})
+    partitions = reader.partitions()
+
+    def count() -> int:
+        return sum(batch.num_rows for partition in partitions for batch in reader.read(partition))
+
+    log.builder.restart()
+    log.writer.seal()
+    assert count() == 10
+    (path,) = log.directory.glob("*.changes")
+    path.unlink()
+    with pytest.raises(ChangeLogError, match=r"not in the change log .* any more"):
+        count()
+
+
+def test_a_micro_batch_that_is_planned_again_is_never_shorter(log: Log) -> None:
+    """Spark plans it again after a crash of the machine, which can leave an older file "durable"."""
+    first = log.rows(1)
+    older = (log.directory / "durable").read_bytes()
+    last = log.rows(1)
+    stream = ChangesStreamReader({"path": str(log.directory)})
+    offsets = [{"lsn": str(position)} for position in (START, last)]
+    assert len(stream.partitions(offsets[0], offsets[1])) == 1
+    (log.directory / "durable").write_bytes(older)
+    with pytest.raises(ChangeLogError, match=f"the change log ends at {first}"):
+        stream.partitions(offsets[0], offsets[1])
 
 
 @pytest.mark.soak

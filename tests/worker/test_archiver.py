@@ -330,6 +330,17 @@ async def test_damage_stops_the_archiver_and_changes_nothing(source_db: Database
     assert [values(change)[0] for change in changes(tmp_path)] == [b"1", b"2"]
 
 
+async def test_without_a_copy_a_new_log_begins_where_the_slot_was_confirmed(
+    source_db: Database, tmp_path: Path
+) -> None:
+    await damaged_log(source_db, tmp_path / "old")
+    start = await confirmed(source_db)
+    await source_db.execute("INSERT INTO t VALUES (3)")
+    await archive_until_now(source_db, tmp_path / "new")
+    assert ChangeLog(tmp_path / "new").start() == start
+    assert [values(change)[0] for change in changes(tmp_path / "new")] == [b"3"]
+
+
 async def test_damage_is_told_from_a_torn_tail_by_the_slot(source_db: Database, tmp_path: Path) -> None:
     """Where the file "durable" is lost: the slot knows that the damaged bytes had been stored."""
     path = await damaged_log(source_db, tmp_path)
