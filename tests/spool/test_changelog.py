@@ -7,6 +7,7 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -123,6 +124,20 @@ def test_a_large_transaction_is_handed_out_before_it_ends_and_read_as_one(
         assert builder.size <= LIMIT
         assert (ChangeLog(tmp_path).end() == START) == (number < len(messages) - 1)
     assert len(rows(ChangeLog(tmp_path))) == 5
+
+
+def test_a_piece_that_ends_inside_a_transaction_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
+    source, builder = Writer(), BlockBuilder(START)
+    for message in source.transaction([(1, LIMIT)] * 3):
+        builder.add(message)
+        writer.append(builder.take())
+    writer.sync()
+    (piece,) = ChangeLog(tmp_path).pieces(START, source.position)
+    path = ChangeLog(tmp_path).files()[-1].path
+    with SegmentReader(path) as reader:
+        second = list(reader.heads(piece.offset, START, piece.stop))[1]
+    with pytest.raises(ChangeLogDamaged, match=path.name):
+        list(read(tmp_path, replace(piece, stop=second.offset)))
 
 
 @pytest.mark.parametrize("segment_size", [1 << 20, 1 << 30], ids=["many segments", "one segment"])

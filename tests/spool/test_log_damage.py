@@ -7,6 +7,7 @@ import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,11 @@ import pytest
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
 from subscriber.spool.blocks import BlockBuilder
-from subscriber.spool.changelog import ChangeLog
+from subscriber.spool.changelog import ChangeLog, read
 from subscriber.spool.logfiles import DURABLE, IDENTITY, Identity, SegmentReader
 from subscriber.spool.logwriter import ChangeLogWriter
 from subscriber.spool.segment import (
+    BLOCK_SIZE,
     BOUNDARY,
     HEADER_SIZE,
     INDEX,
@@ -64,11 +66,11 @@ class Sample:
     @contextmanager
     def changed(self, path: Path, data: bytes) -> Iterator[None]:
         """The log with other bytes in one file, for a block."""
-        replace(path, data)
+        overwrite(path, data)
         try:
             yield
         finally:
-            replace(path, self.files[path.name])
+            overwrite(path, self.files[path.name])
 
     def restore(self) -> None:
         """Put back all files as they were."""
@@ -77,7 +79,7 @@ class Sample:
                 path.unlink()
         for name, data in self.files.items():
             path = self.directory / name
-            replace(path, data) if path.exists() else path.write_bytes(data)
+            overwrite(path, data) if path.exists() else path.write_bytes(data)
 
     def read_all(self) -> list[Row]:
         log = ChangeLog(self.directory)
@@ -87,7 +89,7 @@ class Sample:
         return rows(log)
 
 
-def replace(path: Path, data: bytes) -> None:
+def overwrite(path: Path, data: bytes) -> None:
     """Write other bytes into a file, in place, as that takes no time of the disk."""
     with path.open("r+b") as file:
         file.write(data)
@@ -197,6 +199,33 @@ def test_an_index_that_lacks_places_hides_nothing(sample: Sample) -> None:
         assert sample.read_all() == sample.rows
 
 
+@pytest.mark.parametrize("by", [(0, 150), (0, -150), (-1, 0), (1, 0), (-200, 0)], ids=str)
+def test_a_record_that_does_not_fit_the_open_segment(sample: Sample, by: tuple[int, int]) -> None:
+    """As that of another log, or of another time: intact, but no transaction ends at this offset and position."""
+    durable = Durable.decode(sample.recorded[-1])
+    other = Durable(durable.segment, durable.offset + by[0], Lsn(durable.position + by[1]), 0)
+    (sample.directory / DURABLE).write_bytes(other.encode())
+    with pytest.raises(ChangeLogDamaged, match=sample.open.name) as caught:
+        rows(ChangeLog(sample.directory))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("cut", [1, BLOCK_SIZE, -1])
+def test_a_piece_that_does_not_end_with_a_transaction(sample: Sample, cut: int) -> None:
+    piece = ChangeLog(sample.directory).pieces(START, sample.position)[-1]
+    with pytest.raises(ChangeLogDamaged, match=sample.open.name):
+        list(read(sample.directory, replace(piece, stop=piece.stop - cut)))
+
+
+def test_a_piece_that_does_not_begin_where_relations_are_described(sample: Sample) -> None:
+    """Rows of a relation that the reader does not know are not left out."""
+    piece = ChangeLog(sample.directory).pieces(START, sample.position)[-1]
+    with SegmentReader(sample.open) as reader:
+        *_, last = reader.heads(piece.offset, piece.after, piece.stop)
+    with pytest.raises(ChangeLogDamaged, match="no relation with OID 1"):
+        list(read(sample.directory, replace(piece, offset=last.offset)))
+
+
 def test_an_error_names_file_offset_position_and_the_next_step(sample: Sample) -> None:
     """The position is where the last whole transaction in front of the damage ends."""
     with SegmentReader(sample.open) as reader:
@@ -231,7 +260,7 @@ def test_open_keeps_what_was_recorded_as_durable(sample: Sample, synced: int) ->
     assert (durable.offset == len(whole)) == (synced == 2)
     for offset, damaged in damages(whole):
         sample.restore()
-        replace(path, damaged)
+        overwrite(path, damaged)
         before = contents(sample.directory)
         writer = ChangeLogWriter(sample.directory)
         if offset < durable.offset:
