@@ -56,6 +56,7 @@ from subscriber.spool.logfiles import (
     Index,
     SegmentFile,
     SegmentReader,
+    check_recorded,
     damaged,
     open_path,
     read_durable,
@@ -168,11 +169,7 @@ class ChangeLog:
             end = last.start
         else:
             end = self.identity.start if last is None or last.end is None else last.end
-        if recorded is not None and recorded.position > end:
-            raise damaged(
-                f'the change log in "{self.directory}" ends at {end}, but had everything before {recorded.position}',
-                detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
-            )
+        check_recorded(self.directory, end, recorded)
         return Durable(end, HEADER_SIZE, end, 0)
 
     def _unrecorded(self, file: SegmentFile) -> Durable:

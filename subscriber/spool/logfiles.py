@@ -219,6 +219,15 @@ def read_durable(directory: Path) -> Durable | None:
     return None
 
 
+def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
+    """Raise ChangeLogDamaged if the log ends at `end`, although more has been recorded as durable."""
+    if recorded is not None and recorded.position > end:
+        raise damaged(
+            f'the change log in "{directory}" ends at {end}, but had everything before {recorded.position}',
+            detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
+        )
+
+
 class Place(NamedTuple):
     """A block in a segment. `before` is the position of the last end of a transaction in front of it."""
 

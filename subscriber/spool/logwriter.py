@@ -47,6 +47,7 @@ from subscriber.spool.logfiles import (
     Identity,
     SegmentFile,
     SegmentReader,
+    check_recorded,
     damaged,
     open_path,
     read_durable,
@@ -187,7 +188,7 @@ class ChangeLogWriter:
                 self._recover(reader, recorded)
             return
         end = identity.start if last is None or last.end is None else last.end
-        self._check_end(end, recorded)
+        check_recorded(self.directory, end, recorded)
         self._begin_segment(end)
 
     def check_tail(self, confirmed: Lsn) -> None:
@@ -201,13 +202,6 @@ class ChangeLogWriter:
                 detail = f" The publisher knows everything before {confirmed} to be stored."
                 raise reader.damage(self._offset, self.position, detail)
 
-    def _check_end(self, end: Lsn, recorded: Durable | None) -> None:
-        if recorded is not None and recorded.position > end:
-            raise damaged(
-                f'the change log in "{self.directory}" ends at {end}, but had everything before {recorded.position}',
-                detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
-            )
-
     def _recover(self, reader: SegmentReader, recorded: Durable | None) -> None:
         """Find the last end of a transaction in the open segment. What is behind it is cut off by _write()."""
         extent, size = reader.extent(), reader.size
@@ -218,10 +212,11 @@ class ChangeLogWriter:
                 offset = size if extent.torn is None else extent.torn
                 detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} as stored.'
                 raise reader.damage(offset, extent.position, detail)
-        self._check_end(extent.position, recorded)
+        check_recorded(self.directory, extent.position, recorded)
         self._start, self._offset = reader.start, extent.offset
         self._boundary, self._last = extent.offset, extent.position
         self._changes, self._index = extent.changes, extent.places
+        self._torn = 0
         self._fd = os.open(reader.file.path, os.O_RDWR)
         for offset in range(synced, extent.offset, _CHUNK):
             self._write(os.pread(self._fd, min(_CHUNK, extent.offset - offset), offset), offset)
