@@ -1,4 +1,4 @@
-"""`subscriber archive`: keep a change log, or check one and print what it has."""
+"""`subscriber archive`: keep a change log, or check and summarize one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ async def _stop_on_signal(tasks: TaskGroup) -> None:
 
 
 def describe(directory: Path, *, json: bool) -> int:
-    """Print what the log in `directory` has, and the damage in its files, all of which are read.
+    """Check all files of the log in `directory`, and print a summary and the damage.
 
     Returns:
         The exit status: 1 if something is damaged or missing, 0 otherwise.

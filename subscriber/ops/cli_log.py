@@ -54,7 +54,7 @@ def archive(
     until: Annotated[
         str | None, typer.Option(help="End when everything before this position is stored.", metavar="LSN")
     ] = None,
-    info: Annotated[bool, typer.Option("--info", help="Only check all files, and print what the log has.")] = False,
+    info: Annotated[bool, typer.Option("--info", help="Only check all files, and summarize the log.")] = False,
     json: Json = False,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
 ) -> None:

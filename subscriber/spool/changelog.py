@@ -12,11 +12,11 @@ What is read is what is durable: sealed segments, and the open one as far as the
 segment may be sealed, and so get another name, at any time; it is then looked for again.
 
 Invariants: a piece is read from its first block to its last, and the last one ends a transaction. All pieces of a range
-together have every block of it. A reader raises ChangeLogError where it cannot read them; it never ends early.
+together have every block of the range. A reader raises ChangeLogError where it cannot read them; it never ends early.
 
 Failure cases, besides those of spool/logfiles.py:
 
-- Segment sealed between two looks, so that a listing has it twice or not at all: the directory is listed again.
+- Segment renamed while the directory is listed, so that the listing has it twice or not at all: it is listed again.
 - Segment removed by retention before it is opened: an error, as changes are missing for this reader.
 - Segment sealed or removed while a piece is read: the piece is read to its end from the open descriptor.
 - "durable" records more than the files have, as the newest are missing: ChangeLogDamaged.

@@ -12,7 +12,7 @@ log.json and the start that its file name states. All errors are ChangeLogErrors
 Failure cases:
 
 - Bit flipped, or file cut short, in a segment: ChangeLogDamaged, with the position from which changes are missing.
-- Segment missing, or two of them that overlap: ChangeLogDamaged, with the names of both neighbors.
+- Segment missing, or two segments that overlap: ChangeLogDamaged, with the names of both neighbors.
 - Segment copied from another log, or renamed: ChangeLogDamaged, as header and name or log.json differ.
 - log.json edited or damaged: ChangeLogDamaged, as the checksum differs. An earlier version wrote log.json without a
   checksum; such a file has the four fields of `Identity` and no other.
@@ -229,7 +229,7 @@ def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
 
 
 class Place(NamedTuple):
-    """A block in a segment. `before` is the position of the last end of a transaction in front of it."""
+    """A block in a segment. `before` is the position at which the last transaction in front of the block ends."""
 
     offset: int
     before: Lsn
@@ -325,10 +325,10 @@ class SegmentReader:
             )
 
     def damage(self, offset: int, before: Lsn | None = None, detail: str = "") -> ChangeLogDamaged:
-        """Return the error for bytes at `offset` that are not what was written.
+        """Return the error for damaged bytes at `offset`.
 
         Args:
-            before: the end of the last whole transaction in front of them; None: it is looked for.
+            before: the end of the last whole transaction in front of `offset`; None: the heads in front of it say.
         """
         end = f" and before {self.file.end}" if self.file.end is not None else ""
         before = self._position(offset) if before is None else before

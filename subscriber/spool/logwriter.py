@@ -6,9 +6,9 @@ What is told is `position`.
 
 Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" records it
 before it can be confirmed. open() cuts nothing. Bytes behind the last whole transaction are cut off when the first
-block is written; none of them is recorded in "durable".
+block is written; "durable" records no such bytes.
 
-Failure cases. The publisher sends again what is behind `position`.
+Failure cases. The publisher sends all changes behind `position` again.
 
 - Killed before a block is written, or in the middle: the torn block fails its checksum. It is cut off with the blocks
   of its transaction, when the next block is written.
@@ -20,9 +20,9 @@ Failure cases. The publisher sends again what is behind `position`.
   never the work of a crash.
 - Killed between two removals of old segments: the oldest are removed, as the directory is synced after each.
 - Disk full, or any other error of the system: the writer closes itself, and no file is cut.
-- Machine crashed: "durable" is never synced and may be old. Then damage in what was synced last looks like a torn tail;
-  nothing is cut until the archiver has compared `position` with its slot (worker/archiver.py).
-- Damage in front of what "durable" records, or segments missing that it records: open() raises ChangeLogDamaged and
+- Machine crashed: "durable" is never synced and may be old. Damage in the blocks that were synced last then resembles
+  a torn tail. Nothing is cut until the archiver has compared `position` with its slot (worker/archiver.py).
+- Damage in front of the recorded position, or a missing segment that is recorded: open() raises ChangeLogDamaged and
   changes no file.
 - "durable" damaged or lost: the log ends at its last whole transaction; the archiver's slot shows whether that is all.
 """
@@ -136,7 +136,7 @@ class ChangeLogWriter:
         elif files:
             raise damaged(
                 f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
-                detail=f'The first of them is "{files[0].path.name}".',
+                detail=f'The first segment is "{files[0].path.name}".',
             )
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
         sync_directory(self.directory)  # which a writer that was killed may have left undone
@@ -172,7 +172,7 @@ class ChangeLogWriter:
         self.sync()
 
     def close(self) -> None:
-        """Let go of everything; what was not synced is cut off by the next writer, or kept if it is whole."""
+        """Release the directory. The next writer keeps whole transactions that are not synced, not a torn tail."""
         for fd in (self._fd, self._durable_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
@@ -203,7 +203,7 @@ class ChangeLogWriter:
                 raise reader.damage(self._offset, self.position, detail)
 
     def _recover(self, reader: SegmentReader, recorded: Durable | None) -> None:
-        """Find the last end of a transaction in the open segment. What is behind it is cut off by _write()."""
+        """Continue the open segment behind its last whole transaction. _write() cuts off the bytes that follow."""
         extent, size = reader.extent(), reader.size
         synced = HEADER_SIZE
         if recorded is not None and recorded.segment == reader.start:
@@ -263,7 +263,7 @@ class ChangeLogWriter:
             raise self._failed("write", error) from error
 
     def sync(self) -> None:
-        """Make durable what was appended, and then `position` the end of its last transaction.
+        """Sync all appended blocks, and set `position` to the end of their last transaction.
 
         Raises:
             ChangeLogError: the system refuses, and the writer has to be opened again.
@@ -318,7 +318,7 @@ class ChangeLogWriter:
             left, offset = left[written:], offset + written
 
     def _cut(self) -> None:
-        """Cut off what is behind the last whole transaction; synced, so that none of it is seen behind new blocks."""
+        """Cut off the torn tail, and sync that: after a crash no old block may follow a new one."""
         os.ftruncate(self._fd, self._offset)
         os.fsync(self._fd)
         telemetry.log(
@@ -356,7 +356,7 @@ class ChangeLogWriter:
 
     def _retain(self) -> None:
         sealed = [file for file in segment_files(self.directory) if file.end is not None]
-        with contextlib.suppress(FileNotFoundError):  # removed by another hand; looked at again after the next one
+        with contextlib.suppress(FileNotFoundError):  # removed by hand meanwhile; the next seal retries
             sizes = [file.path.stat().st_size for file in sealed]
             total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
             for file, size in zip(sealed, sizes, strict=True):

@@ -20,7 +20,8 @@ Failure cases, besides those of spool/logwriter.py:
 - Killed after the slot is created, before the log is: the log begins where the slot stands.
 - Slot confirmed behind the end of the log: changes are missing. Bytes behind that end are damage then, not a torn tail;
   the archiver stops before the writer cuts them off.
-- Files of the log damaged: the archiver stops, as retrying cannot help. The publisher keeps what is not stored.
+- Files of the log damaged: the archiver stops, as retrying cannot help. The publisher keeps all changes that are not
+  stored.
 - Disk full, or any other error of the system: the archiver opens the log again, as after a crash, until it can write.
 """
 

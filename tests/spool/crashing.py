@@ -2,8 +2,8 @@
 
     python -m tests.spool.crashing DIRECTORY
 
-Each attempt has a folder of its own, named by its number. It has the log as the kill has left it, and the file "told"
-with the positions that could have been confirmed to a publisher. The last attempt is not killed.
+Each attempt has a folder of its own, named by its number. It has the log as the kill has left it, and the file
+"confirmed" with the positions that a publisher could know. The last attempt is not killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _final(messages: list[bytes]) -> Lsn:
 
 
 def writer_of(directory: Path) -> ChangeLogWriter:
-    """A writer that seals each segment after one transaction or two, and keeps few of them."""
+    """A writer that seals each segment after one transaction or two, and keeps few segments."""
     return ChangeLogWriter(directory, segment_size=1, keep_size=KEEP)
 
 
@@ -55,9 +55,9 @@ def open_log(writer: ChangeLogWriter) -> None:
         writer.create(Identity(7, "s", ("p",), START))
 
 
-def write(writer: ChangeLogWriter, told: Callable[[Lsn], None], upto: int = COUNT) -> None:
-    """Do what the publisher does: send what is not stored yet."""
-    told(writer.position)
+def write(writer: ChangeLogWriter, confirm: Callable[[Lsn], None], upto: int = COUNT) -> None:
+    """Store all transactions that are not stored yet, as a publisher sends them."""
+    confirm(writer.position)
     builder = BlockBuilder(writer.position)
     for number, (final, messages) in enumerate(transactions()[:upto]):
         if final < writer.position:
@@ -66,22 +66,22 @@ def write(writer: ChangeLogWriter, told: Callable[[Lsn], None], upto: int = COUN
             builder.add(message)
         writer.append(builder.take())
         writer.sync()
-        told(writer.position)
+        confirm(writer.position)
         if number % 3 != 1:
             builder.restart()
 
 
-def run(directory: Path, told: Callable[[Lsn], None]) -> None:
+def run(directory: Path, confirm: Callable[[Lsn], None]) -> None:
     """Write half of the transactions, leave a torn tail, and write the rest."""
     writer = writer_of(directory)
     try:
         open_log(writer)
-        write(writer, told, COUNT // 2)
+        write(writer, confirm, COUNT // 2)
         writer.close()
         with next(directory.glob(f"*{OPEN}")).open("ab") as file:
             file.write(b"torn" * 40)
         open_log(writer)
-        write(writer, told)
+        write(writer, confirm)
     finally:
         writer.close()
 
@@ -103,13 +103,13 @@ def before_call(number: int, act: Callable[[], None]) -> None:
 
 def attempt(place: Path, number: int) -> None:
     """Be killed before a call to the system; if there are fewer calls, end."""
-    file = os.open(place / "told", os.O_CREAT | os.O_WRONLY)
+    file = os.open(place / "confirmed", os.O_CREAT | os.O_WRONLY)
 
-    def told(position: Lsn) -> None:
+    def confirm(position: Lsn) -> None:
         os.write(file, f"{position}\n".encode())
 
     before_call(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
-    run(place / "log", told)
+    run(place / "log", confirm)
     os._exit(0)
 
 

@@ -264,7 +264,7 @@ def test_killed_between_rename_and_the_next_segment_it_is_begun(tmp_path: Path) 
 def test_a_disk_that_fails_takes_nothing(
     writer: ChangeLogWriter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`position` stays; opened again, the log has what was written meanwhile, and says so once it is synced."""
+    """`position` stays. Opened again, the log has the transaction that could not be synced, and syncs it."""
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
     durable = writer.position
@@ -401,7 +401,7 @@ def test_a_log_is_read_while_its_oldest_segments_are_removed(tmp_path: Path) -> 
 
 
 def test_a_range_beyond_the_end_is_an_error(writer: ChangeLogWriter, tmp_path: Path) -> None:
-    """As the file "durable" is never synced, a crash of the machine can leave one that is older than what was read."""
+    """As the file "durable" is never synced, a crash of the machine can leave an old one."""
     source, builder = Writer(), BlockBuilder(START)
     store(writer, builder, source.transaction([(1, 3)]))
     older, end = (tmp_path / "durable").read_bytes(), source.position

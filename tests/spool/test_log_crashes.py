@@ -27,21 +27,21 @@ EXPECTED: list[Row] = [
 END = Lsn(transactions()[-1][0] + 50)
 
 
-def check(directory: Path, told: Lsn) -> None:
-    """A reader has all that was told, and whole transactions only."""
+def check(directory: Path, confirmed: Lsn) -> None:
+    """A reader has all confirmed transactions, and whole ones only."""
     log = ChangeLog(directory)
     start, end = log.start(), log.end()
-    assert end >= told
+    assert end >= confirmed
     assert rows(log, start, end) == [row for row in EXPECTED if start <= row[0] < end]
 
 
-def finish(directory: Path, told: Lsn) -> None:
-    """The next writer has all that was told, and continues to the end; the log then has everything once."""
+def finish(directory: Path, confirmed: Lsn) -> None:
+    """The next writer has all confirmed transactions, and writes the rest; the log then has each transaction once."""
     if (directory / IDENTITY).exists():
-        check(directory, told)
+        check(directory, confirmed)
     writer = writer_of(directory)
     open_log(writer)
-    assert writer.position >= told
+    assert writer.position >= confirmed
     write(writer, lambda _: None)
     writer.close()
     check(directory, END)
@@ -55,7 +55,7 @@ def test_killed_before_each_call_to_the_system(tmp_path: Path) -> None:
     attempts = list(tmp_path.iterdir())
     assert len(attempts) > 80
     for place in attempts:
-        finish(place / "log", max(map(Lsn.parse, (place / "told").read_text().split()), default=START))
+        finish(place / "log", max(map(Lsn.parse, (place / "confirmed").read_text().split()), default=START))
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
@@ -68,25 +68,25 @@ def test_refused_at_each_call_to_the_system(tmp_path: Path, code: int) -> None:
         raise OSError(code, "refused")
 
     for number in count():
-        directory, told, refused = tmp_path / str(number), [START], False
+        directory, confirmed, refused = tmp_path / str(number), [START], False
         before_call(number, refuse)
         try:
-            if refusal := attempt(directory, told.append):
+            if refusal := attempt(directory, confirmed.append):
                 assert refusal.message.endswith("refused")
                 assert refusal.hint
         finally:
             sys.setprofile(None)
         assert bool(refusal) == refused
-        finish(directory, told[-1])
+        finish(directory, confirmed[-1])
         if not refused:
             break
     assert number > 80
 
 
-def attempt(directory: Path, told: Callable[[Lsn], None]) -> ChangeLogError | None:
+def attempt(directory: Path, confirm: Callable[[Lsn], None]) -> ChangeLogError | None:
     """Write the log; the error that it ends with."""
     try:
-        run(directory, told)
+        run(directory, confirm)
     except ChangeLogError as error:
         return error
     return None
@@ -98,12 +98,12 @@ from pathlib import Path
 from subscriber.errors import ChangeLogError
 from tests.spool.crashing import run
 
-told = ["0/0"]
+confirmed = ["0/0"]
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
 try:
-    run(Path(sys.argv[1]), told.append)
+    run(Path(sys.argv[1]), confirmed.append)
 except ChangeLogError as error:
-    print(told[-1], error.message)
+    print(confirmed[-1], error.message)
 """
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_cannot_grow(tmp_path: Path, size: int) -> None:
     """The limit of a process for the size of a file stands in for the end of the disk: part of a block is written."""
     command = [sys.executable, "-c", LIMITED, str(tmp_path / "log"), str(size)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    told, _, message = done.stdout.partition(" ")
+    confirmed, _, message = done.stdout.partition(" ")
     assert "File too large" in message
     assert all(path.stat().st_size <= size for path in (tmp_path / "log").iterdir())
-    finish(tmp_path / "log", max(Lsn.parse(told), START))
+    finish(tmp_path / "log", max(Lsn.parse(confirmed), START))

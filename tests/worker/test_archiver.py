@@ -341,7 +341,7 @@ async def test_without_a_copy_a_new_log_begins_where_the_slot_was_confirmed(
     assert [values(change)[0] for change in changes(tmp_path / "new")] == [b"3"]
 
 
-async def test_damage_is_told_from_a_torn_tail_by_the_slot(source_db: Database, tmp_path: Path) -> None:
+async def test_the_slot_distinguishes_damage_from_a_torn_tail(source_db: Database, tmp_path: Path) -> None:
     """Where the file "durable" is lost: the slot knows that the damaged bytes had been stored."""
     path = await damaged_log(source_db, tmp_path)
     damaged = path.read_bytes()
