@@ -85,6 +85,11 @@ class Subscription:
     apply_sessions: int = 1  # of the target, in which transactions are applied side by side
 
     @property
+    def must_use_password(self) -> bool:
+        """Whether every connection to the publisher must use the password of `conninfo`, and no identity of ours."""
+        return self.password_required and not self.owner_is_superuser
+
+    @property
     def decides_conflicts(self) -> bool:
         """Whether changes have to look at the target before they are applied, one after the other in commit order."""
         return bool(self.conflict_policy) or self.conflict_history is ConflictHistory.ALL

@@ -154,7 +154,7 @@ async def _alter(
     subscription = await privileges.owned(connection, statement.name)
     match statement:
         case AlterConnection():
-            contact.check_conninfo(statement.conninfo, password=contact.must_use_password(subscription))
+            contact.check_conninfo(statement.conninfo, password=subscription.must_use_password)
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
             # The statement decides which server is the publisher from now on.
             await store.set_publisher(connection, subscription.oid, None)
@@ -282,7 +282,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     failover = options.failover if "failover" in specified else None
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:
-        password = contact.must_use_password(subscription)
+        password = subscription.must_use_password
         async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
             await publisher.alter_slot(
                 subscription.slot_name, failover=failover, two_phase=False if no_two_phase else None

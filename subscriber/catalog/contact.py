@@ -8,11 +8,11 @@ from typing import TypeAlias
 
 import asyncpg
 
+from subscriber.connection import authentication
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import libpq_message
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
-from subscriber.source.publisher import Publisher, check_password
-from subscriber.subscription import Subscription
+from subscriber.source.publisher import Publisher
 
 # severity (NOTICE or WARNING), message, detail, hint
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
@@ -31,11 +31,6 @@ class PublisherUnreachable(StatementError):
         self.reason = reason
 
 
-def must_use_password(subscription: Subscription) -> bool:
-    """Whether the owner may only use passwords that are in the connection string."""
-    return subscription.password_required and not subscription.owner_is_superuser
-
-
 def check_conninfo(conninfo: str, *, password: bool) -> None:
     """Refuse a connection string that cannot be understood, or that lacks the password it must have.
 
@@ -46,7 +41,7 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
     except ConninfoError as error:
         raise StatementError(f"invalid connection string syntax: {error.message}") from error
     if password:
-        check_password(parsed)
+        authentication.check_conninfo(parsed)
 
 
 @asynccontextmanager

@@ -67,7 +67,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     if slot_name is None and not unfinished:
         return
     sync_slots = [origins.table_sync_slot(subid, relid, identifier) for relid in unfinished]
-    password = contact.must_use_password(subscription)
+    password = subscription.must_use_password
     try:
         async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
             for slot in sync_slots:

@@ -126,7 +126,7 @@ async def refresh(
     rollback brings them back.
     """
     subid = subscription.oid
-    password = contact.must_use_password(subscription)
+    password = subscription.must_use_password
     async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
         if validate:
             await contact.warn_of_missing_publications(publisher, validate, notice)

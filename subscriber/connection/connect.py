@@ -10,6 +10,7 @@ Every asyncpg and operating system error of connecting is turned into one of our
     ConninfoError    a parameter's value is impossible, or asks for something we cannot do
     ConnectionLost   nobody answered; the message is libpq's
     ConnectError   a server answered with an error: its SQLSTATE decides whether to try again
+    PublisherError   a password had to be used and was not
 
 Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and PQconnectPoll().
 """
@@ -24,7 +25,7 @@ from urllib.parse import urlencode
 
 import asyncpg
 
-from subscriber.connection import defaults, tls
+from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
@@ -135,6 +136,7 @@ async def connect(
     application_name: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
     replication: bool = False,
+    must_use_password: bool = False,
     timeout: float | None = None,
 ) -> asyncpg.Connection:
     """Open a connection.
@@ -142,13 +144,18 @@ async def connect(
     `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
     server settings for the session and win over `options` of the connection string. `replication` makes it
     a walsender of the named database, on which only simple queries work: execute() without arguments.
+    `must_use_password` is for the connection string of somebody who is no superuser: it must have a password, and the
+    server must have asked for it (authentication.py); nothing is sent to a server that did not.
     `timeout` limits each attempt, in seconds; None leaves it to connect_timeout and then TIMEOUT. The
     connection string's client_encoding and replication are not used: both are ours to say.
 
-    Raises ConninfoError, ConnectionLost, or ConnectError (a ServerError).
+    Raises ConninfoError, ConnectionLost, or ConnectError (a ServerError); and PublisherError (2F003) if a password
+    had to be used and was not.
     """
     if isinstance(conninfo, str):
         conninfo = Conninfo.parse(conninfo)
+    if must_use_password:
+        authentication.check_conninfo(conninfo)
     parameters = defaults.complete(conninfo)
     check(parameters)
     candidates = targets(parameters)
@@ -162,7 +169,8 @@ async def connect(
         failures.clear()
         for target in candidates:
             try:
-                connection = await _attempt(target, asyncpg_arguments(parameters, target, startup), limit)
+                arguments = asyncpg_arguments(parameters, target, startup)
+                connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
                 await _prepare(connection, attribute, parameters, target)
             except ConnectionLost as error:
                 failures.append(error)
@@ -183,11 +191,17 @@ async def open_session(
     application_name: str | None = None,
     settings: Mapping[str, str] = MappingProxyType({}),
     replication: bool = False,
+    must_use_password: bool = False,
     timeout: float | None = None,
 ) -> Session:
     """connect(), and continue as a raw session. The same arguments and errors."""
     connection = await connect(
-        conninfo, application_name=application_name, settings=settings, replication=replication, timeout=timeout
+        conninfo,
+        application_name=application_name,
+        settings=settings,
+        replication=replication,
+        must_use_password=must_use_password,
+        timeout=timeout,
     )
     return Session.take_over(connection)
 
@@ -202,11 +216,20 @@ def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float |
     return float(given) if timeout is None else min(given, timeout)
 
 
-async def _attempt(target: Target, arguments: dict[str, object], limit: float | None) -> asyncpg.Connection:
+async def _attempt(
+    target: Target, arguments: dict[str, object], limit: float | None, *, must_use_password: bool
+) -> asyncpg.Connection:
+    watch = authentication.Watch() if must_use_password else None
     try:
-        return await asyncpg.connect(**arguments, timeout=limit)  # type: ignore[call-overload, no-any-return]
+        connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
     except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError) as error:
         raise translate(error, target) from error
+    if watch is not None:
+        if not watch.used_password:
+            connection.terminate()
+            raise authentication.not_requested()
+        watch.release(connection)
+    return connection  # type: ignore[no-any-return]
 
 
 # --- what kind of session it is -------------------------------------------------------------------

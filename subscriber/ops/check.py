@@ -97,8 +97,11 @@ async def _ask_both(
 async def _ask_publisher(
     dsn: str, publications: Sequence[str], subscription: Subscription | None, facts: Facts
 ) -> list[SourceTable]:
+    must_use_password = subscription is not None and subscription.must_use_password
     try:
-        session = await open_session(dsn, application_name=NAME, settings=SETTINGS, timeout=TIMEOUT)
+        session = await open_session(
+            dsn, application_name=NAME, settings=SETTINGS, must_use_password=must_use_password, timeout=TIMEOUT
+        )
     except SubscriberError as error:
         facts.failures.append(_unreachable("publisher", error))
         return []
@@ -106,7 +109,7 @@ async def _ask_publisher(
         facts.publisher = await check_facts.read_publisher(session)
         facts.publications = await check_facts.read_publications(session, publications)
         if facts.publisher.may_replicate and facts.publisher.wal_level == "logical":
-            await _try_to_replicate(dsn, facts)
+            await _try_to_replicate(dsn, facts, must_use_password=must_use_password)
         publisher = Publisher(session)
         if subscription is not None:
             facts.slot = await check_facts.read_slot(publisher, subscription)
@@ -119,9 +122,11 @@ async def _ask_publisher(
         session.abort()
 
 
-async def _try_to_replicate(dsn: str, facts: Facts) -> None:
+async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) -> None:
     try:
-        publisher = await Publisher.connect(dsn, application_name=NAME, timeout=TIMEOUT)
+        publisher = await Publisher.connect(
+            dsn, application_name=NAME, must_use_password=must_use_password, timeout=TIMEOUT
+        )
     except SubscriberError as error:
         facts.failures.append(_unreachable("publisher", error, "no replication connection: "))
     else:

@@ -50,6 +50,7 @@ SETTINGS: Mapping[str, str] = {
     # Only a crash of the machine loses data without it. synchronous_commit stays on: logical
     # decoding reads flushed WAL, and a commit would reach the subscriber up to a second late.
     "fsync": "off",
+    "unix_socket_directories": "",
 }
 
 
@@ -192,7 +193,7 @@ class Server:
         raise ServersError(f'no free port for server "{self.name}"')
 
     async def _start(self) -> None:
-        fixed = {"listen_addresses": "127.0.0.1", "port": str(self.port), "unix_socket_directories": ""}
+        fixed = {"listen_addresses": "127.0.0.1", "port": str(self.port)}
         options = {**SETTINGS, **self.settings, **fixed}
         command = [str(self.bin / "postgres"), "-D", str(self.data)]
         for name, value in options.items():

@@ -134,7 +134,10 @@ async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
     try:
         with anyio.fail_after(PUBLISHER_TIMEOUT):
             connection = await connect(
-                subscription.conninfo, application_name="subscriber status", timeout=PUBLISHER_TIMEOUT
+                subscription.conninfo,
+                application_name="subscriber status",
+                must_use_password=subscription.must_use_password,
+                timeout=PUBLISHER_TIMEOUT,
             )
             try:
                 row = await connection.fetchrow(_PUBLISHER, subscription.slot_name)

@@ -101,6 +101,7 @@ class Question:
     """What an executor asks one of the servers. The connection string is part of it, so it is never printed."""
 
     conninfo: str
+    must_use_password: bool
     snapshot: str
     part: Part
     sql: str
@@ -119,7 +120,12 @@ def ask(question: Question) -> Answer | SubscriberError:
 
 async def _ask(question: Question) -> Answer | SubscriberError:
     try:
-        connection = await connect(question.conninfo, application_name=APPLICATION_NAME, settings=SETTINGS)
+        connection = await connect(
+            question.conninfo,
+            application_name=APPLICATION_NAME,
+            settings=SETTINGS,
+            must_use_password=question.must_use_password,
+        )
         try:
             return await _answer(connection, question)
         finally:

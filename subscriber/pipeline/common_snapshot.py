@@ -22,7 +22,6 @@ from dataclasses import dataclass
 import anyio
 
 from subscriber.catalog import hold, origins, sessions, store
-from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
@@ -73,7 +72,7 @@ async def common_snapshot(catalog: Catalog, target: str, subscription: Subscript
     async with AsyncExitStack() as stack, catalog.use() as connection:
         if not await sessions.register_own(connection, subscription.oid, hold.HOLDER):
             raise SubscriberError(f'subscription "{subscription.name}" is being verified already', sqlstate="55006")
-        source_session = await _open(stack, subscription.conninfo)
+        source_session = await _open(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
         target_session = await _open(stack, target)
         try:
             lsn, source = await _source_at_rest(connection, subscription, source_session)
@@ -87,8 +86,10 @@ async def common_snapshot(catalog: Catalog, target: str, subscription: Subscript
         yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
 
 
-async def _open(stack: AsyncExitStack, conninfo: str) -> Session:
-    session = await open_session(conninfo, application_name=APPLICATION_NAME, settings=SETTINGS)
+async def _open(stack: AsyncExitStack, conninfo: str, *, must_use_password: bool = False) -> Session:
+    session = await open_session(
+        conninfo, application_name=APPLICATION_NAME, settings=SETTINGS, must_use_password=must_use_password
+    )
     stack.callback(session.abort)
     return session
 
@@ -107,7 +108,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
         publisher = await Publisher.connect(
             subscription.conninfo,
             application_name=APPLICATION_NAME,
-            must_use_password=must_use_password(subscription),
+            must_use_password=subscription.must_use_password,
         )
         try:
             with anyio.move_on_after(SLOT_PATIENCE):

@@ -47,7 +47,6 @@ import anyio
 from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, hooked, origins, progress_records, sessions, store
 from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
-from subscriber.catalog.contact import must_use_password
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import StatementError, SubscriberError
@@ -166,7 +165,7 @@ class _Keeper:
             publisher = await Publisher.connect(
                 subscription.conninfo,
                 application_name=APPLICATION_NAME,
-                must_use_password=must_use_password(subscription),
+                must_use_password=subscription.must_use_password,
             )
             stack.callback(publisher.session.abort)
             async with self._catalog.use() as connection:
@@ -338,7 +337,7 @@ class _Keeper:
             for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
             if plan.relid not in failed
             for task in plan.tasks(
-                self._subscription.conninfo, self._target, snapshot, copy, done.get(plan.relid, Copied()).parts
+                self._subscription, self._target, snapshot, copy, done.get(plan.relid, Copied()).parts
             )
         ]
 
@@ -381,7 +380,7 @@ class _Keeper:
     async def _store_complete(self, connection: Connection, tables: Sequence[tuple[int, str, str]]) -> list[Failure]:
         """Synchronously, so that all parts are durable when it is; what was not to be built."""
         if self._indexes:
-            return await complete_with_indexes(self._subscription.conninfo, connection, self._subid, tables)
+            return await complete_with_indexes(self._subscription, connection, tables)
         await store.set_relation_states(connection, self._subid, [relid for relid, _, _ in tables], State.FINISHEDCOPY)
         return []
 

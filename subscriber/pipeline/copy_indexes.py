@@ -25,6 +25,7 @@ from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import open_session
 from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure
 from subscriber.source.quoting import identifier, literal
+from subscriber.subscription import Subscription
 
 NOTICED = "1s"  # after which the target gives up an index, and our locks, when we are gone
 
@@ -45,27 +46,32 @@ SELECT pg_catalog.pg_get_userbyid(c.relowner)::text, ARRAY(SELECT o.relname::tex
 
 
 async def complete_with_indexes(
-    conninfo: str, connection: Connection, subid: int, tables: Sequence[tuple[int, str, str]]
+    subscription: Subscription, connection: Connection, tables: Sequence[tuple[int, str, str]]
 ) -> list[Failure]:
     """Build what (relid, schema, name) of the target lack, and store each as complete; what could not be built.
 
-    `conninfo` is the publisher's. Raises ConnectionLost and ServerError where it cannot be asked.
+    Raises ConnectionLost, ServerError and PublisherError where the publisher cannot be asked.
     """
     failures: list[Failure] = []
-    source = await open_session(conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
+    source = await open_session(
+        subscription.conninfo,
+        application_name=APPLICATION_NAME,
+        settings=SOURCE_SETTINGS,
+        must_use_password=subscription.must_use_password,
+    )
     try:
         for relid, schema, name in tables:
             published = await source.rows(_PUBLISHED.format(schema=literal(schema), name=literal(name)))
             definitions = {str(index): str(definition) for index, definition in published}
             try:
-                await _complete(connection, subid, relid, definitions)
+                await _complete(connection, subscription.oid, relid, definitions)
             except asyncpg.PostgresError as error:
                 if connection.is_closed():
                     raise
                 found = translate(error)
                 what = f'an index of table "{schema}.{name}" was not built: {found.message}'
                 failures.append(Failure(0, what, found.hint, found.sqlstate))  # the table itself has been copied
-                await _complete(connection, subid, relid, {})
+                await _complete(connection, subscription.oid, relid, {})
     finally:
         source.abort()
     return failures

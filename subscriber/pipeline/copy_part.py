@@ -59,6 +59,7 @@ class PartTask:
     """All that an executor has to know. Connection strings are part of it, so it is never printed."""
 
     source: str
+    must_use_password: bool  # on the publisher
     target: str  # of the role that applies changes
     snapshot: str  # exported by the publisher
     copyid: int
@@ -130,7 +131,12 @@ async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | No
         target = await connect(first_one.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
         try:
             await become_replica(target)
-            source = await connect(first_one.source, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
+            source = await connect(
+                first_one.source,
+                application_name=APPLICATION_NAME,
+                settings=SOURCE_SETTINGS,
+                must_use_password=first_one.must_use_password,
+            )
             try:
                 while waiting:
                     await _copy(waiting[0], source, target)

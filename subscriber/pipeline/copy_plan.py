@@ -75,11 +75,14 @@ class TablePlan:
         """What complete_with_indexes() is told."""
         return self.relid, self.schema, self.name
 
-    def tasks(self, source: str, target: str, snapshot: str, copy: BulkCopy, done: set[int]) -> list[PartTask]:
-        """What executors are to do, without the parts that are `done`."""
+    def tasks(
+        self, subscription: Subscription, target: str, snapshot: str, copy: BulkCopy, done: set[int]
+    ) -> list[PartTask]:
+        """What executors are to do, without the parts that are `done`; `target` is a connection string."""
         return [
             PartTask(
-                source=source,
+                source=subscription.conninfo,
+                must_use_password=subscription.must_use_password,
                 target=target,
                 snapshot=snapshot,
                 copyid=copy.copyid,
@@ -118,7 +121,12 @@ async def plan_tables(
     """
     plans, failures = list[TablePlan](), list[Failure]()
     async with AsyncExitStack() as stack:
-        source = await open_session(subscription.conninfo, application_name=APPLICATION_NAME, settings=SOURCE_SETTINGS)
+        source = await open_session(
+            subscription.conninfo,
+            application_name=APPLICATION_NAME,
+            settings=SOURCE_SETTINGS,
+            must_use_password=subscription.must_use_password,
+        )
         stack.callback(source.abort)
         session = await open_session(target, application_name=APPLICATION_NAME)
         stack.callback(session.abort)

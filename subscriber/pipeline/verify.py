@@ -139,7 +139,10 @@ class _Compare:
     ) -> None:
         self._session = session
         self._subscription = subscription
-        self._servers = ((subscription.conninfo, snapshot.source), (target, snapshot.target))
+        self._servers = (
+            (subscription.conninfo, subscription.must_use_password, snapshot.source),
+            (target, False, snapshot.target),
+        )
         self._target = target
         self._snapshot = snapshot
         self._sessions = (snapshot.source_session, snapshot.target_session)
@@ -240,10 +243,10 @@ class _Compare:
         """The same question to all parts of both sides; for each plan the answers of both."""
         places, questions = [], []
         for number, plan in enumerate(plans):
-            for side, (conninfo, snapshot) in enumerate(self._servers):
+            for side, server in enumerate(self._servers):
                 for part in plan.parts[side]:
                     places.append((number, side))
-                    questions.append(Question(conninfo, snapshot, part, sql(plan, side, part)))
+                    questions.append(Question(*server, part, sql(plan, side, part)))
         found: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
         for (number, side), answer in zip(places, await self._ask(questions), strict=True):
             found[number][side].append(answer)

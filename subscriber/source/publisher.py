@@ -25,7 +25,6 @@ from subscriber.source.tables import PublishedColumn, PublishedTable
 SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "3"}
 
 UNDEFINED_OBJECT = "42704"
-PASSWORD_REQUIRED = "2F003"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,43 +93,29 @@ class Publisher:
         """Connect with the settings PostgreSQL's own subscriber uses, and an empty search_path.
 
         `application_name` is a fallback: the connection string's own wins. `must_use_password` is for
-        subscriptions whose owner is no superuser: the connection string must have a password, and the
-        server (if it is 16 or later, which can be asked) must have wanted one.
+        subscriptions whose owner is no superuser: the connection string must have a password, and the server must
+        have asked for it.
 
         Raises ConninfoError, ConnectionLost, ServerError; and PublisherError when a password is required.
         """
         if isinstance(conninfo, str):
             conninfo = Conninfo.parse(conninfo)
-        if must_use_password:
-            check_password(conninfo)
         is_named = bool(conninfo.get("application_name"))
         if not is_named:  # PGAPPNAME is about whoever started us, not about this
             conninfo = conninfo.with_(application_name=application_name)
         settings = SETTINGS if client_encoding == "UTF8" else {**SETTINGS, "client_encoding": client_encoding}
-        session = await open_session(conninfo, settings=settings, replication=True, timeout=timeout)
+        session = await open_session(
+            conninfo, settings=settings, replication=True, must_use_password=must_use_password, timeout=timeout
+        )
         publisher = cls(session, is_named=is_named)
         try:
             await publisher._rows(
                 "SELECT pg_catalog.set_config('search_path', '', false)", "could not clear search path"
             )
-            if must_use_password and session.server_version >= 160000:
-                await publisher._check_password_used()
         except BaseException:
             session.abort()
             raise
         return publisher
-
-    async def _check_password_used(self) -> None:
-        """system_user is NULL when nobody was asked to prove who he is."""
-        ((method,),) = await self._rows("SELECT system_user", "could not look up the authentication method")
-        if method is None:
-            raise PublisherError(
-                "password is required",
-                detail="Non-superuser cannot connect if the server does not request a password.",
-                hint="Target server's authentication method must be changed, "
-                "or set password_required=false in the subscription parameters.",
-                sqlstate=PASSWORD_REQUIRED,
-            )
 
     @property
     def server_version(self) -> int:
@@ -361,16 +346,6 @@ class Publisher:
         )
         filters = [row[0] for row in rows]
         return () if None in filters else tuple(text for text in filters if text is not None)
-
-
-def check_password(conninfo: Conninfo) -> None:
-    """Raise PublisherError unless the connection string itself has a password."""
-    if not conninfo.get("password"):
-        raise PublisherError(
-            "password is required",
-            detail="Non-superusers must provide a password in the connection string.",
-            sqlstate=PASSWORD_REQUIRED,
-        )
 
 
 def prefixed(error: ServerError, failure: str) -> ServerError:

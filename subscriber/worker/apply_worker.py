@@ -283,7 +283,7 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         return await Publisher.connect(
             subscription.conninfo,
             application_name=application_name,
-            must_use_password=subscription.password_required and not subscription.owner_is_superuser,
+            must_use_password=subscription.must_use_password,
         )
     except (ServerError, ConnectionLost) as error:
         what = f'{worker} for subscription "{subscription.name}" could not connect to the publisher'

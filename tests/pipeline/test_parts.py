@@ -73,7 +73,7 @@ async def test_a_rewritten_table_has_another_filenode(source_db: Database) -> No
 def task(relid: int, size: int, *, is_whole: bool) -> PartTask:
     part = Part("public", "t", None)
     return PartTask(
-        "", "", "", 1, b"", relid, 0, part, "", "public", "t", (), "none", None, False, True, size, is_whole
+        "", False, "", "", 1, b"", relid, 0, part, "", "public", "t", (), "none", None, False, True, size, is_whole
     )
 
 
