@@ -20,6 +20,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TypedDict, Unpack
 
+from subscriber.display import printable
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 
@@ -123,7 +124,8 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) ->
 
 def _write(level: int, parts: Parts, exact: Parts, keys: Keys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
-    logger.log(level, "%s", parts.message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
+    message = printable(parts.message)  # for handlers that know nothing of parts
+    logger.log(level, "%s", message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
 
 
 def _without_values(error: SubscriberError, exact: Parts) -> Parts:

@@ -22,6 +22,7 @@ from typing import Any
 from subscriber.apply.hooks import Hook, Hooks, Name, TextRow
 from subscriber.apply.missing import UNCHANGED, Missing
 from subscriber.apply.relation_map import RelationMapping
+from subscriber.display import sql_name
 from subscriber.errors import HookError
 from subscriber.protocol import tuples
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, ReplicaIdentity, Update
@@ -49,6 +50,7 @@ class TableHook:
     def __init__(self, hook: Hook, table: Name, remote: Relation) -> None:
         self._hook = hook
         self._label = f"{remote.schema}.{remote.name}"
+        self._quoted = sql_name(remote.schema, remote.name)
         self._names = [column.name for column in remote.columns]
         self._mask = [(self._names.index(name), mask) for name, mask in hook.mask.items() if name in self._names]
         self._whole = remote.replica_identity is ReplicaIdentity.FULL
@@ -153,7 +155,7 @@ class TableHook:
                     f'a row of table "{self._label}" passes the hook\'s filter that did not pass before, '
                     "and was not sent as a whole",
                     detail="A large value that was not changed is not sent.",
-                    hint=f"On the publisher: ALTER TABLE {self._label} REPLICA IDENTITY FULL",
+                    hint=f"On the publisher: ALTER TABLE {self._quoted} REPLICA IDENTITY FULL",
                 )
             return Insert(change.xid, change.relid, self._cut(row))
         if was is not None:
@@ -198,7 +200,7 @@ class TableHook:
                 raise HookError(
                     f'hook of table "{self._label}" leaves out a row',
                     detail="Whether the target has a row must be known from what a later change brings of it.",
-                    hint=f"On the publisher: ALTER TABLE {self._label} REPLICA IDENTITY FULL; or decide in where,"
+                    hint=f"On the publisher: ALTER TABLE {self._quoted} REPLICA IDENTITY FULL; or decide in where,"
                     " by the columns of the replica identity.",
                 )
             return None
@@ -260,7 +262,7 @@ class TableHook:
             raise HookError(
                 f'where of the hook of table "{self._label}" reads column "{hidden.args[0]}"',
                 detail="It is not part of the replica identity, so it is not known of a row that goes.",
-                hint=f"On the publisher: ALTER TABLE {self._label} REPLICA IDENTITY FULL",
+                hint=f"On the publisher: ALTER TABLE {self._quoted} REPLICA IDENTITY FULL",
             ) from None
         except Exception as error:
             raise self._failed(what, error) from error

@@ -11,6 +11,7 @@ import asyncpg
 from subscriber.connection import authentication
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import libpq_message
+from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.source.publisher import Publisher
 
@@ -71,8 +72,8 @@ async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publishe
         raise StatementError(
             f'could not create replication slot "{slot}": the publisher is in the same cluster as the target',
             detail="The slot's creation would wait for this statement to end.",
-            hint="Create the slot first, in the publisher's database: "
-            f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput'); then use it WITH (create_slot = false).",
+            hint="Create the slot first, in the publisher's database: SELECT pg_create_logical_replication_slot("
+            f"{sql_literal(slot)}, 'pgoutput'); then use it WITH (create_slot = false).",
             sqlstate="55000",
         )
 

@@ -14,6 +14,7 @@ from datetime import datetime
 
 import asyncpg
 
+from subscriber.display import printable_lines
 from subscriber.lsn import Lsn
 from subscriber.subscription import ConflictHistory, CopyEngine, Streaming, Subscription, TwoPhaseState
 
@@ -357,6 +358,11 @@ async def report_workers(connection: asyncpg.Connection, statuses: Sequence[Work
     await connection.executemany(REPORT_WORKER, [_worker_values(status) for status in statuses])
 
 
+def _shown(text: str | None) -> str | None:
+    """Text that may be the publisher's, as people see it who ask the views; no database refuses it."""
+    return None if text is None else printable_lines(text, "")
+
+
 def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
     return (
         status.subid,
@@ -369,9 +375,9 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         status.last_msg_receipt_time,
         _text(status.latest_end_lsn),
         status.latest_end_time,
-        status.error,
+        _shown(status.error),
         status.error_time,
-        status.error_hint,
+        _shown(status.error_hint),
         status.next_retry,
         status.transactions,
         status.changes,
@@ -380,12 +386,12 @@ def _worker_values(status: WorkerStatus) -> tuple[object, ...]:
         status.copy_bytes,
         status.copy_total_bytes,
         status.leader_pid,
-        status.waiting_for,
+        _shown(status.waiting_for),
         json.dumps([asdict(transaction) for transaction in status.streamed]),
         list(status.limits),
         json.dumps(dict(status.one_by_one)),
         status.format,
-        status.format_reason,
+        _shown(status.format_reason),
     )
 
 

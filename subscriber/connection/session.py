@@ -19,6 +19,7 @@ ConnectionLost, whose message is the server's last word when it said one.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterable, Callable
 from contextlib import suppress
 from typing import Any
@@ -35,6 +36,7 @@ MAX_MESSAGE = 0x3FFFFFFF + 4  # bytes; no server sends more (MaxAllocSize)
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
 
 # Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
+_VERSION = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _PARAMETERS = ("server_version", "server_encoding", "in_hot_standby", "is_superuser", "TimeZone")
 
 
@@ -83,11 +85,11 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> int:
-        """As server_version_num: 180006 for 18.6, 190000 for 19devel."""
-        numbers = self.parameters["server_version"].split()[0]
-        digits = "".join(c if c.isdigit() or c == "." else " " for c in numbers).split()[0]
-        major, _, minor = digits.partition(".")
-        return int(major) * 10000 + int(minor.split(".")[0] or 0)
+        """As server_version_num: 180006 for 18.6, 190000 for 19devel. Raises ProtocolError for what is no version."""
+        found = _VERSION.match(self.parameters.get("server_version", ""))
+        if found is None:
+            raise ProtocolError("the server did not report its version")
+        return int(found[1]) * 10000 + int(found[2] or 0)
 
     @property
     def transport(self) -> asyncio.Transport:

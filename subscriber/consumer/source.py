@@ -28,11 +28,12 @@ from subscriber import telemetry
 from subscriber.connection.conninfo import Conninfo
 from subscriber.consumer.catalog import look_up
 from subscriber.consumer.types import TypeRow
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import ConnectionLost, PublisherError
 from subscriber.lsn import Lsn
+from subscriber.source.answers import count, parsing
 from subscriber.source.commands import StreamOptions, negotiated_streaming
 from subscriber.source.publisher import Publisher
-from subscriber.source.quoting import identifier
 from subscriber.source.walsender import ReplicationStream, check_publisher
 
 Create = Literal["never", "missing", "replace", "temporary"]
@@ -122,14 +123,16 @@ class SlotSource:
             identity = await publisher.identify_system()
             check_publisher(identity, self._system_id, position)
             self._system_id = identity.systemid
-            ((timeout,),) = await publisher.session.rows(_TIMEOUT)
+            rows = await publisher.session.rows(_TIMEOUT)
+            with parsing("wal_sender_timeout"):
+                timeout = count(rows[0][0]) / 1000
             start = max(position, self.position)
             stream = await ReplicationStream.start(publisher, self.slot, start, self.options, on_notice=_log_notice)
         except BaseException:
             publisher.session.abort()
             raise
         self.snapshot = None
-        return stream, int(timeout or 0) / 1000
+        return stream, timeout
 
     async def types(self, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
         """What the catalog says of types and of what they are made of, as far as that is not `known`."""
@@ -156,7 +159,7 @@ class SlotSource:
         if missing := await publisher.missing_publications(self.options.publications):
             raise PublisherError(
                 f'publication "{missing[0]}" does not exist on the publisher',
-                hint=f"Create it there: CREATE PUBLICATION {identifier(missing[0])} FOR ALL TABLES",
+                hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
                 sqlstate="42704",
             )
 
@@ -167,7 +170,7 @@ class SlotSource:
             raise PublisherError(
                 f'replication slot "{self.slot}" does not exist on the publisher',
                 hint='Give create="missing" to have it made, or create it there: '
-                f"SELECT pg_create_logical_replication_slot('{self.slot}', 'pgoutput')",
+                f"SELECT pg_create_logical_replication_slot({sql_literal(self.slot)}, 'pgoutput')",
                 sqlstate="42704",
             )
         if create == "replace":

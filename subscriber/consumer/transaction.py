@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from typing import TYPE_CHECKING, Protocol
 
 from subscriber.consumer.changes import Change
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import moment
 
 if TYPE_CHECKING:
     from subscriber.consumer.stream import Stream
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 _NOTHING: list[Change] = []
 
 
@@ -120,7 +120,7 @@ class Transaction:
     @property
     def time(self) -> datetime | None:
         """When it was committed (prepared, …), by the publisher's clock; None for what has no such time."""
-        return _EPOCH + timedelta(microseconds=self._time) if self._time else None
+        return moment(self._time) if self._time else None
 
     def set_time(self, microseconds: int) -> None:
         """`microseconds` since 2000-01-01 00:00 UTC."""

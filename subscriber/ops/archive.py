@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json as json_module
 import signal
 import sys
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_bytes
@@ -86,14 +86,14 @@ def describe(directory: Path, *, json: bool) -> int:
         damage = [error]
     if json:
         found["damage"] = [{"message": e.message, "detail": e.detail, "hint": e.hint} for e in damage]
-        print(json_module.dumps(found))
+        print(json_text(found))
         return 1 if damage else 0
     if "end" in found:
         print(f"from {found['start']} to {found['end']}")
         print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
-        print(f"slot {found['slot']}, publications {', '.join(found['publications'])}")
+        print(printable(f"slot {found['slot']}, publications {', '.join(found['publications'])}"))
     for one in damage:
-        print(f"ERROR:  {one}", file=sys.stderr)
+        print(printable_lines(f"ERROR:  {one}", ""), file=sys.stderr)
     return 1 if damage else 0
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json as json_module
 import time
 from pathlib import Path
 
 from subscriber.catalog.commands import execute
 from subscriber.connection.connect import connect
+from subscriber.display import json_text, printable
 from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_seconds
 from subscriber.pipeline.catchup import BATCH, CaughtUp, catch_up
@@ -37,7 +37,7 @@ async def run_catchup(
         seconds, began = time.monotonic() - began, time.monotonic()
         if json:
             found = {"event": "batch", "from": str(done.start), "lsn": str(done.end), "changes": done.changes}
-            print(json_module.dumps({**found, "rows": done.rows, "seconds": round(seconds, 3)}), flush=True)
+            print(json_text({**found, "rows": done.rows, "seconds": round(seconds, 3)}), flush=True)
         else:
             what = f"{count(done.changes, 'change')} became {count(done.rows, 'row')}"
             print(f"{done.end}  {what} in {in_seconds(seconds)}", flush=True)
@@ -48,9 +48,9 @@ async def run_catchup(
     if enable:
         await _enable(target, name)
     if json:
-        print(json_module.dumps({"event": "done", "lsn": str(position), "enabled": enable}))
+        print(json_text({"event": "done", "lsn": str(position), "enabled": enable}))
     else:
-        print(f"{name} is at {position}" + (", and enabled" if enable else ""))
+        print(f"{printable(name)} is at {position}" + (", and enabled" if enable else ""))
     return 0
 
 

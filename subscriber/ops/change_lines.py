@@ -16,11 +16,10 @@ REPLICA IDENTITY FULL), or missing. Columns that are not published appear nowher
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from subscriber.display import json_text, printable
 from subscriber.errors import ProtocolError
 from subscriber.protocol.messages import (
     Begin,
@@ -34,10 +33,10 @@ from subscriber.protocol.messages import (
     Relation,
     Truncate,
     Update,
+    moment,
 )
 from subscriber.protocol.tuples import NULL, UNCHANGED, TupleData
 
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 Line = dict[str, Any]
 
 
@@ -61,7 +60,7 @@ class ChangeLines:
                 return None
             case Begin(final_lsn, commit_time, xid):
                 self._xid = xid
-                time = (_EPOCH + timedelta(microseconds=commit_time)).isoformat(timespec="microseconds")
+                time = moment(commit_time).isoformat(timespec="microseconds")
                 return {"op": "begin", "xid": xid, "lsn": str(final_lsn), "time": time}
             case Commit(commit_lsn, end_lsn, _):
                 xid_of_commit, self._xid = self._xid, None
@@ -126,11 +125,15 @@ def _values(relation: Relation, row: TupleData, *, keys_only: bool = False) -> t
 
 
 def as_json(line: Line) -> str:
-    return json.dumps(line, ensure_ascii=False)
+    return json_text(line)
 
 
 def as_text(line: Line) -> str:
     """One line for people: `UPDATE public.t [id='1'] id='2' note=(unchanged)`."""
+    return printable(_as_text(line))
+
+
+def _as_text(line: Line) -> str:
     op = line["op"]
     match op:
         case "begin":
@@ -158,5 +161,5 @@ def _pairs(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
-    return "'" + escaped.replace("'", "''") + "'"
+    """A value, in which a backslash of its own is doubled: one alone begins an escape of printable()."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

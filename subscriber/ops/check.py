@@ -7,7 +7,6 @@ asked all the same.
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from dataclasses import asdict
 from subscriber.catalog import hooked
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect, open_session
+from subscriber.display import json_text, printable
 from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.ops import check_facts, units
 from subscriber.ops.check_answers import Facts, Finding, Level, SourceTable
@@ -46,7 +46,7 @@ async def run_checks(
     """
     found = findings(await collect(target_dsn, source_dsn, publications, name, two_phase=two_phase))
     if json:
-        print(json_module.dumps([asdict(finding) for finding in found], ensure_ascii=False))
+        print(json_text([asdict(finding) for finding in found]))
     else:
         _print(found)
     return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
@@ -145,9 +145,10 @@ def _print(found: Sequence[Finding]) -> None:
     styles = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
     console = Console(highlight=False, soft_wrap=True, file=sys.stdout)
     for finding in found:
-        line = Text.assemble((f"{finding.level:<9}", styles[finding.level]), (f"{finding.subject}: ", "bold"))
-        console.print(line.append(finding.message))
+        subject = printable(finding.subject)
+        line = Text.assemble((f"{finding.level:<9}", styles[finding.level]), (f"{subject}: ", "bold"))
+        console.print(line.append(printable(finding.message)))
         if finding.fix:
-            console.print(Text.assemble((f"{'':9}fix: ", "dim"), finding.fix))
+            console.print(Text.assemble((f"{'':9}fix: ", "dim"), printable(finding.fix)))
     counts = [sum(finding.level is level for finding in found) for level in (Level.ERROR, Level.WARNING)]
     console.print(f"{units.count(counts[0], 'error')}, {units.count(counts[1], 'warning')}")

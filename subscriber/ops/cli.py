@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.ops import cli_log
 from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
 FAILED = 3
+BUG = 1  # Python's own
 
 app = typer.Typer(
     help="PostgreSQL's logical-replication subscriber, outside the server.",
@@ -290,15 +292,26 @@ def demo(
 
 def _print_errors(*errors: BaseException) -> None:
     """Print errors of ours as psql prints a server's, a group's members one by one."""
+    from subscriber.ops.exec import print_error
+
     for error in errors:
         if isinstance(error, BaseExceptionGroup):
             _print_errors(*error.exceptions)
         else:
-            print(f"ERROR:  {error}", file=sys.stderr)
+            assert isinstance(error, SubscriberError)
+            print_error(error, "", sys.stderr)
+
+
+def _print_bug(error: BaseException) -> None:
+    """Print a traceback. The text of an exception may be the publisher's."""
+    import traceback
+
+    for line in traceback.format_exception(error):
+        sys.stderr.write(printable_lines(line.rstrip("\n"), "") + "\n")
 
 
 def main() -> None:
-    """The entry point: errors of ours become psql's lines on stderr and status 3; a bug stays a traceback."""
+    """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
     try:
         app()
     except SubscriberError as error:
@@ -306,7 +319,8 @@ def main() -> None:
         sys.exit(FAILED)
     except BaseExceptionGroup as group:
         if group.split(SubscriberError)[1] is not None:
-            raise
+            _print_bug(group)
+            sys.exit(BUG)
         _print_errors(group)
         sys.exit(FAILED)
     except BrokenPipeError:  # `subscriber tail | head`: whoever read us has had enough
@@ -314,3 +328,6 @@ def main() -> None:
         sys.exit(FAILED)
     except KeyboardInterrupt:
         sys.exit(130)
+    except Exception as error:
+        _print_bug(error)
+        sys.exit(BUG)

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from subscriber.display import printable
 from subscriber.ops import units
 from subscriber.pipeline.copy import TableProgress, copy_tables
 
@@ -40,7 +41,11 @@ class Bars:
         from rich.progress import BarColumn, Progress, TextColumn
 
         self._progress = stack.enter_context(
-            Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[said]}"))
+            Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[said]}", markup=False),
+            )
         )
         self._all = self._progress.add_task("", total=None, said="")
         self._bars: dict[str, TaskID] = {}
@@ -51,7 +56,7 @@ class Bars:
         self._progress.update(self._all, description=phase, total=parts or None, completed=done, said=said)
         for table in sorted(tables, key=lambda table: -table.total_bytes)[: self.LARGEST]:
             if table.name not in self._bars:
-                self._bars[table.name] = self._progress.add_task(table.name, total=table.parts, said="")
+                self._bars[table.name] = self._progress.add_task(printable(table.name), total=table.parts, said="")
             self._progress.update(self._bars[table.name], completed=table.parts_done, said=describe(table))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import sys
 from typing import TextIO
 
+from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 
 FAILED = 3
@@ -49,26 +50,24 @@ async def execute_statements(target: str, statements: str, output: TextIO) -> No
 
 
 def print_message(severity: str, message: str, detail: str | None, hint: str | None, output: TextIO) -> None:
-    """One NOTICE, WARNING or ERROR with its parts."""
-    print(f"{severity}:  {message}", file=output)
-    if detail:
-        print(f"DETAIL:  {detail}", file=output)
-    if hint:
-        print(f"HINT:  {hint}", file=output)
+    """Print one NOTICE or WARNING with its parts."""
+    _print_parts(output, (severity, message), ("DETAIL", detail), ("HINT", hint))
 
 
 def print_error(error: SubscriberError, statements: str, output: TextIO) -> None:
-    """The error as psql prints it; for a syntax error with the line and a caret under the place."""
-    print(f"ERROR:  {error.message}", file=output)
+    """Print the error as psql does; a syntax error with the line of `statements` and a caret under the place."""
+    _print_parts(output, ("ERROR", error.message))
     position = getattr(error, "position", None)
-    if position is not None:
+    if statements and position is not None:
         print(point_at(statements, position), file=output)
-    if error.detail:
-        print(f"DETAIL:  {error.detail}", file=output)
-    if error.hint:
-        print(f"HINT:  {error.hint}", file=output)
-    for line in error.context:
-        print(f"CONTEXT:  {line}", file=output)
+    _print_parts(output, ("DETAIL", error.detail), ("HINT", error.hint), *(("CONTEXT", line) for line in error.context))
+
+
+def _print_parts(output: TextIO, *parts: tuple[str, str | None]) -> None:
+    """Print what there is of `parts`, each with its label; a line that goes on starts with a tab, as in the log."""
+    for label, text in parts:
+        if text:
+            print(f"{label}:  {printable_lines(text)}", file=output)
 
 
 def point_at(text: str, position: int) -> str:

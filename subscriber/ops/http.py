@@ -29,6 +29,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.session import Catalog
+from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.ops import status, status_page
 from subscriber.ops.status_report import Look, SubscriptionStatus
@@ -38,7 +39,7 @@ try:
     import uvicorn
     from starlette.applications import Starlette
     from starlette.requests import Request
-    from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
     from subscriber.ops import status_metrics
@@ -166,12 +167,12 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
     async def health(_request: Request) -> Response:
         seen = await observer.see()
         document = _health(seen, standby=seen.is_standby(launcher))
-        return JSONResponse(document, 200 if document["ok"] else 503, _HEADERS)
+        return _json(document, 200 if document["ok"] else 503)
 
     async def status_json(_request: Request) -> Response:
         seen = await observer.see()
         if seen.look is None:
-            return JSONResponse({"error": seen.error}, 503, _HEADERS)
+            return _json({"error": seen.error}, 503)
         return Response(status.to_json(seen.look, seen.statuses), 200, _HEADERS, "application/json")
 
     async def page(_request: Request) -> Response:
@@ -184,6 +185,10 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
     endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json, "/": page}
     routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
     return Starlette(routes=routes, exception_handlers={Exception: _failed})
+
+
+def _json(document: dict[str, Any], status_code: int) -> Response:
+    return Response(json_text(document), status_code, _HEADERS, "application/json")
 
 
 def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:

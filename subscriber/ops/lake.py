@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 import time
 from collections.abc import Sequence
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import anyio
 
+from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.ops.units import count, in_seconds
@@ -31,11 +31,11 @@ class Lines:
     def rows(self, table: str, number: int) -> None:
         """So many rows of a table have been loaded."""
         if not self._json and sys.stderr.isatty():
-            print(f"\r{table}: {count(number, 'row')}\x1b[K", end="", file=sys.stderr)
+            print(f"\r{printable(table)}: {count(number, 'row')}\x1b[K", end="", file=sys.stderr)
 
     def loaded(self, position: Lsn, tables: Sequence[str]) -> None:
         if self._json:
-            print(json_module.dumps({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
+            print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
             return
         if sys.stderr.isatty():
             print("\r\x1b[K", end="", file=sys.stderr)
@@ -44,7 +44,7 @@ class Lines:
     def batch(self, batch: Batch, seconds: float) -> None:
         if self._json:
             found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
-            print(json_module.dumps({**found, "rows": dict(batch.rows)}), flush=True)
+            print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
             return
         rows = sum(batch.rows.values())
         print(
@@ -99,9 +99,9 @@ def describe(directory: Path, *, json: bool) -> int:
     boundaries = [str(lsn) for lsn in lake.boundaries()]
     position, tables = lake.position(), lake.tables()
     if json:
-        print(json_module.dumps({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
+        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
         return 0
     print(f"as of {position}, and {count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}")
     for table in tables:
-        print(f"  {table}")
+        print(f"  {printable(table)}")
     return 0

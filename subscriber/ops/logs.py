@@ -8,7 +8,6 @@ postgres  what a server writes to stderr with log_line_prefix = '%m [%p] '; the 
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, TextIO
 
 from subscriber import telemetry
+from subscriber.display import json_text, printable, printable_lines
 from subscriber.lsn import Lsn
 from subscriber.telemetry import Parts
 
@@ -99,8 +99,7 @@ class PostgresFormatter(logging.Formatter):
         lines = [(_level(record), parts.message), *_lines(parts)]
         if trace := _traceback(record):
             lines.append(("BACKTRACE", trace))
-        # a tab in front marks a line that goes on, so that no text can look like a record
-        return "\n".join(f"{prefix}{label}:  " + text.replace("\n", "\n\t") for label, text in lines)
+        return "\n".join(f"{prefix}{label}:  {printable_lines(text)}" for label, text in lines)
 
 
 class JsonFormatter(logging.Formatter):
@@ -115,7 +114,7 @@ class JsonFormatter(logging.Formatter):
         values |= getattr(record, "keys", {"logger": record.name})
         values["traceback"] = _traceback(record) or None
         kept = {k: str(v) if isinstance(v, Lsn) else v for k, v in values.items() if v is not None}
-        return json.dumps(kept, default=str, ensure_ascii=False)
+        return json_text(kept, default=str)
 
 
 class RichHandler(logging.Handler):
@@ -137,11 +136,11 @@ class RichHandler(logging.Handler):
             line = Text.assemble((f"{_time(record).astimezone():%H:%M:%S} ", "dim"))
             line.append(f"{level:<8}", STYLES.get(level, ""))
             if subscription := getattr(record, "keys", {}).get("subscription"):
-                line.append(f"{subscription}: ", "cyan")
-            line.append(parts.message)
+                line.append(f"{printable(subscription)}: ", "cyan")
+            line.append(printable_lines(parts.message, " " * 17))
             for label, text in [*_lines(parts), ("", _traceback(record))]:
                 if text:
-                    line.append(f"\n         {label:<8}", "dim").append(text.replace("\n", "\n" + " " * 17))
+                    line.append(f"\n         {label:<8}", "dim").append(printable_lines(text, " " * 17))
             self._console.print(line)
         except Exception:
             self.handleError(record)

@@ -6,7 +6,6 @@ and for PUBLISHER_TIMEOUT seconds at most, so that one that cannot be reached de
 
 from __future__ import annotations
 
-import json as json_module
 import sys
 from collections.abc import AsyncGenerator, Sequence
 from datetime import UTC, datetime
@@ -18,6 +17,7 @@ import asyncpg
 from subscriber.catalog import schema, sessions, stats, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect
+from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.ops.status_report import (
@@ -174,7 +174,7 @@ def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
         "launcher_pid": look.launcher_pid,
         "subscriptions": [as_json(status, look.at) for status in statuses],
     }
-    return json_module.dumps(document, ensure_ascii=False)
+    return json_text(document)
 
 
 def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
@@ -186,7 +186,7 @@ def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
         lines.append(f"{status.name}: {state_in_words(status)}")
         lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
         lines += [f"    {table.name}: {describe_table(table)}" for table in status.not_ready]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
@@ -205,10 +205,11 @@ def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableTyp
         grid.add_column(style="dim")
         grid.add_column(overflow="fold")
         for label, text in describe(status, look.at):
-            grid.add_row(label, Text(text, style="red" if label == "last error" else ""))
+            grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
         for table in status.not_ready:
-            grid.add_row("", Text(f"{table.name}: {describe_table(table)}", style="red" if table.error else "cyan"))
-        title = Text.assemble((status.name, "bold"), " ", (state_in_words(status), style))
+            line = printable(f"{table.name}: {describe_table(table)}")
+            grid.add_row("", Text(line, style="red" if table.error else "cyan"))
+        title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
         panels.append(Panel(grid, title=title, title_align="left", border_style=style))
     return Group(*panels)
 
@@ -232,14 +233,16 @@ async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval:
 
     with Live(Text("connecting"), auto_refresh=False) as live:
         async for outcome in _looks(target_dsn, names, interval):
-            shown = Text(f"target: {outcome}", style="red") if isinstance(outcome, str) else to_rich(*outcome)
-            live.update(shown, refresh=True)
+            if isinstance(outcome, str):
+                live.update(Text(printable(f"target: {outcome}"), style="red"), refresh=True)
+            else:
+                live.update(to_rich(*outcome), refresh=True)
 
 
 async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
     async for outcome in _looks(target_dsn, names, interval):
         if isinstance(outcome, str):
-            print(json_module.dumps({"error": outcome}) if json else f"target: {outcome}", flush=True)
+            print(json_text({"error": outcome}) if json else printable(f"target: {outcome}"), flush=True)
         else:
             print(to_json(*outcome) if json else to_text(*outcome) + "\n", flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from subscriber.display import printable
 from subscriber.ops.status_report import Look, SubscriptionStatus, describe, describe_table, state_in_words
 
 REFRESH = 5  # seconds
@@ -45,12 +46,12 @@ def page(look: Look, statuses: Sequence[SubscriptionStatus], *, standby: bool) -
         role = "no launcher works"
     head = f"<p>{look.at:%Y-%m-%d %H:%M:%S} UTC, {role}</p>"
     parts = [_subscription(status, look) for status in statuses] or ["<p>no subscriptions</p>"]
-    return _PAGE.format(refresh=REFRESH, title=escape(title), body="\n".join([head, *parts]))
+    return _PAGE.format(refresh=REFRESH, title=_shown(title), body="\n".join([head, *parts]))
 
 
 def page_without_target(error: str) -> str:
     """While the target does not answer, and so nothing is known."""
-    body = f'<p class="wrong">target: {escape(error)}</p>'
+    body = f'<p class="wrong">target: {_shown(error)}</p>'
     return _PAGE.format(refresh=REFRESH, title="subscriber: no target", body=body)
 
 
@@ -59,11 +60,15 @@ def _subscription(status: SubscriptionStatus, look: Look) -> str:
     rows = [_row(label, text, "wrong" if label == "last error" else "") for label, text in describe(status, look.at)]
     rows += [_row(table.name, describe_table(table), "wrong" if table.error else "busy") for table in status.not_ready]
     return (
-        f'<h2>{escape(status.name)} <span class="{style}">{escape(state_in_words(status))}</span></h2>\n'
+        f'<h2>{_shown(status.name)} <span class="{style}">{_shown(state_in_words(status))}</span></h2>\n'
         f"<table>\n{chr(10).join(rows)}\n</table>"
     )
 
 
 def _row(label: str, text: str, style: str) -> str:
     shown = f'<td class="{style}">' if style else "<td>"
-    return f"<tr><th>{escape(label)}</th>{shown}{escape(text)}</td></tr>"
+    return f"<tr><th>{_shown(label)}</th>{shown}{_shown(text)}</td></tr>"
+
+
+def _shown(text: str) -> str:
+    return escape(printable(text))

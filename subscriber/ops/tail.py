@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 import anyio
 import anyio.to_thread
 
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import ProtocolError, PublisherError
 from subscriber.lsn import Lsn
 from subscriber.ops.change_lines import ChangeLines, Line, as_json, as_text, is_change
@@ -24,7 +25,6 @@ from subscriber.protocol.messages import Begin, Commit
 from subscriber.protocol.walstream import Keepalive, XLogData, decode_from_publisher
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
-from subscriber.source.quoting import identifier
 from subscriber.source.walsender import ReplicationStream
 from subscriber.worker.causes import root_cause
 
@@ -66,13 +66,13 @@ async def _check(publisher: Publisher, publications: Sequence[str], slot: str | 
     if missing := await publisher.missing_publications(publications):
         raise PublisherError(
             f'publication "{missing[0]}" does not exist on the publisher',
-            hint=f"Create it there: CREATE PUBLICATION {identifier(missing[0])} FOR ALL TABLES",
+            hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
             sqlstate="42704",
         )
     if slot is not None and await publisher.slot(slot) is None:
         raise PublisherError(
             f'replication slot "{slot}" does not exist on the publisher',
-            hint=f"Create it there: SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')",
+            hint=f"Create it there: SELECT pg_create_logical_replication_slot({sql_literal(slot)}, 'pgoutput')",
             sqlstate="42704",
         )
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from time import monotonic
 from typing import Any
 
+from subscriber.display import json_text, printable
 from subscriber.ops import units
 from subscriber.pipeline.verify import Comparison, Key, TableComparison, verify
 
@@ -34,10 +34,10 @@ async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
 
         found = await verify(target, name, master=master, on_progress=show)
     if json:
-        print(json_.dumps(as_json(found)))
+        print(json_text(as_json(found)))
     else:
         for line in describe(found):
-            print(line)
+            print(printable(line))
         print(f"compared in {units.in_seconds(monotonic() - started)}")
     return 0 if found.is_same else DIFFERENT
 

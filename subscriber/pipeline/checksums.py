@@ -23,7 +23,7 @@ from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.pipeline.common_snapshot import APPLICATION_NAME, SETTINGS
 from subscriber.pipeline.copy_part import TRANSIENT
 from subscriber.source.parts import Part
-from subscriber.source.quoting import identifier
+from subscriber.source.quoting import identifier, literal
 
 ROWS_IN_A_BUCKET = 1000  # about; what is looked at again when one row differs
 MOST_BUCKETS = 1 << 16
@@ -142,7 +142,7 @@ async def _ask(question: Question) -> Answer | SubscriberError:
 async def _answer(connection: Connection, question: Question) -> Answer:
     part = question.part
     async with connection.transaction(isolation="repeatable_read", readonly=True):
-        await connection.execute(f"SET TRANSACTION SNAPSHOT '{question.snapshot}'")
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(question.snapshot)}")
         await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
         if await connection.fetchval(_FILENODE, part.heap) != part.filenode:
             raise SubscriberError(

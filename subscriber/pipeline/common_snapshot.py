@@ -27,7 +27,9 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.source.answers import parsing
 from subscriber.source.publisher import Publisher
+from subscriber.source.quoting import literal
 from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber verify"
@@ -96,9 +98,10 @@ async def _open(stack: AsyncExitStack, conninfo: str, *, must_use_password: bool
 
 async def _export(session: Session) -> str:
     """A name of the snapshot that the session's transaction has."""
-    ((name,),) = await session.rows("SELECT pg_catalog.pg_export_snapshot()")
-    assert name is not None
-    return name
+    rows = await session.rows("SELECT pg_catalog.pg_export_snapshot()")
+    with parsing("a snapshot"):
+        ((name,),) = rows
+    return name or ""
 
 
 async def _source_at_rest(connection: Connection, subscription: Subscription, session: Session) -> tuple[Lsn, str]:
@@ -115,9 +118,8 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
                 slot = await publisher.create_slot(
                     _slot_name(subscription, publisher), snapshot="export", temporary=True
                 )
-                assert slot.snapshot_name is not None
                 await session.query(_BEGIN)
-                await session.query(f"SET TRANSACTION SNAPSHOT '{slot.snapshot_name}'")
+                await session.query(f"SET TRANSACTION SNAPSHOT {literal(slot.snapshot_name or '')}")
                 snapshot = await _export(session)
                 if held_at > slot.consistent_point:
                     raise SubscriberError("the apply worker is ahead of its publisher")

@@ -179,12 +179,12 @@ class _Keeper:
                     raise self._failed([], self._unbuilt)
                 return []
             created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
-            assert created.snapshot_name is not None
-            plans, failures = await self._plan(tables, created.snapshot_name)
+            snapshot = created.snapshot_name or ""
+            plans, failures = await self._plan(tables, snapshot)
             failures += self._unbuilt
             if plans:
                 copy = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
-                failures += await self._copy(plans, created.snapshot_name, copy)
+                failures += await self._copy(plans, snapshot, copy)
             else:
                 await publisher.drop_slot(slot)
                 await self._withdraw()

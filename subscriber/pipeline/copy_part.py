@@ -24,6 +24,7 @@ from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.source.parts import Part
+from subscriber.source.quoting import literal
 from subscriber.target.means import become_replica
 from subscriber.target.shapes import Guard
 
@@ -171,7 +172,7 @@ async def _copy(tasks: tuple[PartTask, ...], source: Connection, target: Connect
         if not ours:
             return
         async with source.transaction(isolation="repeatable_read", readonly=True):
-            await source.execute(f"SET TRANSACTION SNAPSHOT '{ours[0].snapshot}'")
+            await source.execute(f"SET TRANSACTION SNAPSHOT {literal(ours[0].snapshot)}")
             await _lock(ours, source)
             role, counts = "none", dict[tuple[int, int], tuple[int, int]]()
             for task in ours:

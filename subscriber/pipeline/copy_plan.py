@@ -22,7 +22,7 @@ from subscriber.errors import SubscriberError
 from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.source.parts import Part, cut, whole
 from subscriber.source.publisher import Publisher
-from subscriber.source.quoting import identifier, qualified
+from subscriber.source.quoting import identifier, literal, qualified
 from subscriber.source.tables import PublishedTable, as_relation, copies_binary
 from subscriber.subscription import Subscription
 from subscriber.target.means import find_means
@@ -188,7 +188,7 @@ class _Planner:
                 try:
                     if not begun:
                         await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-                        await source.query(f"SET TRANSACTION SNAPSHOT '{snapshot}'")
+                        await source.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
                         begun = True
                     published = await self._publisher.table(table.namespace, table.name, publications)
                     parts = await cut(source, published.relid, self._part_bytes)

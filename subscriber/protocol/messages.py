@@ -14,11 +14,23 @@ Field names are PostgreSQL's (include/replication/logicalproto.h). Everywhere:
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import ClassVar
 
+from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.tuples import TupleData
+
+EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+
+
+def moment(microseconds: int) -> datetime:
+    """Return a message's time. Raises ProtocolError for a year that Python does not have, from 10000 on."""
+    try:
+        return EPOCH + timedelta(microseconds=microseconds)
+    except OverflowError:
+        raise ProtocolError("timestamp out of range", sqlstate="22008") from None
 
 
 class OldPart(Enum):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from struct import Struct
 
+from subscriber.errors import ProtocolError
 from subscriber.native import compiled
 from subscriber.protocol.reader import Reader
 
@@ -42,18 +43,26 @@ def decode_text(data: bytes) -> str:
     return data.decode(ENCODING, ERRORS)
 
 
+def c_string(text: str) -> bytes:
+    """Raises ProtocolError for text with a NUL, at which a server would stop reading."""
+    data = encode_text(text)
+    if b"\0" in data:
+        raise ProtocolError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
+    return data + b"\0"
+
+
 def message(kind: bytes, body: bytes) -> bytes:
     return HEADER.pack(kind, len(body) + 4) + body
 
 
 def query(sql: str) -> bytes:
-    return message(b"Q", encode_text(sql) + b"\0")
+    return message(b"Q", c_string(sql))
 
 
 def parse(name: bytes, sql: str, types: Sequence[int] = ()) -> bytes:
     """Prepare `sql` under `name`; the server infers the type of a parameter that has no OID in `types`, or 0."""
     oids = _INT16.pack(len(types)) + b"".join(map(_OID.pack, types))
-    return message(b"P", name + b"\0" + encode_text(sql) + b"\0" + oids)
+    return message(b"P", name + b"\0" + c_string(sql) + oids)
 
 
 def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
@@ -105,7 +114,7 @@ def cut_copy_data(buffer: bytearray, start: int, end: int, found: list[bytes]) -
 
 
 def copy_fail(reason: str) -> bytes:
-    return message(b"f", encode_text(reason) + b"\0")
+    return message(b"f", c_string(reason))
 
 
 def read_fields(body: bytes) -> dict[str, str]:

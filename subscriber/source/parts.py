@@ -15,9 +15,11 @@ import itertools
 from dataclasses import dataclass
 
 from subscriber.connection.session import Session
+from subscriber.source.answers import count, oid, parsing
 from subscriber.source.quoting import qualified
 
 BLOCK = 8192  # bytes; only an estimate hangs on it
+MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded
 
 _HEAPS = """
 SELECT n.nspname, c.relname, pg_catalog.pg_relation_filenode(c.oid), pg_catalog.pg_relation_size(c.oid)
@@ -74,13 +76,14 @@ async def cut(session: Session, relid: int, part_bytes: int) -> list[Part]:
     if not heaps:  # no member of a partition tree
         heaps = await session.rows(f"{_HEAPS} WHERE c.oid = {relid}")
     ranges = session.server_version >= 140000
-    return [
-        part
-        for schema, name, filenode, size in heaps
-        for part in _cut_heap(
-            schema or "", name or "", int(filenode or 0), int(size or 0), part_bytes if ranges else None
-        )
-    ]
+    with parsing("the files of a table"):
+        return [
+            part
+            for schema, name, filenode, size in heaps
+            for part in _cut_heap(
+                schema or "", name or "", oid(filenode), count(size, MAX_HEAP_BYTES), part_bytes if ranges else None
+            )
+        ]
 
 
 def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int | None) -> list[Part]:

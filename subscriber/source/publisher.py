@@ -11,13 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.session import Session
 from subscriber.errors import PublisherError, ServerError
 from subscriber.lsn import Lsn
+from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.source import commands, tables
+from subscriber.source.answers import count, modifier, oid, parsing
 from subscriber.source.quoting import literal, literals
 from subscriber.source.tables import PublishedColumn, PublishedTable
 
@@ -144,9 +147,10 @@ class Publisher:
             "IDENTIFY_SYSTEM",
             "could not receive database system identifier and timeline ID from the primary server",
         )
-        systemid, timeline, position, dbname = (value or "" for value in rows[0])
         standby = self.session.parameters.get("in_hot_standby") == "on"
-        return SystemIdentity(int(systemid), int(timeline), Lsn.parse(position), dbname, standby)
+        with parsing("its identity"):
+            systemid, timeline, position, dbname = (value or "" for value in rows[0])
+            return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, standby)
 
     async def is_running(self, pid: int, xid: str) -> bool:
         """Whether a transaction of this number is running here, in a backend with that process id."""
@@ -180,10 +184,10 @@ class Publisher:
             failover=failover,
             temporary=temporary,
         )
-        ((created, position, snapshot_name, _),) = await self._rows(
-            command, f'could not create replication slot "{name}"'
-        )
-        return CreatedSlot(created or name, Lsn.parse(position or ""), snapshot_name)
+        rows = await self._rows(command, f'could not create replication slot "{name}"')
+        with parsing(f'replication slot "{name}"'):
+            ((_, position, snapshot_name, _),) = rows
+            return CreatedSlot(name, Lsn.parse(position or ""), snapshot_name)
 
     async def begin_snapshot(self) -> None:
         """Open the transaction that create_slot(snapshot="use") needs; commit() ends it."""
@@ -192,13 +196,14 @@ class Publisher:
             "table copy could not start transaction on publisher",
         )
 
-    async def now(self) -> str:
-        """When the open transaction began, by the publisher's clock, as text that any server reads."""
+    async def now(self) -> datetime:
+        """When the open transaction began, by the publisher's clock, in UTC."""
         rows = await self._rows(
-            "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US') || '+00'",
+            "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')",
             "could not receive the time from the publisher",
         )
-        return rows[0][0] or ""
+        with parsing("its clock"):
+            return datetime.strptime(rows[0][0] or "", "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
 
     async def commit(self) -> None:
         await self._rows("COMMIT", "table copy could not finish transaction on publisher")
@@ -238,7 +243,8 @@ class Publisher:
             f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {literal(name)}",
             f'could not look up replication slot "{name}"',
         )
-        return _slot_info(rows[0]) if rows else None
+        with parsing(f'replication slot "{name}"'):
+            return _slot_info(name, rows[0]) if rows else None
 
     # --- publications and tables ----------------------------------------------------------------
 
@@ -248,7 +254,8 @@ class Publisher:
             f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({literals(names)})",
             "could not receive list of publications from the publisher",
         )
-        found = {row[0] for row in rows}
+        with parsing("publications"):
+            found = {row[0] for row in rows}
         return [name for name in names if name not in found]
 
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
@@ -261,10 +268,11 @@ class Publisher:
             "could not receive list of replicated tables from the publisher",
         )
         found: list[tuple[str, str]] = []
-        for schema, name, *_ in rows:
-            if found and found[-1] == (schema, name):
-                raise _different_column_lists(found[-1])
-            found.append((schema or "", name or ""))
+        with parsing("replicated tables"):
+            for schema, name, *_ in rows:
+                if found and found[-1] == (schema, name):
+                    raise _different_column_lists(found[-1])
+                found.append((schema or "", name or ""))
         return found
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
@@ -273,7 +281,8 @@ class Publisher:
             f"SELECT coalesce(sum(total), 0) FROM ({tables.sizes_query(names, self.server_version)}) s",
             "could not receive the size of replicated tables from the publisher",
         )
-        return int(rows[0][0] or 0)
+        with parsing("the size of replicated tables"):
+            return count(rows[0][0])
 
     async def publications_with_other_origins(
         self, publications: Sequence[str], known: Sequence[tuple[str, str]] = ()
@@ -296,7 +305,8 @@ class Publisher:
         found: set[str] = set()
         for source in sources:
             rows = await self._rows(tables.foreign_origins_query(publications, known, source), failure)
-            found.update(row[0] for row in rows if row[0] is not None)
+            with parsing("publications"):
+                found.update(row[0] for row in rows if row[0] is not None)
         return [name for name in publications if name in found]
 
     async def table(self, schema: str, name: str, publications: Sequence[str]) -> PublishedTable:
@@ -308,20 +318,20 @@ class Publisher:
         rows = await self._rows(tables.relation_query(schema, name, self.server_version), failure)
         if not rows:
             raise PublisherError(f'table "{schema}.{name}" not found on publisher', sqlstate=UNDEFINED_OBJECT)
-        relid_text, replica_identity, relkind, size = rows[0]
-        relid = int(relid_text or 0)
+        with parsing(f'table "{schema}.{name}"'):
+            relid_text, replica_identity, relkind, size = rows[0]
+            relid, total_bytes = oid(relid_text), count(size)
+            ReplicaIdentity(replica_identity or "")
         listed = await self._listed_columns(schema, name, relid, publications)
-        columns = tuple(
-            PublishedColumn(column or "", int(oid or 0), int(modifier or -1), key == "t", generated == "t")
-            for number, column, oid, modifier, key, generated in await self._rows(
-                tables.columns_query(relid, self.server_version), failure
+        described = await self._rows(tables.columns_query(relid, self.server_version), failure)
+        with parsing(f'the columns of table "{schema}.{name}"'):
+            columns = tuple(
+                PublishedColumn(column or "", oid(kind), modifier(given), key == "t", generated == "t")
+                for number, column, kind, given, key, generated in described
+                if listed is None or number in listed
             )
-            if listed is None or number in listed
-        )
         filters = await self._row_filters(schema, name, relid, publications)
-        return PublishedTable(
-            schema, name, relid, replica_identity or "", relkind or "", columns, filters, int(size or 0)
-        )
+        return PublishedTable(schema, name, relid, replica_identity or "", relkind or "", columns, filters, total_bytes)
 
     async def _listed_columns(
         self, schema: str, name: str, relid: int, publications: Sequence[str]
@@ -335,7 +345,8 @@ class Publisher:
         )
         if len(rows) > 1:
             raise _different_column_lists((schema, name))
-        return frozenset(rows[0][0].split()) if rows and rows[0][0] is not None else None
+        with parsing(f'the column list of table "{schema}.{name}"'):
+            return frozenset(rows[0][0].split()) if rows and rows[0][0] is not None else None
 
     async def _row_filters(self, schema: str, name: str, relid: int, publications: Sequence[str]) -> tuple[str, ...]:
         if self.server_version < 150000:
@@ -344,7 +355,8 @@ class Publisher:
             tables.row_filters_query(relid, publications),
             f'could not fetch table WHERE clause info for table "{schema}.{name}" from publisher',
         )
-        filters = [row[0] for row in rows]
+        with parsing(f'the row filters of table "{schema}.{name}"'):
+            filters = [row[0] for row in rows]
         return () if None in filters else tuple(text for text in filters if text is not None)
 
 
@@ -361,21 +373,21 @@ def _different_column_lists(table: tuple[str, str]) -> PublisherError:
     )
 
 
-def _slot_info(row: tuple[str | None, ...]) -> SlotInfo:
-    name, plugin, database, here, temporary, active, pid, restart, confirmed, *rest = row
+def _slot_info(name: str, row: tuple[str | None, ...]) -> SlotInfo:
+    _, plugin, database, here, temporary, active, pid, restart, confirmed, *rest = row
     status, safe, two_phase, conflicting, reason, failover, synced = rest
     return SlotInfo(
-        name=name or "",
+        name=name,
         plugin=plugin,
         database=database,
         in_this_database=here == "t",
         temporary=temporary == "t",
         active=active == "t",
-        active_pid=int(pid) if pid else None,
+        active_pid=count(pid) or None,
         restart_lsn=Lsn.parse(restart) if restart else None,
         confirmed_flush=Lsn.parse(confirmed) if confirmed else None,
         wal_status=status,
-        safe_wal_size=int(safe) if safe else None,
+        safe_wal_size=int(safe) if safe else None,  # negative when it is exceeded
         two_phase=two_phase == "t",
         conflicting=conflicting == "t",
         invalidation_reason=reason,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import datetime
+
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.lsn import Lsn
@@ -38,11 +40,11 @@ async def copy_as(target: PostgresTarget, mapping: RelationMapping) -> None:
 
 
 async def end(
-    target: PostgresTarget, mapping: RelationMapping, progress: ProgressRecord, position: Lsn, read_at: str
+    target: PostgresTarget, mapping: RelationMapping, progress: ProgressRecord, position: Lsn, read_at: datetime
 ) -> None:
     """After the COPY: store that the table is complete as of `position`; not committed yet.
 
-    `read_at` is the publisher's time of that, as it prints it.
+    `read_at` is the publisher's time of that.
     """
     pipeline = target.pipeline
     pipeline.attach()
@@ -53,7 +55,7 @@ async def end(
     target.acting.reset(_NOTE)
     await pipeline.rows(_FINISH, *progress.shown, str(position))
     if target.means.origins:  # the rows are as old as the snapshot, for policies that compare times
-        await pipeline.rows(_SET_TIME, *progress.shown, read_at)
+        await pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
 
 
 async def commit(target: PostgresTarget) -> None:

@@ -14,17 +14,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 
 from subscriber.apply.conflict import Conflict, LocalRow
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.policy import Outcome, Rule
 from subscriber.connection.pipeline import Pipeline
 from subscriber.protocol import wire
+from subscriber.protocol.messages import moment
 from subscriber.subscription import ConflictHistory
 from subscriber.target.progress import ProgressRecord
-
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 _COLUMNS = (
     "relid",
@@ -108,4 +106,4 @@ class History:
 
 
 def _time(microseconds: int | None) -> str | None:
-    return None if microseconds is None else (EPOCH + timedelta(microseconds=microseconds)).isoformat()
+    return None if microseconds is None else moment(microseconds).isoformat()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Protocol
 
 from subscriber.apply import conflict
@@ -25,13 +24,13 @@ from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
 from subscriber.protocol import wire
-from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.messages import Delete, Insert, Update, moment
 from subscriber.protocol.tuples import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.subscription import ConflictHistory
 from subscriber.target import probes, statements
 from subscriber.target.acting import Acting
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns, searched
-from subscriber.target.history import EPOCH, History
+from subscriber.target.history import History
 from subscriber.target.looking import Found, Looking, columns_of
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.progress import ProgressRecord
@@ -297,7 +296,7 @@ class Resolving:
         """What the function answers. Whatever is wrong with that is an error that stops the stream."""
         assert rule.function is not None
         mapping = _mapping(note)
-        time = EPOCH + timedelta(microseconds=_transaction(note).commit_time)
+        time = moment(_transaction(note).commit_time)
         try:
             answer = await self._resolvers[rule.function](replace(found, commit_time=time))
         except Exception as error:  # the exception's own text may have values

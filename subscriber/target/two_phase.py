@@ -31,14 +31,14 @@ Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransacti
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+import re
 
 from subscriber import telemetry
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
-from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 
@@ -50,8 +50,6 @@ _MARK = "SELECT subscriber.mark_prepared($1, $2, $3, $4)"
 _NOTE = "SELECT subscriber.note_prepared($1, $2, $3, $4, $5, $6, $7)"
 _FIND = "SELECT f.committed, f.prepare_end_lsn FROM subscriber.find_prepared($1, $2, $3) f"
 _FORGET = "SELECT subscriber.forget_prepared($1, $2, $3)"
-
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 def gid_prefix(subid: int) -> str:
@@ -70,7 +68,9 @@ class TwoPhase:
     async def load(self) -> None:
         """Find out what is prepared; when the worker has its locks, and before its first message."""
         rows = await self._target.pipeline.rows(_PREPARED, str(self._subid))
-        self._prepared = {row[0] for row in rows if row[0] is not None}
+        # Whoever may prepare a transaction on the target chooses its name.
+        ours = re.compile(f"{gid_prefix(self._subid)}[0-9]{{1,10}}", re.ASCII)
+        self._prepared = {name for (name,) in rows if name is not None and ours.fullmatch(name)}
 
     def is_prepared(self, xid: int) -> bool:
         """Whether the publisher's transaction `xid` waits here, prepared."""
@@ -108,7 +108,7 @@ class TwoPhase:
     def note(self, transaction: RemoteTransaction, end_lsn: Lsn) -> RemoteTransaction:
         """After prepare(): the transaction of our own that says so, and is to be committed then."""
         own, note = self._begin(transaction, "PREPARE")
-        at = str(_EPOCH + timedelta(microseconds=transaction.commit_time))
+        at = str(moment(transaction.commit_time))
         parameters = self._key(transaction.xid, self.gid(transaction.xid), transaction.gid, str(end_lsn), at)
         self._target.pipeline.execute(_NOTE, parameters=parameters, note=note)
         return own

@@ -15,6 +15,7 @@ from subscriber.catalog.origins import apply_origin
 from subscriber.connection.failures import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.source.answers import count, parsing
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher
@@ -187,8 +188,9 @@ class ApplyWorker:
         """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
         publisher = await connect_publisher(self.subscription, self.subscription.name, "apply worker")
         try:
-            ((status,),) = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
-            return status == "aborted"
+            rows = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
+            with parsing(f"transaction {xid}"):
+                return rows[0][0] == "aborted"
         finally:
             publisher.session.abort()
 
@@ -314,7 +316,8 @@ def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awai
 async def read_sender_timeout(publisher: Publisher) -> float:
     """The publisher's wal_sender_timeout for this session, in seconds; 0 for none."""
     rows = await publisher.session.rows("SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'")
-    return int(rows[0][0] or 0) / 1000
+    with parsing("wal_sender_timeout"):
+        return count(rows[0][0]) / 1000
 
 
 def log_notice(fields: dict[str, str]) -> None:

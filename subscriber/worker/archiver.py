@@ -35,12 +35,12 @@ import anyio.to_thread
 
 from subscriber import telemetry
 from subscriber.apply.progress import Positions
+from subscriber.display import sql_identifier
 from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.walstream import Keepalive, XLogData, decode_from_publisher
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
-from subscriber.source.quoting import identifier
 from subscriber.source.walsender import ReplicationStream, check_publisher
 from subscriber.spool.blocks import BlockBuilder
 from subscriber.spool.logfiles import Identity
@@ -122,7 +122,7 @@ class Archiver:
         if missing := await publisher.missing_publications(self._publications):
             raise PublisherError(
                 f'publication "{missing[0]}" does not exist on the publisher',
-                hint=f"Create it there: CREATE PUBLICATION {identifier(missing[0])} FOR ALL TABLES",
+                hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
                 sqlstate="42704",
             )
         info = await publisher.slot(self._slot)

@@ -28,6 +28,7 @@ import anyio
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog import progress_records
 from subscriber.catalog.session import Catalog
+from subscriber.display import sql_literal
 from subscriber.errors import TargetBehind
 from subscriber.lsn import Lsn
 from subscriber.source.publisher import SlotInfo
@@ -98,5 +99,5 @@ def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:
         detail=f"The slot was confirmed up to {confirmed}, but the target knows of nothing after {recorded}.",
         hint="It was restored from a backup, or is a standby that was promoted before it had everything, and what was "
         "committed on the publisher in between is missing. Drop the subscription and create it again with a fresh copy "
-        f"of its tables; or go on without it: ALTER SUBSCRIPTION … SET (slot_name = '{slot}').",
+        f"of its tables; or go on without it: ALTER SUBSCRIPTION … SET (slot_name = {sql_literal(slot)}).",
     )

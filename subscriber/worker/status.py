@@ -7,21 +7,21 @@ worker ever reads them to decide anything.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
 
 import anyio
 
 from subscriber.catalog import stats, store
 from subscriber.catalog.session import Catalog
 from subscriber.catalog.store import WorkerStatus
-from subscriber.errors import ServerError
+from subscriber.errors import ProtocolError, ServerError
+from subscriber.protocol.messages import moment
 from subscriber.worker.apply_loop import ApplyLoop
 
 FOREIGN_KEY_VIOLATION = "23503"
 CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
 INTERVAL = 1.0  # seconds between two writes
-_EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
 
 class Report:
@@ -51,7 +51,8 @@ class Report:
         if loop.streamed is not None:
             status.streamed = loop.streamed.status()
         if counters.last_send_time:
-            status.last_msg_send_time = _EPOCH + timedelta(microseconds=counters.last_send_time)
+            with suppress(ProtocolError):  # the publisher's clock, which is for people only
+                status.last_msg_send_time = moment(counters.last_send_time)
 
 
 class Board:

@@ -8,11 +8,16 @@ notices; or by a sync worker that is just clearing up. The supervisor then looks
 
 from __future__ import annotations
 
+import re
+
 from subscriber import telemetry
+from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, origins, progress_records
 from subscriber.catalog.bulk_copy import GROUP
+from subscriber.catalog.origins import table_sync_slot
 from subscriber.catalog.session import Catalog
+from subscriber.source.answers import MAX_OID, parsing
 from subscriber.source.publisher import Publisher
 from subscriber.worker.tables import Tables
 
@@ -41,20 +46,26 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: in
 async def _leftover_slots(
     publisher: Publisher, subid: int, system_id: int, tables: Tables
 ) -> tuple[dict[int, str], bool]:
-    """Those that nobody is reading from, by the relid in their name; and whether these are all."""
-    prefix, suffix = f"pg_{subid}_sync_", f"_{system_id}"
+    """Those that nobody is reading from, by the relid in their name; and whether these are all.
+
+    The numbers below every table's OID are those of other origins and progress rows, and no slot has them.
+    """
+    prefix = f"pg_{subid}_sync_"
+    name = re.compile(f"{prefix}([0-9]{{1,10}})_{system_id}", re.ASCII)
     rows = await publisher.session.rows(
         f"SELECT slot_name, active FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, '{prefix}')"
     )
     free, all_free = {}, True
-    for slot, active in rows:
-        if slot is None or not slot.endswith(suffix):
-            continue
-        relid = int(slot.removeprefix(prefix).removesuffix(suffix))
-        if _done(tables, relid):
-            all_free = all_free and active == "f"
-            if active == "f":
-                free[relid] = slot
+    with parsing("leftover replication slots"):
+        for slot, active in rows:
+            found = name.fullmatch(slot or "")
+            if found is None or not FIRST_NORMAL_OID <= int(found[1]) <= MAX_OID:
+                continue
+            relid = int(found[1])
+            if _done(tables, relid):
+                all_free = all_free and active == "f"
+                if active == "f":
+                    free[relid] = table_sync_slot(subid, relid, system_id)
     return free, all_free
 
 

@@ -28,6 +28,7 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ApplyError
+from subscriber.source.quoting import literal
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.parallel import ParallelWorker, Pool
@@ -144,7 +145,7 @@ class Waits:
             what = f'prepared transaction "{name}" is in the way, and rolled back as on the publisher'
             telemetry.log(telemetry.LOG, what)
             async with self._catalog.use() as connection:
-                await connection.execute(f"ROLLBACK PREPARED '{name}'")
+                await connection.execute(f"ROLLBACK PREPARED {literal(name)}")
             self._two_phase.forget(name)
         return gid in gone
 

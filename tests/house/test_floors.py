@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"connection"},
     {"telemetry"},
     {"protocol", "subscription"},
-    {"errors", "lsn", "native"},
+    {"errors", "lsn", "display", "native"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -62,7 +62,7 @@ LIBRARIES: dict[str, set[str]] = {
 }
 
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
-PURE = {"protocol", "apply", "errors", "lsn"}
+PURE = {"protocol", "apply", "errors", "lsn", "display"}
 IMPURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
     *(

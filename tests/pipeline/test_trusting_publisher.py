@@ -118,7 +118,7 @@ async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None
     (answer,) = await run_in_thread(spark, ask, questions)
     assert isinstance(answer, SubscriberError)
     async with scene.target.connection() as connection:
-        copyid, fence = await connection.fetchrow(
+        copyid, fence = await connection.fetchrow(  # type: ignore[misc]
             "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, '0/1') RETURNING copyid, fence", subscription.oid
         )
         await connection.execute(
