@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.hooks import Hooks
 from subscriber.catalog import contact, hooked, origins, progress_records, store, workers
 from subscriber.catalog.contact import Notice
@@ -37,6 +38,8 @@ REMOVE_RELATION = """
 DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
 """
 
+OWN_SCHEMA = "subscriber"
+
 # errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
 RELKINDS = {
     "i": "indexes",
@@ -53,7 +56,8 @@ RELKINDS = {
 async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, str]]) -> list[int]:
     """OIDs of the target's tables of these (schema, name), in their order.
 
-    Raises StatementError for the first that is missing or is something else than a table.
+    Raises StatementError for the first that is missing or is something else than an ordinary table. The publisher names
+    them, and rows in a system catalog, or in one of ours, would be roles, functions and subscriptions.
     """
     rows = await connection.fetch(LOCAL_RELATIONS, [schema for schema, _ in tables], [name for _, name in tables])
     for row in rows:
@@ -64,10 +68,13 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
             raise StatementError(f"permission denied for schema {schema}", sqlstate="42501")
         if row["relid"] is None:
             raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate="42P01")
-        if row["relkind"] not in ("r", "p"):
+        kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
+        if row["relid"] < FIRST_NORMAL_OID or schema == OWN_SCHEMA:
+            kind = "system tables"
+        if kind is not None:
             raise StatementError(
                 f'cannot use relation "{schema}.{name}" as logical replication target',
-                detail=f"This operation is not supported for {RELKINDS.get(row['relkind'], 'this')}.",
+                detail=f"This operation is not supported for {kind}.",
                 sqlstate="42809",
             )
     return [row["relid"] for row in rows]
@@ -87,7 +94,8 @@ async def add_tables(
     New ones are to be copied (state i), or without `copy_data` ready (r). `hooks` may have their rows go to tables of
     other names. Returns the OIDs of all the publications' tables on the target.
     """
-    published = await publisher.tables(publications)
+    # A publisher that is a target itself has our tables, which FOR ALL TABLES publishes and PostgreSQL's would not.
+    published = [table for table in await publisher.tables(publications) if table[0] != OWN_SCHEMA]
     known = {source: relid for relid, source in (await hooked.sources(connection, subid)).items()}
     new = [table for table in published if table not in known]
     relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from subscriber.catalog import schema, store
+from subscriber.catalog.refresh import OWN_SCHEMA
 from subscriber.catalog.session import Connection
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
@@ -22,6 +23,7 @@ from subscriber.ops.check_answers import (
     TargetTable,
 )
 from subscriber.source import quoting
+from subscriber.source.answers import count, parsing
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import PublishedTable
 from subscriber.subscription import Subscription
@@ -86,23 +88,25 @@ SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{me
 
 
 async def read_publisher(session: Session) -> PublisherFacts:
-    (
-        (version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery, max_prepared),
-    ) = await session.rows(_PUBLISHER)
-    return PublisherFacts(
-        version=int(version or 0),
-        version_text=(text or "").split()[0],
-        wal_level=level or "",
-        slots=int(slots or 0),
-        max_slots=int(max_slots or 0),
-        senders=int(senders or 0),
-        max_senders=int(max_senders or 0),
-        role=role or "",
-        may_replicate=may == "t",
-        encoding=encoding or "",
-        in_recovery=recovery == "t",
-        max_prepared=int(max_prepared or 0),
-    )
+    rows = await session.rows(_PUBLISHER)
+    with parsing("its settings"):
+        ((version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery, prepared),) = (
+            rows
+        )
+        return PublisherFacts(
+            version=count(version),
+            version_text=(text or "").split()[0],
+            wal_level=level or "",
+            slots=count(slots),
+            max_slots=count(max_slots),
+            senders=count(senders),
+            max_senders=count(max_senders),
+            role=role or "",
+            may_replicate=may == "t",
+            encoding=encoding or "",
+            in_recovery=recovery == "t",
+            max_prepared=count(prepared),
+        )
 
 
 async def read_publications(session: Session, names: Sequence[str]) -> list[PublicationFacts]:
@@ -111,7 +115,12 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
         f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
         f" WHERE pubname IN ({quoting.literals(names)})"
     )
-    found = {name or "": PublicationFacts(name or "", True, *(flag == "t" for flag in flags)) for name, *flags in rows}
+    with parsing("publications"):
+        found = {
+            name: PublicationFacts(name, True, *(flag == "t" for flag in flags))
+            for name, *flags in rows
+            if name is not None
+        }
     return [found.get(name, PublicationFacts(name, exists=False)) for name in names]
 
 
@@ -129,6 +138,8 @@ async def read_source_tables(publisher: Publisher, publications: Sequence[str], 
     """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
     tables = []
     for schema_name, name in await publisher.tables(publications):
+        if schema_name == OWN_SCHEMA:
+            continue
         try:
             table = await publisher.table(schema_name, name, publications)
             tables.append(await _source_table(publisher.session, table))
@@ -138,8 +149,10 @@ async def read_source_tables(publisher: Publisher, publications: Sequence[str], 
 
 
 async def _source_table(session: Session, table: PublishedTable) -> SourceTable:
-    types = {name or "": kind or "" for name, kind in await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))}
-    ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
+    with parsing(f'table "{table.schema}.{table.name}"'):
+        rows = await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))
+        types = {name or "": kind or "" for name, kind in rows}
+        ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
     return SourceTable(
         schema=table.schema,
         name=table.name,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from subscriber.display import shell_word, sql_identifier, sql_name, sql_type
 from subscriber.ops.check_answers import (
     Facts,
     Finding,
@@ -19,7 +20,7 @@ from subscriber.ops.check_answers import (
     TargetFacts,
     TargetTable,
 )
-from subscriber.source.quoting import identifier, qualified
+from subscriber.source.quoting import qualified
 from subscriber.subscription import TwoPhaseState
 from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
@@ -74,7 +75,7 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
     if facts.may_replicate:
         yield Finding(Level.OK, who, f'role "{facts.role}" may replicate')
     else:
-        role = identifier(facts.role)
+        role = sql_identifier(facts.role)
         yield Finding(
             Level.ERROR, who, f'role "{facts.role}" may not replicate', f"ALTER ROLE {role} WITH REPLICATION;"
         )
@@ -106,7 +107,7 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
     for publication in publications:
         who = f"publication {publication.name}"
         if not publication.exists:
-            name = identifier(publication.name)
+            name = sql_identifier(publication.name)
             yield Finding(
                 Level.ERROR, who, "does not exist on the publisher", f"CREATE PUBLICATION {name} FOR ALL TABLES;"
             )
@@ -119,9 +120,8 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
         }
         left_out = [kind for kind, published in kinds.items() if not published]
         if left_out:
-            fix = (
-                f"ALTER PUBLICATION {identifier(publication.name)} SET (publish = 'insert, update, delete, truncate');"
-            )
+            name = sql_identifier(publication.name)
+            fix = f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');"
             yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
         else:
             yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
@@ -160,7 +160,7 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
     if facts.is_superuser:
         yield Finding(Level.OK, who, f'role "{facts.role}" is a superuser')
         return
-    role, before = identifier(facts.role), "-- as a superuser: "
+    role, before = sql_identifier(facts.role), "-- as a superuser: "
     if not facts.has_schema and not facts.may_create_schema:
         yield Finding(
             Level.ERROR,
@@ -169,9 +169,8 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
             "Run any subscriber exec once on this database as a superuser.",
         )
     if not facts.may_create_subscription:
-        grant = (
-            f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {identifier(facts.database)} TO {role};"
-        )
+        database = sql_identifier(facts.database)
+        grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
         if facts.version < 160000:
             grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 only the owner of schema subscriber may, too"
         yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
@@ -249,12 +248,12 @@ Problem = tuple[Level, str, str | None]
 
 
 def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
-    name = qualified(source.schema, source.name)
+    name = sql_name(source.schema, source.name)
     changes = [kind for kind in ("update", "delete") if any(getattr(p, f"{kind}s") for p in facts.publications)]
     what = " and ".join(kind.upper() for kind in changes) + (" fails" if len(changes) == 1 else " fail")
     if not source.readable and facts.publisher is not None:
-        role = identifier(facts.publisher.role)
-        schema = identifier(source.schema)
+        role = sql_identifier(facts.publisher.role)
+        schema = sql_identifier(source.schema)
         yield (
             Level.ERROR,
             f'role "{facts.publisher.role}" may not read it for the initial copy',
@@ -272,11 +271,15 @@ def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
 
 
 def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Problem]:
-    name = qualified(source.schema, source.name)
+    name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            dump = f"pg_dump --schema-only --table='{name}' (publisher) | psql (target)"
-            yield Level.ERROR, "does not exist on the target", dump
+            table = shell_word(f"--table={qualified(source.schema, source.name)}")
+            yield (
+                Level.ERROR,
+                "does not exist on the target",
+                f"pg_dump --schema-only {table} (publisher) | psql (target)",
+            )
         return
     if target.relkind not in ("r", "p"):
         yield Level.ERROR, "is not a table on the target", f"Make {name} a table there."
@@ -297,26 +300,28 @@ def _columns(source: SourceTable, target: TargetTable, name: str) -> Iterator[Pr
     here = {column.name: column for column in target.columns}
     for column in source.columns:
         other = here.pop(column.name, None)
-        quoted = identifier(column.name)
+        quoted = sql_identifier(column.name)
         if other is None:
-            fix = f"ALTER TABLE {name} ADD COLUMN {quoted} {column.type};"
+            kind = sql_type(column.type)
+            fix = f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};" if kind else "Add it, with the publisher's type."
             yield Level.ERROR, f'column "{column.name}" is missing on the target', fix
         elif other.is_generated:
             fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;"
             yield Level.ERROR, f'column "{column.name}" is published, but generated on the target', fix
         elif other.type != column.type:
             message = f'column "{column.name}" is {column.type} on the publisher and {other.type} on the target'
-            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {column.type};"
+            kind = sql_type(column.type)
+            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};" if kind else "Give it the publisher's type."
             yield Level.WARNING, f"{message}: values go through text, and binary = true does not work", fix
     for column in here.values():
         if column.is_required and not column.is_generated:
-            fix = f"ALTER TABLE {name} ALTER COLUMN {identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
+            fix = f"ALTER TABLE {name} ALTER COLUMN {sql_identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
             yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
 
 
 def _privileges(target: TargetTable, facts: TargetFacts) -> Iterator[Problem]:
     if not target.may_act_as_owner:
-        fix = f"GRANT {identifier(target.owner)} TO {identifier(facts.role)};"
+        fix = f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};"
         yield Level.ERROR, f'role "{facts.role}" may not act as its owner on the target', fix
 
 
@@ -326,7 +331,7 @@ def _search(source: SourceTable, target: TargetTable, name: str, facts: Facts) -
     full = source.replica_identity == "f"
     if not changes or source.partitioned or not (full or source.key):
         return
-    key = ", ".join(identifier(column) for column in source.key)
+    key = ", ".join(sql_identifier(column) for column in source.key)
     published = {column.name for column in source.columns} if full else set(source.key)
     if not target.key and full:
         fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);"

@@ -12,11 +12,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
-import asyncpg
 
 from subscriber.catalog import schema, sessions, stats, store
 from subscriber.catalog.session import Catalog, Connection
-from subscriber.connection.connect import connect
+from subscriber.connection.connect import open_session
 from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
@@ -31,6 +30,8 @@ from subscriber.ops.status_report import (
     state_in_words,
 )
 from subscriber.ops.status_unfinished import Prepared
+from subscriber.source.answers import parsing, seconds
+from subscriber.source.quoting import literal
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -50,10 +51,10 @@ SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared W
 _PUBLISHER = """
 WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                          ELSE pg_catalog.pg_current_wal_lsn() END AS position)
-SELECT wal.position::text, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn::text, s.wal_status,
-       pg_catalog.pg_wal_lsn_diff(wal.position, s.restart_lsn)::bigint,
-       extract(epoch FROM r.replay_lag)::float8, pg_catalog.clock_timestamp()
-  FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = $1
+SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s.wal_status,
+       pg_catalog.pg_wal_lsn_diff(wal.position, s.restart_lsn)::bigint, extract(epoch FROM r.replay_lag)::float8,
+       extract(epoch FROM pg_catalog.clock_timestamp())::float8
+  FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {slot}
   LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
 """
 
@@ -131,37 +132,40 @@ async def assess_all(look: Look, before: Look | None = None) -> list[Subscriptio
 
 async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
     """The publisher's position and the state of the subscription's slot; an answer with `error` if it cannot say."""
+    slot = subscription.slot_name
     try:
         with anyio.fail_after(PUBLISHER_TIMEOUT):
-            connection = await connect(
+            session = await open_session(
                 subscription.conninfo,
                 application_name="subscriber status",
                 must_use_password=subscription.must_use_password,
                 timeout=PUBLISHER_TIMEOUT,
             )
             try:
-                row = await connection.fetchrow(_PUBLISHER, subscription.slot_name)
+                rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
             finally:
-                connection.terminate()
+                session.abort()
+        return _publisher_answer(rows, slot)
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:
         return PublisherAnswer(error=f"no answer within {PUBLISHER_TIMEOUT:.0f} s")
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
-        return PublisherAnswer(error=str(error))
-    if row is None:
-        return PublisherAnswer(error="no answer")
-    position, exists, active, confirmed, wal_status, retained, replay_lag, now = row
-    return PublisherAnswer(
-        position=Lsn.parse(position) if position else None,
-        confirmed=Lsn.parse(confirmed) if confirmed else None,
-        slot_exists=exists if subscription.slot_name is not None else None,
-        slot_active=active,
-        wal_status=wal_status,
-        retained_bytes=retained,
-        replay_lag=replay_lag,
-        now=now,
-    )
+
+
+def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) -> PublisherAnswer:
+    """Raises ProtocolError for an answer that is none."""
+    with parsing("its position"):
+        ((position, exists, active, confirmed, wal_status, retained, replay_lag, now),) = rows
+        return PublisherAnswer(
+            position=Lsn.parse(position) if position else None,
+            confirmed=Lsn.parse(confirmed) if confirmed else None,
+            slot_exists=exists == "t" if slot is not None else None,
+            slot_active=None if active is None else active == "t",
+            wal_status=wal_status,
+            retained_bytes=None if retained is None else int(retained),
+            replay_lag=None if replay_lag is None else seconds(replay_lag),
+            now=datetime.fromtimestamp(seconds(now), UTC),
+        )
 
 
 # --- printing -------------------------------------------------------------------------------------

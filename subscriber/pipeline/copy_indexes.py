@@ -5,6 +5,10 @@ their keys alone, and what else the publisher has is built after the copy, from 
 is dropped or changed: an index of a name that the target knows is left out, as are those of constraints and of
 partitioned tables.
 
+No text of the publisher's is run: a definition is taken apart and put together again (source/index_definition.py). It
+runs alone in a statement of the extended protocol, as the table's owner and with an empty search_path. The functions of
+its expressions cannot leave that role, since CREATE INDEX runs them in a security-restricted operation.
+
 Kill points considered: an index is built in the transaction that stores its table as complete. Before that the table
 is one of which all parts are there and which is not complete yet; the next keeper builds what is missing, if it is
 told to. Since 14 the target notices while it builds that the keeper is gone; an older one builds that index to its
@@ -23,7 +27,10 @@ from subscriber.apply.subrel import State
 from subscriber.catalog import store
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import open_session
+from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.pipeline.copy_part import APPLICATION_NAME, SOURCE_SETTINGS, Failure
+from subscriber.source.answers import parsing
+from subscriber.source.index_definition import IndexDefinition
 from subscriber.source.quoting import identifier, literal
 from subscriber.subscription import Subscription
 
@@ -62,19 +69,31 @@ async def complete_with_indexes(
     try:
         for relid, schema, name in tables:
             published = await source.rows(_PUBLISHED.format(schema=literal(schema), name=literal(name)))
-            definitions = {str(index): str(definition) for index, definition in published}
+            found: SubscriberError
             try:
-                await _complete(connection, subscription.oid, relid, definitions)
+                await _complete(connection, subscription.oid, relid, _statements(published, schema, name))
+                continue
+            except ProtocolError as error:
+                found = error
             except asyncpg.PostgresError as error:
                 if connection.is_closed():
                     raise
                 found = translate(error)
-                what = f'an index of table "{schema}.{name}" was not built: {found.message}'
-                failures.append(Failure(0, what, found.hint, found.sqlstate))  # the table itself has been copied
-                await _complete(connection, subscription.oid, relid, {})
+            what = f'an index of table "{schema}.{name}" was not built: {found.message}'
+            failures.append(Failure(0, what, found.hint, found.sqlstate))  # the table itself has been copied
+            await _complete(connection, subscription.oid, relid, {})
     finally:
         source.abort()
     return failures
+
+
+def _statements(published: Sequence[tuple[str | None, ...]], schema: str, name: str) -> dict[str, str]:
+    """By the index's name, what makes it on the target. Raises ProtocolError for what is no definition of an index."""
+    with parsing(f'the indexes of table "{schema}.{name}"'):
+        return {
+            index or "": IndexDefinition.parse(text or "", schema, name).create(index or "", schema, name)
+            for index, text in published
+        }
 
 
 async def _may_take_long(connection: Connection) -> None:
@@ -85,14 +104,16 @@ async def _may_take_long(connection: Connection) -> None:
             await connection.execute(f"SET LOCAL client_connection_check_interval = '{NOTICED}'")
 
 
-async def _complete(connection: Connection, subid: int, relid: int, definitions: dict[str, str]) -> None:
+async def _complete(connection: Connection, subid: int, relid: int, statements: dict[str, str]) -> None:
     async with connection.transaction():
         owner, there = await connection.fetchrow(_OURS, relid) or ("", [])
-        if missing := [definition for name, definition in definitions.items() if name not in there]:
+        if missing := [statement for name, statement in statements.items() if name not in there]:
             await _may_take_long(connection)
+            await connection.execute("SET LOCAL standard_conforming_strings = on")
             # What an index calls must not run with our rights.
             await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")
-            for definition in missing:
-                await connection.execute(definition, timeout=None)
+            await connection.execute("SET LOCAL search_path = ''")
+            for statement in missing:
+                await connection.fetch(statement, timeout=None)  # not execute(), which takes several statements
             await connection.execute("RESET ROLE")
         await store.set_relation_state(connection, subid, relid, State.FINISHEDCOPY, None)

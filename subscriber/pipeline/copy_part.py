@@ -38,6 +38,7 @@ SOURCE_SETTINGS = {
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
     "search_path": "",
+    "standard_conforming_strings": "on",
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
 }

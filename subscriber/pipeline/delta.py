@@ -20,6 +20,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.pipeline.lake_stage import FROM, OP, STAYS
+from subscriber.source.quoting import identifier
 
 APPLICATION = "subscriber"
 POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended by then are in
@@ -135,10 +136,10 @@ def _filled(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence
 
 def _merge(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str], position: Lsn) -> None:
     def source(name: str) -> str:
-        return f'source."{name}"'
+        return f"source.{identifier(name)}"
 
     def target(name: str) -> str:
-        return f'target."{name}"'
+        return f"target.{identifier(name)}"
 
     def update(name: str) -> str:
         if STAYS + name not in staged.column_names:
@@ -150,8 +151,8 @@ def _merge(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[
         staged, matches, source_alias="source", target_alias="target", commit_properties=committed(position)
     )
     merge = merge.when_matched_delete(predicate=f"{source(OP)} = 'd'")
-    merge = merge.when_matched_update({f'"{name}"': update(name) for name in names})
+    merge = merge.when_matched_update({identifier(name): update(name) for name in names})
     merge = merge.when_not_matched_insert(
-        {f'"{name}"': source(name) for name in names}, predicate=f"{source(OP)} <> 'd'"
+        {identifier(name): source(name) for name in names}, predicate=f"{source(OP)} <> 'd'"
     )
     merge.execute()

@@ -3,7 +3,7 @@
     lake/
       lake.json                                 which log it is fed from
       history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges gives them
-      tables/<schema>.<table>/                  a Delta table
+      tables/<schema>.<table>/                  a Delta table; characters that no file name should have are %XX
       boundaries/<position>                     here all of it has all transactions up to the position, and no others
       batch.json                                the batch that is being done
       staged/                                   what executors have written for it
@@ -26,6 +26,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -35,6 +36,7 @@ from subscriber.lsn import Lsn
 from subscriber.pipeline import delta
 from subscriber.pipeline.lake_stage import Staged, ToArrow
 from subscriber.pipeline.netting import Keys, net_changes
+from subscriber.protocol.wire import ERRORS
 from subscriber.spool.changelog import ChangeLog
 from subscriber.spool.logfiles import sync_directory
 
@@ -44,6 +46,7 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 _ABOUT = "lake.json"
+_IN_FILE_NAMES = " !#$&'()+,-.;=@[]^_`{}~"
 _BATCH = "batch.json"
 
 
@@ -81,7 +84,7 @@ class Lake:
 
     def tables(self) -> list[str]:
         """schema.name of each table."""
-        return sorted(path.name for path in (self.directory / "tables").iterdir())
+        return sorted(unquote(path.name) for path in (self.directory / "tables").iterdir())
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
         """A table (schema.name) as of the last boundary at or before `position`; None: the newest.
@@ -105,7 +108,7 @@ class Lake:
         return table
 
     def _path(self, name: str) -> Path:
-        return self.directory / "tables" / name
+        return self.directory / "tables" / _file_name(name)
 
     def _check(self) -> None:
         if not self.exists:
@@ -211,6 +214,12 @@ class Lake:
         folder = self.directory / "boundaries"
         (folder / f"{position:016X}").touch()
         sync_directory(folder)
+
+
+def _file_name(table: str) -> str:
+    """The name of a table's directory: one component of a path, whatever the publisher calls its table."""
+    quoted = "".join(c if c.isalnum() or c in _IN_FILE_NAMES else quote(c, safe="", errors=ERRORS) for c in table)
+    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
 
 
 def _about(log: ChangeLog) -> dict[str, str]:

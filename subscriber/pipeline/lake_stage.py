@@ -64,7 +64,7 @@ class ToArrow:
                 place = net.key.index(index)
                 before = [_plain(entry[1][place]) if entry[1] is not None else None for entry in entries]
                 arrays[FROM + column.name] = arrow_array(before, kind, label)
-        path = self.directory / f"{table.label}-{part}-{uuid4().hex}.arrow"
+        path = self.directory / f"{part}-{uuid4().hex}.arrow"
         staged = pa.table(arrays)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, staged.schema) as writer:
             writer.write_table(staged)

@@ -203,7 +203,7 @@ class Table:
             table = self._options["table"]
             raise SubscriberError(
                 f"Spark has no type for column{'s' * (len(refused) > 1)} {', '.join(refused)} of {table}",
-                hint='Read them as text: .option("text", "' + ",".join(refused) + '"), or "*" for all such columns.',
+                hint=f'Read them as text: .option("text", {",".join(refused)!r}), or "*" for all such columns.',
                 sqlstate="0A000",
             )
         return columns
@@ -320,6 +320,6 @@ def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
     name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"
     return SubscriberError(
         f'a value of column "{name}" cannot be held by Spark\'s type for it',
-        hint=f'Read the column as text: .option("text", "{name}")',
+        hint=f'Read the column as text: .option("text", {name!r})',
         sqlstate="22003",
     )

@@ -329,7 +329,7 @@ class Merge:
             masks = [mask for (mask,) in await connection.fetch(query, self._ids)]
         count = 0
         for mask in masks:
-            tag = await connection.execute(self._insert(f"{_NEW} AND s.mask = '{mask}'", mask), self._ids)
+            tag = await connection.execute(self._insert(f"{_NEW} AND s.mask = $2", mask), self._ids, mask)
             count += int(tag.split()[-1])
         if count != rows:
             raise ApplyError(f"{rows} staged rows were to be inserted, and {count} were", sqlstate="XX000")

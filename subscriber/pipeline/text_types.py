@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from subscriber.display import shell_word
 from subscriber.errors import ApplyError
 from subscriber.protocol.messages import RelationColumn
 
@@ -54,6 +55,6 @@ def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -
             return pa.array([None if value is None else value.decode(errors="replace") for value in values], kind)
         raise ApplyError(
             f'a value of column "{label}" cannot be stored as {kind}',
-            hint=f"Keep the column as text: --text {label}",
+            hint=f"Keep the column as text: --text {shell_word(label)}",
             sqlstate="22003",
         ) from None

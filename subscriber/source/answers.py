@@ -39,3 +39,11 @@ def oid(text: str | None) -> int:
 def modifier(text: str | None) -> int:
     """Return a type modifier; -1 is none. Raises ValueError."""
     return -1 if text in (None, "", "-1") else count(text, 2**31 - 1)
+
+
+def seconds(text: str | None) -> float:
+    """Return a number of seconds between the years 1 and 9999, as of 1970. Raises ValueError."""
+    number = float(text or "")
+    if not -6.2e10 < number < 2.5e11:
+        raise ValueError("no number of seconds")
+    return number

@@ -304,6 +304,11 @@ class Writer:
 def _require_keys(sources: Sequence[SourceTable]) -> None:
     labels: dict[str, str] = {}
     for source in sources:
+        if source.target.lower() in _own.tables:
+            raise MappingError(
+                f'table "{source.label}" has the name of a table of ours on the target: "{source.target}"',
+                hint="Rename it on the publisher, or send its rows to another table with a hook.",
+            )
         if not source.key:
             raise MappingError(
                 f'table "{source.label}" has no key',
