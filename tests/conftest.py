@@ -2,4 +2,9 @@
 
 from __future__ import annotations
 
-pytest_plugins = ["tests.plugins.fix_cluster", "tests.plugins.fix_proxy", "tests.plugins.fix_subscriber"]
+pytest_plugins = [
+    "tests.plugins.fix_cluster",
+    "tests.plugins.fix_hostile",
+    "tests.plugins.fix_proxy",
+    "tests.plugins.fix_subscriber",
+]

@@ -222,7 +222,7 @@ async def _attempt(
     watch = authentication.Watch() if must_use_password else None
     try:
         connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, ValueError) as error:
+    except Exception as error:  # a server that says something else than a server does makes asyncpg raise anything
         raise translate(error, target) from error
     if watch is not None:
         if not watch.used_password:

@@ -50,7 +50,9 @@ def translate(error: Exception, target: Target) -> SubscriberError:
             return _network_failure(error, target)
         case asyncpg.ClientConfigurationError():
             return ConninfoError(str(error), sqlstate="08001")
-    return ConnectionLost(where + str(error))
+        case asyncpg.InterfaceError() | asyncpg.InternalClientError() | ValueError():
+            return ConnectionLost(where + str(error))
+    return ConnectionLost(f"{where}the server's answer could not be read: {type(error).__name__}: {error}")
 
 
 def _network_failure(error: OSError, target: Target) -> ConnectionLost:

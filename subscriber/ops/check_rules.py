@@ -274,12 +274,9 @@ def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts)
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            table = shell_word(f"--table={qualified(source.schema, source.name)}")
-            yield (
-                Level.ERROR,
-                "does not exist on the target",
-                f"pg_dump --schema-only {table} (publisher) | psql (target)",
-            )
+            table = shell_word(qualified(source.schema, source.name))  # a pattern, in which quotes are SQL's
+            dump = f"pg_dump --schema-only --table={table} (publisher) | psql (target)"
+            yield Level.ERROR, "does not exist on the target", dump
         return
     if target.relkind not in ("r", "p"):
         yield Level.ERROR, "is not a table on the target", f"Make {name} a table there."

@@ -22,6 +22,7 @@ from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.pipeline.common_snapshot import APPLICATION_NAME, SETTINGS
 from subscriber.pipeline.copy_part import TRANSIENT
+from subscriber.source.answers import parsing
 from subscriber.source.parts import Part
 from subscriber.source.quoting import identifier, literal
 
@@ -144,13 +145,16 @@ async def _answer(connection: Connection, question: Question) -> Answer:
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(question.snapshot)}")
         await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
-        if await connection.fetchval(_FILENODE, part.heap) != part.filenode:
+        with parsing("the file of a table"):
+            filenode = await connection.fetchval(_FILENODE, part.heap)
+        if filenode != part.filenode:
             raise SubscriberError(
                 f'table "{part.schema}.{part.name}" was rewritten while it was compared',
                 hint="Compare again when VACUUM FULL, TRUNCATE or whatever it was is over.",
                 sqlstate="55000",
             )
-        return [tuple(row) for row in await connection.fetch(question.sql)]
+        with parsing("rows"):
+            return [tuple(row) for row in await connection.fetch(question.sql)]
 
 
 # --- what the answers say -------------------------------------------------------------------------

@@ -22,7 +22,8 @@ import asyncpg
 from subscriber.catalog import bulk_copy
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
-from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.errors import ConnectionLost, ProtocolError, SubscriberError
+from subscriber.source.answers import parsing
 from subscriber.source.parts import Part
 from subscriber.source.quoting import literal
 from subscriber.target.means import become_replica
@@ -154,6 +155,8 @@ async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | No
             return first
         if isinstance(first, asyncpg.PostgresError | asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
             return translate(first)
+        if isinstance(first, UnicodeError):  # names of the publisher's that cannot be said again
+            return ProtocolError("invalid query response", detail="A name is not in the encoding of the connection.")
         raise
     return None
 
@@ -208,7 +211,8 @@ async def _lock(tasks: list[PartTask], source: Connection) -> None:
     """Until its end the transaction keeps the locks, and with them the heaps as they are."""
     heaps = [task.part.heap for task in tasks]
     await source.execute(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
-    filenodes = [row[0] for row in await source.fetch(_FILENODES, heaps)]
+    with parsing("the files of tables"):
+        filenodes = [row[0] for row in await source.fetch(_FILENODES, heaps)]
     for task, filenode in zip(tasks, filenodes, strict=True):
         if filenode != task.part.filenode:
             raise SubscriberError(
@@ -233,9 +237,10 @@ async def _pipe(task: PartTask, source: Connection, target: Connection) -> tuple
         size += len(chunk)
         await send.send(chunk)
 
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(feed)
-        tag = await target.copy_to_table(
-            task.name, schema_name=task.schema, columns=task.columns, source=receive, format=style
-        )
+    with send, receive:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(feed)
+            tag = await target.copy_to_table(
+                task.name, schema_name=task.schema, columns=task.columns, source=receive, format=style
+            )
     return int(tag.split()[-1]), size

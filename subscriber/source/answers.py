@@ -16,7 +16,7 @@ def parsing(what: str) -> Iterator[None]:
     """Raise ProtocolError where the block cannot read an answer about `what`."""
     try:
         yield
-    except (ValueError, LookupError, TypeError, ArithmeticError) as error:
+    except (ValueError, LookupError, TypeError, ArithmeticError, BufferError) as error:  # the last is asyncpg's
         raise ProtocolError(
             "invalid query response", detail=f"The publisher's answer about {what} has not the expected form."
         ) from error

@@ -81,7 +81,10 @@ class IndexDefinition:
         return cls(unique, method, keys, include, nulls_not_distinct, options, predicate)
 
     def create(self, name: str, schema: str, table: str) -> str:
-        """Return the statement that makes such an index of a table."""
+        """Return the statement that makes such an index of a table.
+
+        Raises ProtocolError for a text that no server has: with a NUL, or with bytes that are no UTF-8.
+        """
         parts = [
             f"CREATE {'UNIQUE ' * self.unique}INDEX {identifier(name)} ON {qualified(schema, table)}",
             f"USING {identifier(self.method)} ({self.keys})",
@@ -94,7 +97,10 @@ class IndexDefinition:
             parts.append(f"WITH ({self.options})")
         if self.predicate is not None:
             parts.append(f"WHERE ({self.predicate})")
-        return " ".join(parts)
+        statement = " ".join(parts)
+        if "\0" in statement or re.search("[\ud800-\udfff]", statement):
+            raise _malformed()
+        return statement
 
 
 def _malformed() -> ProtocolError:

@@ -95,6 +95,12 @@ def test_nothing_else_is_taken_for_one(text: str) -> None:
         IndexDefinition.parse(text, "public", "t")
 
 
+@pytest.mark.parametrize("name", ["x\0", "x\udcff"])
+def test_a_name_is_one(name: str) -> None:
+    with pytest.raises(ProtocolError):
+        IndexDefinition.parse(GOOD, "public", "t").create(name, "public", "t")
+
+
 def test_a_statement_is_made_of_parts() -> None:
     found = IndexDefinition.parse(
         'create  unique index "x"";" on "public"."t" using "btree" ( id,lower( note ))', "public", "t"
