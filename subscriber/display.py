@@ -118,4 +118,7 @@ def _unicode_escape(found: re.Match[str]) -> str:
 
 
 def _byte_escapes(found: re.Match[str]) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", "surrogateescape"))
+    code = ord(found[0])
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", "replace"))

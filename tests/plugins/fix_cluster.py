@@ -24,6 +24,7 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from subscriber.display import sql_literal
 from subscriber.ops.servers import Server, Servers, embedded_bin, temporary_servers
 
 # Waiting times that a production server counts in minutes would only make tests slow.
@@ -137,7 +138,7 @@ async def _drop(server: Server, name: str) -> None:
             while await own.fetchval(f"SELECT count(*) {others}"):
                 await anyio.sleep(0.01)
         for (gid,) in await own.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
-            await own.execute(f"ROLLBACK PREPARED '{gid}'")
+            await own.execute(f"ROLLBACK PREPARED {sql_literal(gid)}")
         await own.execute(
             "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
         )

@@ -1,0 +1,75 @@
+"""What a publisher, or another user of the target, may name so that it would hit something else than its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from subscriber.catalog.refresh import local_relids
+from subscriber.connection.connect import open_session
+from subscriber.errors import StatementError
+from subscriber.target.postgres import PostgresTarget
+from subscriber.target.two_phase import TwoPhase
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriptions
+from tests.scenarios.conftest import Pair
+
+
+@pytest.mark.parametrize(
+    "table",
+    [("pg_catalog", "pg_authid"), ("information_schema", "sql_features"), ("subscriber", "subscription")],
+)
+async def test_tables_of_the_system_are_no_targets(
+    target_db: Database, subscriptions: Subscriptions, table: tuple[str, str]
+) -> None:
+    await subscriptions.execute()
+    with pytest.raises(StatementError) as caught:
+        await local_relids(await target_db.connect(), [table])
+    assert caught.value.message == f'cannot use relation "{".".join(table)}" as logical replication target'
+    assert caught.value.detail == "This operation is not supported for system tables."
+    assert caught.value.sqlstate == "42809"
+
+
+async def test_a_publisher_that_is_a_target_itself(pair: Pair) -> None:
+    """FOR ALL TABLES publishes its schema subscriber too, which is no more than a catalog."""
+    await Subscriptions(pair.source).execute()
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1)")
+    await pair.subscribe("FOR ALL TABLES")
+    assert await pair.rows("SELECT srrelid::regclass::text FROM subscriber.subscription_rel") == [("t",)]
+    await pair.change("UPDATE subscriber.progress SET subid = subid; INSERT INTO t VALUES (2)")
+    await pair.assert_same("SELECT id FROM t ORDER BY 1")
+
+
+@pytest.mark.parametrize("relid", ["0", "1", "16383", "4294967296", "-1", "+0", " 0", "0_0", "99999999999999999999"])
+async def test_slots_with_other_numbers_are_not_ours(pair: Pair, relid: str) -> None:
+    """A left-over slot is known by a table's OID; others are names of the apply worker's progress, and of origins."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t")
+    ((subid, system_id),) = await pair.rows(
+        "SELECT subid::bigint, (SELECT system_identifier FROM pg_control_system()) FROM subscriber.subscription"
+    )
+    slot = f"pg_{subid}_sync_{relid}_{system_id}"
+    allowed = relid.isalnum()
+    if allowed:
+        await pair.source.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
+    before = await pair.rows("SELECT relid::bigint, remote_lsn::text FROM subscriber.progress")
+    await pair.subscriber.restart()
+    await pair.change("INSERT INTO t VALUES (1)")
+    assert len(await pair.rows("SELECT FROM subscriber.progress WHERE relid = 0")) == 1
+    assert len(before) == 1
+    if allowed:
+        await pair.source.execute(f"SELECT pg_drop_replication_slot('{slot}')")
+
+
+async def test_prepared_transactions_with_other_names_are_not_ours(pair: Pair) -> None:
+    await pair.target.execute("CREATE TABLE t (id int)")
+    names = ["pg_gid_7_'; CREATE TABLE canary (); --_5", "pg_gid_7_x_5", "pg_gid_7_5", "pg_gid_7_", "pg_gid_77_5"]
+    async with pair.target.connection() as connection:
+        for number, name in enumerate(names):
+            quoted = name.replace("'", "''")
+            await connection.execute(f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION '{quoted}'")
+    session = await open_session(pair.target.dsn())
+    two_phase = TwoPhase(PostgresTarget(session, "", lambda *_: None), 7)
+    await two_phase.load()
+    assert two_phase.names == ["pg_gid_7_5"]
+    await session.close()
