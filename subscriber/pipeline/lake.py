@@ -3,7 +3,7 @@
     lake/
       lake.json                                 which log it is fed from
       history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges gives them
-      tables/<schema>.<table>/                  a Delta table; characters that no file name should have are %XX
+      tables/<schema>.<table>/                  a Delta table; bytes that are not of plain names stand as ~XX
       boundaries/<position>                     here all of it has all transactions up to the position, and no others
       batch.json                                the batch that is being done
       staged/                                   what executors have written for it
@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import quote, unquote
 
 import pyarrow as pa
 from deltalake import DeltaTable
@@ -46,7 +46,10 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 _ABOUT = "lake.json"
-_IN_FILE_NAMES = " !#$&'()+,-.;=@[]^_`{}~"
+# Delta's library takes a path for the name of a host too, so characters are left that both can have.
+_IN_FILE_NAMES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
+_ESCAPE = "~"
+LONGEST_NAME = 255  # bytes
 _BATCH = "batch.json"
 
 
@@ -84,7 +87,7 @@ class Lake:
 
     def tables(self) -> list[str]:
         """schema.name of each table."""
-        return sorted(unquote(path.name) for path in (self.directory / "tables").iterdir())
+        return sorted(_table_name(path.name) for path in (self.directory / "tables").iterdir())
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
         """A table (schema.name) as of the last boundary at or before `position`; None: the newest.
@@ -217,9 +220,24 @@ class Lake:
 
 
 def _file_name(table: str) -> str:
-    """The name of a table's directory: one component of a path, whatever the publisher calls its table."""
-    quoted = "".join(c if c.isalnum() or c in _IN_FILE_NAMES else quote(c, safe="", errors=ERRORS) for c in table)
-    return quoted if quoted.strip(".") else quoted.replace(".", "%2E")
+    """Return the name of a table's directory: one component of a path, whatever the publisher calls its table.
+
+    Raises StatementError for one that is too long.
+    """
+    name = "".join(
+        chr(byte) if byte in _IN_FILE_NAMES else f"{_ESCAPE}{byte:02X}" for byte in table.encode("utf-8", ERRORS)
+    )
+    if not name.strip("."):  # a name of dots alone is another directory
+        name = name.replace(".", f"{_ESCAPE}2E")
+    if len(name) > LONGEST_NAME:
+        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate="42622")
+    return name
+
+
+def _table_name(file_name: str) -> str:
+    """Return the table that _file_name() gave that name."""
+    found = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), os.fsencode(file_name))
+    return found.decode("utf-8", ERRORS)
 
 
 def _about(log: ChangeLog) -> dict[str, str]:

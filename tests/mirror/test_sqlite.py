@@ -233,3 +233,34 @@ async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
         await mirror.source.execute(f"INSERT INTO t SELECT {tenths} * 10000 + i, 'y' FROM generate_series(1, 2000) i")
     await mirror.run()
     assert mirror.rows("SELECT count(*), count(DISTINCT a) FROM t") == [(13000, 13000)]
+
+
+@pytest.mark.parametrize(
+    "table", ["subscriber_mirror_table", '"Subscriber_Mirror"', "subscriber.mirror"], ids=["tables", "case", "schema"]
+)
+async def test_tables_of_ours_are_not_written_to(mirror: Mirror, table: str) -> None:
+    """The publisher names its tables, and rows of these say which tables of the target are written to."""
+    await mirror.source.execute(
+        "CREATE SCHEMA subscriber",
+        f"CREATE TABLE {table} (slot text, schema_name text, table_name text, target text, key_columns text,"
+        " PRIMARY KEY (slot, schema_name, table_name))",
+        f"INSERT INTO {table} VALUES ('m', 'public', 'x', 'accounts', '[\"id\"]')",
+    )
+    with pytest.raises(MappingError, match="has the name of a table of ours"):
+        await mirror.run()
+    assert mirror.rows("SELECT * FROM subscriber_mirror_table") == []
+
+
+async def test_odd_names_are_names(mirror: Mirror) -> None:
+    schema, table, column = ('"' + f'{kind}\'); DROP TABLE x; --%(a)s :b ""\n' + '"' for kind in "stc")
+    await mirror.source.execute(
+        f"CREATE SCHEMA {schema}",
+        f"CREATE TABLE {schema}.{table} ({column} int PRIMARY KEY, v text)",
+        f"INSERT INTO {schema}.{table} VALUES (1, 'a'), (2, 'b')",
+    )
+    await mirror.run()
+    await mirror.source.execute(f"UPDATE {schema}.{table} SET v = 'c' WHERE {column} = 1")
+    await mirror.source.execute(f"UPDATE {schema}.{table} SET {column} = 3 WHERE {column} = 2")
+    await mirror.run()
+    name = f"{schema[1:-1]}_{table[1:-1]}"
+    assert mirror.rows(f'SELECT * FROM "{name}" ORDER BY 1') == [(1, "c"), (3, "b")]

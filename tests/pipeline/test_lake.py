@@ -172,3 +172,46 @@ def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys:
         lake.begin(logs[1])
     with pytest.raises(StatementError, match="another log"):
         lake.next_batch(logs[1], Lsn(0x1000))
+
+
+ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."
+ODD_COLUMNS = ('i"d', 'source."v" OR true', "it's;--\n")
+
+
+def odd(*names: str) -> str:
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
+    """As files below the lake, and as names in what Delta is asked to merge."""
+    first, late = odd(ODD_SCHEMA, ODD_TABLE), odd(ODD_SCHEMA, LATE_TABLE)
+    key, value, more = map(odd, ODD_COLUMNS)
+    shape = f"({key} int PRIMARY KEY, {value} text, {more} text)"
+    await source_db.execute(
+        f"CREATE SCHEMA {odd(ODD_SCHEMA)}",
+        f"CREATE TABLE {first} {shape}; CREATE TABLE {late} {shape}",
+        f"INSERT INTO {first} SELECT i, 'v', 'm' FROM generate_series(1, 5) i",
+        f"CREATE PUBLICATION p FOR TABLE {first}",
+    )
+    directory = tmp_path / "inside"
+    directory.mkdir()
+    scene = Scene(source_db, directory)
+    await scene.archive()
+    lake = Lake(directory / "lake")
+    await load(lake, scene.log, source_db.dsn())
+    await source_db.execute(
+        f"ALTER PUBLICATION p ADD TABLE {late}",
+        f"UPDATE {first} SET {value} = 'new' WHERE {key} < 3",
+        f"DELETE FROM {first} WHERE {key} = 5",
+        f"UPDATE {first} SET {key} = 40 WHERE {key} = 4",
+        f"INSERT INTO {late} VALUES (1, 'a', 'b')",
+    )
+    assert await advance(lake, scene, spark, await scene.archive(), history=True) == 1
+    names = [f"{ODD_SCHEMA}.{ODD_TABLE}", f"{ODD_SCHEMA}.{LATE_TABLE}"]
+    assert sorted(lake.tables()) == sorted(names)
+    for name, table in zip(names, (first, late), strict=True):
+        found = lake.table(name).to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in found) == Counter(await source_db.rows(f"SELECT * FROM {table}"))
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+    assert {path.name for path in directory.iterdir()} == {"log", "lake"}
+    assert len(list((directory / "lake" / "tables").iterdir())) == 2
