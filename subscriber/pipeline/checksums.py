@@ -163,15 +163,19 @@ Sums = dict[int, tuple[int, int]]  # bucket -> rows, sum of hashes
 
 
 def add_up(answers: Iterable[Answer]) -> Sums:
-    """The buckets of all parts of one side."""
+    """The buckets of all parts of one side. Numbers of buckets become part of the next question to both sides.
+
+    Raises ProtocolError for anything else than numbers: a server says itself of which types its answer is.
+    """
     rows: dict[int, int] = defaultdict(int)
     sums: dict[int, int] = defaultdict(int)
-    for answer in answers:
-        for bucket, count, total in answer:
-            assert isinstance(bucket, int)
-            assert isinstance(count, int)
-            rows[bucket] += count
-            sums[bucket] += int(str(total))
+    with parsing("sums of rows"):
+        for answer in answers:
+            for bucket, count, total in answer:
+                if type(bucket) is not int or type(count) is not int:
+                    raise TypeError
+                rows[bucket] += count
+                sums[bucket] += int(str(total))
     return {bucket: (rows[bucket], sums[bucket]) for bucket in rows}
 
 

@@ -31,6 +31,7 @@ from subscriber.pipeline.common_snapshot import APPLICATION_NAME, CommonSnapshot
 from subscriber.pipeline.copy_plan import PART_BYTES
 from subscriber.pipeline.session import MASTER, QUICK, spark_session
 from subscriber.pipeline.tasks import run_in_thread
+from subscriber.source.answers import parsing
 from subscriber.source.parts import Part, cut
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import PublishedTable, as_relation
@@ -202,7 +203,7 @@ class _Compare:
         for column, local in zip(published.columns, mapping.attributes, strict=True):
             local_type = names[1][local.name]
             # A type of the target's own, written with its schema, is not the publisher's.
-            same = names[0][column.name] == local_type or "." in local_type
+            same = names[0].get(column.name) == local_type or "." in local_type
             source.append(Column(column.name, None if same else local_type))
             target.append(Column(local.name, None))
         encodings = {session.parameters["server_encoding"] for session in self._sessions}
@@ -226,7 +227,8 @@ class _Compare:
             "SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a"
             f" WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped"
         )
-        return {name or "": type_name or "" for name, type_name in rows}
+        with parsing("types"):
+            return {name or "": type_name or "" for name, type_name in rows}
 
     # --- comparing --------------------------------------------------------------------------------
 
@@ -309,10 +311,18 @@ def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) 
 
 def _collect(answers: Sequence[Answer]) -> dict[Key, Counter[tuple[object, ...]]]:
     found: dict[Key, Counter[tuple[object, ...]]] = {}
-    for answer in answers:
-        for key, hashes in answer:
-            found.setdefault(tuple(key), Counter())[tuple(hashes)] += 1  # type: ignore[arg-type]
+    with parsing("rows"):
+        for answer in answers:
+            for key, hashes in answer:
+                found.setdefault(tuple(map(_text, key)), Counter())[tuple(hashes)] += 1  # type: ignore[arg-type, call-overload]
     return found
+
+
+def _text(value: object) -> str | None:
+    """A column of a key. Raises TypeError for what is no text."""
+    if value is not None and not isinstance(value, str):
+        raise TypeError
+    return value
 
 
 def _columns(names: Sequence[str], left: tuple[object, ...], right: tuple[object, ...]) -> tuple[str, ...]:
