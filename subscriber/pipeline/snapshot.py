@@ -39,6 +39,7 @@ from pyspark.sql.types import StructType
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
+from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.pipeline.common_snapshot import SETTINGS
 from subscriber.pipeline.copy_plan import PART_BYTES
@@ -201,9 +202,10 @@ class Table:
         refused = [column.name for column in columns if column.kind is None]
         if refused:
             table = self._options["table"]
+            names = json_text(",".join(refused))
             raise SubscriberError(
                 f"Spark has no type for column{'s' * (len(refused) > 1)} {', '.join(refused)} of {table}",
-                hint=f'Read them as text: .option("text", {",".join(refused)!r}), or "*" for all such columns.',
+                hint=f'Read them as text: .option("text", {names}), or "*" for all such columns.',
                 sqlstate="0A000",
             )
         return columns
@@ -320,6 +322,6 @@ def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
     name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"
     return SubscriberError(
         f'a value of column "{name}" cannot be held by Spark\'s type for it',
-        hint=f'Read the column as text: .option("text", {name!r})',
+        hint=f'Read the column as text: .option("text", {json_text(name)})',
         sqlstate="22003",
     )
