@@ -1,0 +1,168 @@
+"""Servers as a vendor packages them: Debian's, with JIT, ICU and translated messages, which the packed ones lack.
+
+    python -m tests.matrix.debian 17            makes sure that PostgreSQL 17 is there, and prints its `bin` directory
+    SUBSCRIBER_TEST_TARGET_BIN=$(python -m tests.matrix.debian 17) pytest …
+
+A package that is installed is used where it is. Any other is fetched by apt with all that it depends on: from this
+machine's Debian mirror, checked by Debian's signatures, into the cache. Nothing is installed. A fetched program runs in
+a mount namespace of its own, in which the packages' /usr covers the machine's /usr; data directories, ports and
+processes are the machine's. That needs neither root nor a container, but a kernel that permits user namespaces.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from subscriber.ops.servers import Account
+from tests.cache import cache_directory
+from tests.matrix.programs import NotAvailable
+
+# Major -> the suite that has it, and packages that apt installs with it unless told otherwise.
+SUITES = {
+    13: ("bullseye", []),
+    15: ("bookworm", []),
+    17: ("trixie", []),
+    18: ("sid", ["postgresql-18-jit"]),
+}
+# What the wrapper, initdb and localedef run. A machine has it anyway, so no package says that it depends on it.
+ESSENTIAL = ("dash", "coreutils", "util-linux", "gzip")
+LOCALE = "de_DE.UTF-8"  # fetched servers have it, so that lc_messages can be another language
+
+KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+
+_APT = """
+Dir::State "{work}/state";
+Dir::State::status "{work}/status";
+Dir::Cache "{work}/cache";
+Dir::Etc::sourcelist "{work}/sources.list";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+Acquire::Languages "none";
+// What this machine does after an update is about its own lists and packages.
+#clear APT::Update::Post-Invoke;
+#clear APT::Update::Post-Invoke-Success;
+"""
+# unshare keeps the capability to mount, setpriv drops it: the program has the rights of whoever runs it, no more.
+_IN_PACKAGES = """\
+exec unshare --user --map-current-user --keep-caps --mount sh -c '
+  mount --rbind "$0" /usr && exec setpriv --ambient-caps=-all --inh-caps=-all -- "$@"' """
+_WRAPPER = f"""\
+#!/bin/sh
+# Runs Debian's program of this name, with the packages' /usr in the place of the machine's.
+place=$(cd "$(dirname "$0")/.." && pwd -P)
+{_IN_PACKAGES} "$place/root/usr" "/usr/lib/postgresql/MAJOR/bin/$(basename "$0")" "$@"
+"""
+_NOT_NEEDED = ("etc", "var", "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/perl", "usr/share/lintian")
+
+
+def debian(major: int) -> Path:
+    """The `bin` directory of Debian's PostgreSQL, installed or fetched. Raises NotAvailable."""
+    installed = Path(f"/usr/lib/postgresql/{major}/bin")
+    return installed if (installed / "postgres").exists() else fetched(major)
+
+
+def fetched(major: int) -> Path:
+    """The same, out of the cache, whatever is installed. Raises NotAvailable."""
+    if major not in SUITES:
+        raise NotAvailable(f"no suite of Debian has PostgreSQL {major}")
+    place = cache_directory("debian") / str(major)
+    if not place.is_dir():
+        work = place.with_name(f"{major}.tmp")
+        shutil.rmtree(work, ignore_errors=True)
+        _fetch(major, work)
+        work.rename(place)
+    command = [str(place / "bin/postgres"), "--version"]
+    _run(command, "fetched programs do not run here", **Account.current().keywords)
+    return place / "bin"
+
+
+def _fetch(major: int, work: Path) -> None:
+    """Make bin/ and root/ in `work`, and nothing else in the end."""
+    for program in ("apt-get", "dpkg-deb", "unshare", "setpriv"):
+        if shutil.which(program) is None:
+            raise NotAvailable(f"there is no {program} to fetch or to run Debian's packages with")
+    if not KEYRING.exists():
+        raise NotAvailable(f"there is no {KEYRING} to check Debian's packages by")
+    suite, more = SUITES[major]
+    for directory in ("state/lists/partial", "cache/archives/partial"):
+        (work / directory).mkdir(parents=True)
+    (work / "status").touch()
+    (work / "apt.conf").write_text(_APT.format(work=work))
+    (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n")
+    print(f"Fetching PostgreSQL {major} of Debian {suite} …", file=sys.stderr, flush=True)
+    apt = ["apt-get", "-c", str(work / "apt.conf"), "-qq"]
+    failure = f"apt could not fetch PostgreSQL {major} of Debian {suite}"
+    _run([*apt, "update"], failure)
+    install = ["install", "--yes", "--no-install-recommends", "--download-only"]
+    _run([*apt, *install, f"postgresql-{major}", *more, *ESSENTIAL], failure)
+    _unpack(sorted((work / "cache/archives").glob("*.deb")), work / "root")
+    _make_locale(work / "root/usr")
+    _wrap(major, work)
+    for name in ("state", "cache"):
+        shutil.rmtree(work / name)
+    for name in ("status", "apt.conf", "sources.list"):
+        (work / name).unlink()
+
+
+def _mirror() -> str:
+    """Where this machine gets Debian's packages from."""
+    listed = _run(["apt-get", "update", "--print-uris"], "apt does not say where packages come from")
+    found = re.search(r"^'(\S+/debian)/dists/[^/]+/InRelease'", listed, re.MULTILINE)
+    if found is None:
+        raise NotAvailable("apt has no source of Debian's packages here")
+    return found[1]
+
+
+def _unpack(packages: Sequence[Path], root: Path) -> None:
+    for directory in ("bin", "sbin", "lib", "lib64"):  # older packages have files there, which belong to /usr by now
+        (root / "usr" / directory).mkdir(parents=True)
+        (root / directory).symlink_to(f"usr/{directory}")
+    extract = ["tar", "-x", "-C", str(root), "--keep-directory-symlink", "--no-same-owner", "--no-same-permissions"]
+    extract += [f"--exclude=./{path}" for path in _NOT_NEEDED]
+    for package in packages:
+        with subprocess.Popen(["dpkg-deb", "--fsys-tarfile", str(package)], stdout=subprocess.PIPE) as opened:
+            _run(extract, f"{package.name} could not be unpacked", stdin=opened.stdout)
+    if not (shell := root / "usr/bin/sh").exists():  # which the package makes while it is installed
+        shell.symlink_to("dash")
+
+
+def _make_locale(usr: Path) -> None:
+    name, _, charmap = LOCALE.partition(".")
+    place = f"/usr/lib/locale/{name}.utf8"
+    command = ["localedef", "-i", name, "-f", charmap, place]
+    _run(["sh", "-c", f'{_IN_PACKAGES} "$@"', "sh", str(usr), *command], f"locale {LOCALE} could not be made")
+
+
+def _wrap(major: int, place: Path) -> None:
+    """A script for each program. It finds its packages beside itself, so the two may be moved or copied together."""
+    (place / "bin").mkdir()
+    for program in (place / f"root/usr/lib/postgresql/{major}/bin").iterdir():
+        script = place / "bin" / program.name
+        script.write_text(_WRAPPER.replace("MAJOR", str(major)))
+        script.chmod(0o755)
+
+
+def _run(command: Sequence[str], failure: str, **keywords: Any) -> str:
+    """What the command prints. Raises NotAvailable with what it said of its failure."""
+    environment = {**os.environ, "LC_ALL": "C"}
+    done: subprocess.CompletedProcess[str] = subprocess.run(
+        command, check=False, capture_output=True, text=True, cwd="/", env=environment, **keywords
+    )
+    if done.returncode != 0:
+        raise NotAvailable(f"{failure}: {done.stderr.strip()[-500:]}")
+    return done.stdout
+
+
+if __name__ == "__main__":
+    try:
+        print(debian(int(sys.argv[1])))
+    except NotAvailable as reason:
+        sys.exit(str(reason))
