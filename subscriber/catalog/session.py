@@ -11,6 +11,7 @@ import asyncpg
 
 from subscriber.connection.connect import connect
 from subscriber.connection.failures import server_fields
+from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
@@ -30,7 +31,8 @@ class Catalog:
     @asynccontextmanager
     async def open(cls, target: str, name: str) -> AsyncIterator[Catalog]:
         """Connect to `target`; commits are synchronous whatever the database's default is."""
-        connection = await connect(target, application_name=name, settings={"synchronous_commit": "on", **KEEPALIVE})
+        settings = {"synchronous_commit": "on", **KEEPALIVE, **NO_TIMEOUTS}
+        connection = await connect(target, application_name=name, settings=settings)
         try:
             yield cls(connection)
         finally:

@@ -30,6 +30,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
+from subscriber.connection.settings import NO_JIT, SINCE, known
 from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
@@ -142,10 +143,11 @@ async def connect(
     """Open a connection.
 
     `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
-    server settings for the session and win over `options` of the connection string. `replication` makes it
-    a walsender of the named database, on which only simple queries work: execute() without arguments.
-    `must_use_password` is for the connection string of somebody who is no superuser: it must have a password, and the
-    server must have asked for it (authentication.py); nothing is sent to a server that did not.
+    server settings for the session and win over `options` of the connection string; those of settings.SINCE are
+    left out where the server does not know them, and NO_JIT is always among them. `replication` makes it a walsender
+    of the named database, which has only the `settings`, and on which only simple queries work: execute() without
+    arguments. `must_use_password` is for the connection string of somebody who is no superuser: it must have a
+    password, and the server must have asked for it (authentication.py); nothing is sent to a server that did not.
     `timeout` limits each attempt, in seconds; None leaves it to connect_timeout and then TIMEOUT. The
     connection string's client_encoding and replication are not used: both are ours to say.
 
@@ -162,7 +164,11 @@ async def connect(
     if parameters["load_balance_hosts"] == "random":
         random.shuffle(candidates)
     limit = _time_limit(parameters, timeout)
-    startup = _server_settings(parameters, application_name, settings, replication)
+    if not replication:
+        settings = {**NO_JIT, **settings}
+    later = {name: value for name, value in settings.items() if name in SINCE}
+    given = {name: value for name, value in settings.items() if name not in SINCE}
+    startup = _server_settings(parameters, application_name, given, replication)
     wanted = parameters["target_session_attrs"]
     failures: list[SubscriberError] = []
     for attribute in ("standby", "any") if wanted == "prefer-standby" else (wanted,):
@@ -171,7 +177,7 @@ async def connect(
             try:
                 arguments = asyncpg_arguments(parameters, target, startup)
                 connection = await _attempt(target, arguments, limit, must_use_password=must_use_password)
-                await _prepare(connection, attribute, parameters, target)
+                await _prepare(connection, attribute, parameters, later, target)
             except ConnectionLost as error:
                 failures.append(error)
             except ConnectError as error:
@@ -236,11 +242,17 @@ async def _attempt(
 
 
 async def _prepare(
-    connection: asyncpg.Connection, attribute: str, parameters: Mapping[str, str], target: Target
+    connection: asyncpg.Connection,
+    attribute: str,
+    parameters: Mapping[str, str],
+    settings: Mapping[str, str],
+    target: Target,
 ) -> None:
     """Make a new connection what was asked for; closed when ConnectionLost or ConninfoError, or anything, is raised."""
     try:
         await _check_session(connection, attribute, target)
+        if understood := known(settings, connection.get_server_version().major):
+            await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in understood.items()))
         _set_socket_options(connection, parameters)
     except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         connection.terminate()

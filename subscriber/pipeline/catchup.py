@@ -94,7 +94,7 @@ async def catch_up(
 
     Raises StatementError for what is refused, ApplyError where changes and target do not go together.
     """
-    connection = await connect(target, application_name="subscriber catchup", settings={**SETTINGS, "jit": "off"})
+    connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
     try:
         await ensure_schema(connection)
         backlog = Backlog(target, connection, log, spark)

@@ -25,6 +25,7 @@ from subscriber.catalog import hold, origins, sessions, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
+from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.source.answers import parsing
@@ -47,9 +48,8 @@ SETTINGS = {
     "bytea_output": "hex",
     "timezone": "UTC",
     "search_path": "",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
     "row_security": "off",
+    **NO_TIMEOUTS,
 }
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 

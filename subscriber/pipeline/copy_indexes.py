@@ -96,9 +96,8 @@ def _statements(published: Sequence[tuple[str | None, ...]], schema: str, name: 
         }
 
 
-async def _may_take_long(connection: Connection) -> None:
-    """In this transaction; but not if we are gone."""
-    await connection.execute("SET LOCAL statement_timeout = 0")
+async def _notice_our_end(connection: Connection) -> None:
+    """Have statements of this transaction canceled when our process is gone."""
     with suppress(asyncpg.PostgresError):  # older servers do not know it, and not every system can
         async with connection.transaction():
             await connection.execute(f"SET LOCAL client_connection_check_interval = '{NOTICED}'")
@@ -108,7 +107,7 @@ async def _complete(connection: Connection, subid: int, relid: int, statements: 
     async with connection.transaction():
         owner, there = await connection.fetchrow(_OURS, relid) or ("", [])
         if missing := [statement for name, statement in statements.items() if name not in there]:
-            await _may_take_long(connection)
+            await _notice_our_end(connection)
             await connection.execute("SET LOCAL standard_conforming_strings = on")
             # What an index calls must not run with our rights.
             await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")

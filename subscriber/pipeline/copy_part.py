@@ -22,6 +22,7 @@ import asyncpg
 from subscriber.catalog import bulk_copy
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
+from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ProtocolError, SubscriberError
 from subscriber.source.answers import parsing
 from subscriber.source.parts import Part
@@ -40,16 +41,14 @@ SOURCE_SETTINGS = {
     "extra_float_digits": "3",
     "search_path": "",
     "standard_conforming_strings": "on",
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
+    **NO_TIMEOUTS,
 }
 # What table synchronization sets; a commit need not wait for the disk, as the state that tells of it will.
 TARGET_SETTINGS = {
     "search_path": "",
     "row_security": "off",
-    "statement_timeout": "0",
-    "lock_timeout": "0",
     "synchronous_commit": "off",
+    **NO_TIMEOUTS,
 }
 _FILENODES = """
 SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)

@@ -27,6 +27,7 @@ import asyncpg
 from subscriber.apply.relation_map import LocalColumn, LocalRelation
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect
+from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
 from subscriber.pipeline.net import Net
 from subscriber.pipeline.netting import Table
@@ -37,7 +38,7 @@ SCHEMA = "subscriber"
 CHUNK = 256 * 1024  # bytes given to COPY at once
 # Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
 TRANSIENT = ("08", "40", "53", "57")
-SETTINGS = {"session_replication_role": "replica", "search_path": "", "row_security": "off"}
+SETTINGS = {"session_replication_role": "replica", "search_path": "", "row_security": "off", **NO_TIMEOUTS}
 
 _CHANGED = "s.kind = 'u'"
 _NEW = "s.kind = 'i'"

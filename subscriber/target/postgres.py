@@ -21,6 +21,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMa
 from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
+from subscriber.connection.settings import NO_TIMEOUTS, known
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
@@ -47,14 +48,14 @@ SETTINGS = {
     "default_transaction_isolation": "read committed",  # others would fail where the executor waits
     "row_security": "off",  # an error instead of rows silently left out
     "enable_seqscan": "off",  # the built-in worker always uses the identity's index, however small the table
+    "enable_indexscan": "on",
+    "enable_bitmapscan": "on",
+    "enable_tidscan": "on",  # without it the row that find() has found is looked for in the whole table
+    "enable_nestloop": "on",  # without it a batch reads a whole index
+    "max_parallel_workers_per_gather": "0",  # the built-in worker looks for a row without help
     "plan_cache_mode": "force_generic_plan",  # every value of a key is searched for in the same way
-    "statement_timeout": "0",
-    "lock_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",  # 14+
-    "transaction_timeout": "0",  # 17+
+    **NO_TIMEOUTS,
 }
-_SINCE = {"idle_session_timeout": 140000, "transaction_timeout": 170000}
 
 
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
@@ -107,8 +108,7 @@ class PostgresTarget:
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
-        version = self.pipeline.session.server_version
-        values = {n: v for n, v in SETTINGS.items() if version >= _SINCE.get(n, 0)}
+        values = known(SETTINGS, self.pipeline.session.server_version // 10000)
         if not self.means.replica_role or self.means.by_function:
             del values["session_replication_role"]
         values["synchronous_commit"] = synchronous_commit

@@ -12,6 +12,7 @@ import pytest
 
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.failures import ConnectError, libpq_message
+from subscriber.connection.settings import NO_TIMEOUTS, known
 from subscriber.errors import ConnectionLost, ServerError
 from subscriber.ops.servers import Server, Servers
 from tests.plugins.fix_cluster import Database
@@ -147,6 +148,25 @@ async def test_keepalives_reach_the_socket(publisher: Server) -> None:
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 7
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 3
     assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 5000
+    await session.close()
+
+
+async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Database) -> None:
+    connection = await connect(source_db.dsn())
+    major = connection.get_server_version().major
+    connection.terminate()
+    database, timeouts = f"ALTER DATABASE {source_db.name}", known(NO_TIMEOUTS, major)
+    await source_db.execute(f"{database} SET jit = on", *(f"{database} SET {name} = '1min'" for name in timeouts))
+    dsn = source_db.dsn(options="-c jit=on")
+    connection = await connect(dsn, settings=NO_TIMEOUTS)  # whether the server knows all of them or not
+    assert await connection.fetchval("SHOW jit") == "off"
+    assert {await connection.fetchval(f"SHOW {name}") for name in timeouts} == {"0"}
+    connection.terminate()
+    connection = await connect(dsn, settings={"jit": "on"})
+    assert await connection.fetchval("SHOW jit") == "on"
+    connection.terminate()
+    session = await open_session(dsn, replication=True)  # has what the built-in worker's has
+    assert await session.rows("SHOW jit") == [("on",)]
     await session.close()
 
 

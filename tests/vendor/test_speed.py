@@ -1,0 +1,88 @@
+"""How long the first changes take on a server with JIT, beside PostgreSQL's own subscription."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from statistics import median
+from time import monotonic
+
+import anyio
+import pytest
+
+from subscriber.ops.servers import Servers
+from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
+from tests.plugins.fix_subscriber import running_subscriber
+
+FIRST_ROWS = 5  # tables that get their first row, for each of the two
+BARE = ("CREATE TABLE bare_{0} (a int, b text)", "ALTER TABLE bare_{0} REPLICA IDENTITY FULL")
+
+# With JIT a first row took 2 to 9 s and the updates 12 to 20 s; without 0.02 s, PostgreSQL's own 0.01 s.
+MOST = 1.0  # seconds
+TIMES = 20  # as long as PostgreSQL's own
+NOISE = 0.1  # seconds that another process may take the processor for
+
+
+class Race:
+    """One source; the same tables for ours and PostgreSQL's own, so that each applies only its share."""
+
+    def __init__(self, source: Database, targets: dict[str, Database]) -> None:
+        self.source = source
+        self.targets = targets
+
+    async def seconds(self, who: str, change: str, seen: str) -> float:
+        """From the answer to `change` until `seen` is true on the target of `who`."""
+        watching = await self.targets[who].connect()
+        await self.source.execute(change)
+        began = monotonic()
+        with anyio.fail_after(60):
+            while not await watching.fetchval(seen):
+                await anyio.sleep(0.001)
+        return monotonic() - began
+
+
+@pytest.fixture
+async def race(servers: Servers, vendor_bin: Path, quick_retries: None) -> AsyncIterator[Race]:
+    publisher = await servers.create("publisher", SETTINGS, bin=vendor_bin)
+    target = await servers.create("target", SETTINGS, bin=vendor_bin)
+    await publisher.start()
+    await target.start()
+    async with fresh_database(publisher) as source, fresh_database(target) as ours, fresh_database(target) as native:
+        if not await ours.value("SELECT pg_jit_available() AND current_setting('jit')::bool"):
+            pytest.skip("this server has no JIT")
+        for who, database in (("ours", ours), ("native", native)):
+            tables = [f"CREATE TABLE first_{who}_{n} (id int PRIMARY KEY, t text)" for n in range(FIRST_ROWS)]
+            tables += [statement.format(who) for statement in BARE]
+            await source.execute(*tables, f"INSERT INTO bare_{who} SELECT i, 'x' FROM generate_series(1, 100) i")
+            await database.execute(*tables)
+            names = ", ".join([*(f"first_{who}_{n}" for n in range(FIRST_ROWS)), f"bare_{who}"])
+            await source.execute(f"CREATE PUBLICATION {who} FOR TABLE {names}")
+        async with running_subscriber(ours) as subscriber:
+            await subscriber.create(source, "ours", "ours")
+            await native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{source.dsn()}' PUBLICATION native")
+            await subscriber.wait_for_ready(source, "ours")
+            await native.wait_for("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
+            yield Race(source, {"ours": ours, "native": native})
+            await native.execute("DROP SUBSCRIPTION native")
+        await ours.execute("TRUNCATE bare_ours")
+
+
+def assert_alike(ours: float, native: float) -> None:
+    assert ours < MOST
+    assert ours < TIMES * native + NOISE, f"{ours:.3f} s; PostgreSQL's own {native:.3f} s"
+
+
+async def test_first_rows_and_updates_without_a_key_take_about_as_long_as_postgresqls_own(race: Race) -> None:
+    found: dict[str, list[float]] = {"ours": [], "native": []}
+    for number in range(FIRST_ROWS):
+        for who, seconds in found.items():
+            table = f"first_{who}_{number}"
+            seen = f"SELECT EXISTS (SELECT FROM {table})"
+            seconds.append(await race.seconds(who, f"INSERT INTO {table} VALUES (1, 'x')", seen))
+    assert_alike(median(found["ours"]), median(found["native"]))
+
+    updated = {}
+    for who in found:
+        seen = f"SELECT bool_and(b = 'y') FROM bare_{who}"
+        updated[who] = await race.seconds(who, f"UPDATE bare_{who} SET b = 'y'", seen)
+    assert_alike(updated["ours"], updated["native"])
