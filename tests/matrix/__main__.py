@@ -1,8 +1,11 @@
 """Run every publisher with the newest target, and every target with the newest publisher.
 
     make matrix                                  all pairs; writes the tables in docs/versions.md
-    python -m tests.matrix 14:18 18:15           some of them, publisher:target
+    python -m tests.matrix 14:18 18:debian15     some of them, publisher:target
     python -m tests.matrix --variant binary …    with these options only
+
+A number is a packed server (programs.py), debian15 one as Debian packages it (debian.py): with JIT, an ICU collation
+as the default of databases, and messages in German.
 
 Each pair is tried with every set of options that the publisher understands (scenario.py). Options that CREATE
 SUBSCRIPTION refuses show as refused, everything else that goes wrong as failed.
@@ -21,8 +24,9 @@ from time import monotonic
 import anyio
 
 from subscriber.errors import StatementError, SubscriberError
-from subscriber.ops.servers import Server, temporary_servers
+from subscriber.ops.servers import Server, Servers, temporary_servers
 from tests.documents import write_section
+from tests.matrix.debian import LOCALE, SUITES, debian, has_locale
 from tests.matrix.programs import NEWEST, PACKED, NotAvailable, programs
 from tests.matrix.scenario import (
     PATIENCE,
@@ -39,9 +43,14 @@ Question = Callable[[Server, Server, Path], Awaitable[str]]
 
 DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs/versions.md"
 OLDEST_TARGET = 14
-PAIRS = [(publisher, NEWEST) for publisher in (*sorted(PACKED), NEWEST)] + [
-    (NEWEST, target) for target in sorted(PACKED) if target >= OLDEST_TARGET
-]
+DEBIAN = "debian"
+SLOWEST = f"{DEBIAN}15"  # the newest target of Debian's on which a plan without an index costs enough for JIT
+PAIRS = (
+    [(f"{publisher}", f"{NEWEST}") for publisher in (*sorted(PACKED), NEWEST)]
+    + [(f"{NEWEST}", f"{target}") for target in sorted(PACKED) if target >= OLDEST_TARGET]
+    + [(f"{DEBIAN}{publisher}", SLOWEST) for publisher in sorted(SUITES)]
+    + [(f"{DEBIAN}{NEWEST}", f"{DEBIAN}{target}") for target in sorted(SUITES) if target > 15]
+)
 
 
 @dataclass
@@ -57,26 +66,41 @@ class Pair:
         return "failed" in (*self.results.values(), *self.said.values())
 
 
-async def run_pair(publisher_major: int, target_major: int, variants: list[Variant]) -> Pair:
+async def run_pair(publisher_build: str, target_build: str, variants: list[Variant]) -> Pair:
     """Start the two servers and try everything."""
     began = monotonic()
     async with temporary_servers() as servers:
-        publisher = await servers.create("publisher", SETTINGS, bin=programs(publisher_major))
-        target = await servers.create("target", SETTINGS, bin=programs(target_major))
+        publisher = await _create(servers, "publisher", publisher_build)
+        target = await _create(servers, "target", target_build)
         await publisher.start()
         await target.start()
         found = Pair(await _version(publisher), await _version(target))
         directory = servers.directory
         for variant in variants:
-            if variant.since > publisher_major:
+            if variant.since > _major(publisher_build):
                 found.results[variant.name] = "–"
                 continue
             steps = partial(subscribe_and_compare, publisher, target, variant, directory / variant.name)
             found.results[variant.name] = await _outcome(steps, f"{found.publisher} to {found.target}, {variant.name}")
-        if target_major == NEWEST:
+        if target_build == f"{NEWEST}":
             found.said = await _said(publisher, target, directory, found.publisher)
         found.seconds = monotonic() - began
     return found
+
+
+def _major(build: str) -> int:
+    return int(build.removeprefix(DEBIAN))
+
+
+async def _create(servers: Servers, name: str, build: str) -> Server:
+    """A server of that build. Raises NotAvailable."""
+    major = _major(build)
+    if not build.startswith(DEBIAN):
+        return await servers.create(name, SETTINGS, bin=programs(major))
+    bin = debian(major)
+    german = {"lc_messages": LOCALE} if has_locale(bin) else {}
+    icu = ("--locale-provider=icu", "--icu-locale=de") if major >= 15 else ()
+    return await servers.create(name, SETTINGS | german, bin=bin, initdb=icu)
 
 
 async def _said(publisher: Server, target: Server, directory: Path, version: str) -> dict[str, str]:
@@ -106,7 +130,8 @@ async def _outcome(steps: Callable[[], Awaitable[None]], what: str) -> str:
 
 async def _version(server: Server) -> str:
     done = await anyio.run_process([str(server.bin / "postgres"), "--version"])
-    return done.stdout.decode().split()[2]
+    said = done.stdout.decode()
+    return said.split()[2] + (" (Debian)" if "(Debian" in said else "")
 
 
 def table(pairs: list[Pair]) -> str:
@@ -129,11 +154,11 @@ def said(pairs: list[Pair]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.matrix", description=__doc__.splitlines()[0])
-    parser.add_argument("pairs", nargs="*", metavar="PUBLISHER:TARGET", help="majors; all pairs without any")
+    parser.add_argument("pairs", nargs="*", metavar="PUBLISHER:TARGET", help="builds; all pairs without any")
     parser.add_argument("--variant", action="append", choices=[variant.name for variant in VARIANTS])
     parser.add_argument("--write", action="store_true", help="write the tables in docs/versions.md")
     options = parser.parse_args()
-    wanted = [tuple(map(int, pair.split(":"))) for pair in options.pairs] or PAIRS
+    wanted = [tuple(pair.split(":")) for pair in options.pairs] or PAIRS
     variants = [variant for variant in VARIANTS if options.variant is None or variant.name in options.variant]
     done: list[Pair] = []
     for publisher, target in wanted:

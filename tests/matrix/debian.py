@@ -33,8 +33,9 @@ SUITES = {
 }
 # What the wrapper, initdb and localedef run. A machine has it anyway, so no package says that it depends on it.
 ESSENTIAL = ("dash", "coreutils", "util-linux", "gzip")
-LOCALE = "de_DE.UTF-8"  # fetched servers have it, so that lc_messages can be another language
+LOCALE = "de_DE.UTF-8"  # has_locale() of fetched servers, so that lc_messages can be another language
 
+_LOCALE_PLACE = "lib/locale/de_DE.utf8"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 _APT = """
@@ -82,6 +83,12 @@ def fetched(major: int) -> Path:
     command = [str(place / "bin/postgres"), "--version"]
     _run(command, "fetched programs do not run here", **Account.current().keywords)
     return place / "bin"
+
+
+def has_locale(bin: Path) -> bool:
+    """Whether servers of these programs have LOCALE."""
+    usr = bin.parent / "root/usr" if (bin.parent / "root").exists() else Path("/usr")
+    return (usr / _LOCALE_PLACE).exists()
 
 
 def _fetch(major: int, work: Path) -> None:
@@ -136,8 +143,7 @@ def _unpack(packages: Sequence[Path], root: Path) -> None:
 
 def _make_locale(usr: Path) -> None:
     name, _, charmap = LOCALE.partition(".")
-    place = f"/usr/lib/locale/{name}.utf8"
-    command = ["localedef", "-i", name, "-f", charmap, place]
+    command = ["localedef", "-i", name, "-f", charmap, f"/usr/{_LOCALE_PLACE}"]
     _run(["sh", "-c", f'{_IN_PACKAGES} "$@"', "sh", str(usr), *command], f"locale {LOCALE} could not be made")
 
 

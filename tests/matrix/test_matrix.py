@@ -10,6 +10,7 @@ import pytest
 
 from tests.documents import write_section
 from tests.matrix.__main__ import PAIRS, Pair, said, table
+from tests.matrix.debian import SUITES, debian
 from tests.matrix.programs import NotAvailable, check, programs
 
 
@@ -23,11 +24,16 @@ def test_programs_that_are_not_those_of_the_checksum_are_refused(tmp_path: Path)
         check(archive, checksum)
     with pytest.raises(NotAvailable, match="nothing is known of version 9"):
         programs(9)
+    with pytest.raises(NotAvailable, match="no suite of Debian has PostgreSQL 9"):
+        debian(9)
 
 
 def test_every_publisher_and_every_target_has_a_pair() -> None:
-    assert {publisher for publisher, _ in PAIRS} >= {14, 15, 16, 17, 18}
-    assert {target for _, target in PAIRS} == {14, 15, 16, 17, 18}
+    assert {publisher for publisher, _ in PAIRS} >= {"14", "15", "16", "17", "18"}
+    assert {target for _, target in PAIRS} >= {"14", "15", "16", "17", "18"}
+    debians = {f"debian{major}" for major in SUITES}
+    assert {publisher for publisher, _ in PAIRS} >= debians
+    assert {target for _, target in PAIRS} >= debians - {"debian13"}  # no target is that old
     assert len(set(PAIRS)) == len(PAIRS)
 
 
