@@ -15,7 +15,8 @@ from subscriber.target.note import Note
 INSUFFICIENT_PRIVILEGE = "42501"
 
 # CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
-_PARAMETER = re.compile(r"[^$\n]*\$(\d+)(?: = .*)?", re.DOTALL)
+# Translations keep $1 at the end of the words, except the Spanish one without a $ and the Korean one with words behind.
+_PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parámetro )(\d+)(?: 매개 변수)?(?: = .*)?", re.DOTALL)
 
 
 def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: str) -> SubscriberError:

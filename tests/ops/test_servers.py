@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import anyio
 import pytest
 
+import subscriber.ops.servers as module
 from subscriber.ops.servers import Servers, ServersError, embedded_bin, temporary_servers
+from subscriber.ops.servers import _free_port as free_port
 from tests.plugins.fix_cluster import Database
 
 
@@ -24,6 +27,23 @@ async def test_a_server_keeps_port_settings_and_rows_over_a_crash(servers: Serve
     await server.start()
     shown = await server.program("psql", "-Atc", "SELECT count(*), current_setting('work_mem') FROM t")
     assert (server.port, shown) == (port, "10|8MB\n")
+
+
+async def test_another_port_is_taken_when_the_first_is_lost(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = await servers.create("one")
+    with socket.socket() as winner:
+        winner.bind(("127.0.0.1", 0))
+        winner.listen()
+        lost = winner.getsockname()[1]
+        ports = [lost]
+        monkeypatch.setattr(module, "_free_port", lambda: ports.pop() if ports else free_port())
+        await server.start()
+        assert server.port != lost
+    monkeypatch.undo()
+    broken = await servers.create("two", {"work_mem": "nonsense"})
+    with pytest.raises(ServersError, match="did not start"):  # not four times
+        await broken.start()
+    assert broken.log.read_text().count("work_mem") == 1
 
 
 async def test_nothing_is_left_behind() -> None:

@@ -1,19 +1,48 @@
-"""Servers of Debian's PostgreSQL, skipped with the reason where there is none."""
+"""The servers of these tests are Debian's PostgreSQL 15. They are skipped with the reason where it cannot be had."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from anyio.from_thread import BlockingPortal
 
+from subscriber.ops.servers import Server, Servers
 from tests.matrix.debian import debian
 from tests.matrix.programs import NotAvailable
+from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_subscriber import Subscriber
+from tests.scenarios.conftest import Pair
 
 
 @pytest.fixture(scope="session")
 def vendor_bin() -> Path:
-    """The programs of Debian's PostgreSQL 15."""
+    """Their programs."""
     try:
         return debian(15)
     except NotAvailable as reason:
         pytest.skip(f"no PostgreSQL 15 of Debian: {reason}")
+
+
+def _start(portal: BlockingPortal, servers: Servers, name: str, bin: Path) -> Server:
+    async def start() -> Server:
+        server = await servers.create(name, SETTINGS, bin=bin)
+        await server.start()
+        return server
+
+    return portal.call(start)
+
+
+@pytest.fixture(scope="session")
+def publisher(portal: BlockingPortal, session_servers: Servers, vendor_bin: Path) -> Server:
+    return _start(portal, session_servers, "vendor publisher", vendor_bin)
+
+
+@pytest.fixture(scope="session")
+def target(portal: BlockingPortal, session_servers: Servers, vendor_bin: Path) -> Server:
+    return _start(portal, session_servers, "vendor target", vendor_bin)
+
+
+@pytest.fixture
+def pair(source_db: Database, target_db: Database, subscriber: Subscriber) -> Pair:
+    return Pair(source_db, target_db, subscriber)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from pathlib import Path
 from statistics import median
 from time import monotonic
 
 import anyio
 import pytest
 
-from subscriber.ops.servers import Servers
-from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
-from tests.plugins.fix_subscriber import running_subscriber
+from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_subscriber import Subscriber
 
 FIRST_ROWS = 5  # tables that get their first row, for each of the two
 BARE = ("CREATE TABLE bare_{0} (a int, b text)", "ALTER TABLE bare_{0} REPLICA IDENTITY FULL")
@@ -42,29 +40,24 @@ class Race:
 
 
 @pytest.fixture
-async def race(servers: Servers, vendor_bin: Path, quick_retries: None) -> AsyncIterator[Race]:
-    publisher = await servers.create("publisher", SETTINGS, bin=vendor_bin)
-    target = await servers.create("target", SETTINGS, bin=vendor_bin)
-    await publisher.start()
-    await target.start()
-    async with fresh_database(publisher) as source, fresh_database(target) as ours, fresh_database(target) as native:
-        if not await ours.value("SELECT pg_jit_available() AND current_setting('jit')::bool"):
+async def race(source_db: Database, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Race]:
+    source = source_db
+    async with fresh_database(target_db.server) as native:
+        if not await native.value("SELECT pg_jit_available() AND current_setting('jit')::bool"):
             pytest.skip("this server has no JIT")
-        for who, database in (("ours", ours), ("native", native)):
+        for who, database in (("ours", target_db), ("native", native)):
             tables = [f"CREATE TABLE first_{who}_{n} (id int PRIMARY KEY, t text)" for n in range(FIRST_ROWS)]
             tables += [statement.format(who) for statement in BARE]
             await source.execute(*tables, f"INSERT INTO bare_{who} SELECT i, 'x' FROM generate_series(1, 100) i")
             await database.execute(*tables)
             names = ", ".join([*(f"first_{who}_{n}" for n in range(FIRST_ROWS)), f"bare_{who}"])
             await source.execute(f"CREATE PUBLICATION {who} FOR TABLE {names}")
-        async with running_subscriber(ours) as subscriber:
-            await subscriber.create(source, "ours", "ours")
-            await native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{source.dsn()}' PUBLICATION native")
-            await subscriber.wait_for_ready(source, "ours")
-            await native.wait_for("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
-            yield Race(source, {"ours": ours, "native": native})
-            await native.execute("DROP SUBSCRIPTION native")
-        await ours.execute("TRUNCATE bare_ours")
+        await subscriber.create(source, "ours", "ours")
+        await native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{source.dsn()}' PUBLICATION native")
+        await subscriber.wait_for_ready(source, "ours")
+        await native.wait_for("SELECT bool_and(srsubstate = 'r') FROM pg_subscription_rel")
+        yield Race(source, {"ours": target_db, "native": native})
+        await native.execute("DROP SUBSCRIPTION native")
 
 
 def assert_alike(ours: float, native: float) -> None:
