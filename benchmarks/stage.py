@@ -29,6 +29,7 @@ SETTINGS = {
 }
 POLL = 0.01  # seconds
 
+BIN = "SUBSCRIBER_BENCHMARK_BIN"  # in the environment: a directory with the servers' programs instead of the wheel's
 OURS, NATIVE = "ours", "native"  # subscriptions, their slots, and databases of the target's server
 
 TABLE = """
@@ -55,7 +56,7 @@ class Stage:
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
     """Servers for one measurement, deleted at its end."""
-    async with temporary_servers() as servers:
+    async with temporary_servers(Path(os.environ[BIN]) if BIN in os.environ else None) as servers:
         source = await servers.create("publisher", SETTINGS)
         target = await servers.create("target", SETTINGS)
         await source.start()

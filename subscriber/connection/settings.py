@@ -9,8 +9,8 @@ from collections.abc import Mapping
 # above jit_above_cost. The built-in worker plans nothing.
 NO_JIT = {"jit": "off"}
 
-# The built-in workers are background processes, which wait for locks, for changes and for the end of a long
-# transaction without a limit. A session with our locks and snapshots waits as they do.
+# For sessions that wait: for changes, for locks, for the end of a long copy. The built-in workers ignore statement_timeout
+# and the idle timeouts. They obey lock_timeout and transaction_timeout, and repeat the same transaction without end.
 NO_TIMEOUTS = {
     "statement_timeout": "0",
     "lock_timeout": "0",

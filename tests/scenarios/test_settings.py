@@ -1,4 +1,4 @@
-"""Settings of the target's database that suit its users: our sessions have what a built-in worker has."""
+"""Settings of the target's database that suit its users and would stop or slow our sessions."""
 
 from __future__ import annotations
 
