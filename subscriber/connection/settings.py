@@ -9,7 +9,7 @@ from collections.abc import Mapping
 # above jit_above_cost. The built-in worker plans nothing.
 NO_JIT = {"jit": "off"}
 
-# For sessions that wait: for changes, for locks, for the end of a long copy. The built-in workers ignore statement_timeout
+# For sessions that wait: for changes, locks, the end of a long copy. The built-in workers ignore statement_timeout
 # and the idle timeouts. They obey lock_timeout and transaction_timeout, and repeat the same transaction without end.
 NO_TIMEOUTS = {
     "statement_timeout": "0",
