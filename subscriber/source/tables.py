@@ -99,10 +99,11 @@ def relation_query(schema: str, name: str, server_version: int) -> str:
 def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
     """Rows: total, for each table of these (schema, name) that there is."""
     wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)
+    # A row of VALUES for each: the server's parser would nest an IN as deeply as there are tables.
     return (
-        f"SELECT {_size(server_version)} AS total FROM pg_catalog.pg_class c"
-        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
-        f" WHERE (n.nspname, c.relname) IN ({wanted or '(NULL, NULL)'})"
+        f"SELECT {_size(server_version)} AS total FROM (VALUES {wanted or '(NULL, NULL)'}) AS wanted (schema, name)"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema::pg_catalog.name"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name::pg_catalog.name"
     )
 
 
