@@ -84,6 +84,8 @@ async def nodes(servers: Sequence[Server], **options: object) -> AsyncIterator[l
     """A node on each server, each subscribed to all others."""
     async with AsyncExitStack() as stack:
         databases = [await stack.enter_async_context(fresh_database(server)) for server in servers]
+        for database in databases:
+            await database.needs(16, "a publisher knows origins")
         found = []
         for number, database in enumerate(databases, 1):
             await database.execute(TABLES, "CREATE PUBLICATION p FOR TABLE accounts, branches, history")

@@ -253,7 +253,7 @@ async def test_a_prepared_transaction_takes_its_record_with_it(pair: Pair, how: 
 
 async def test_a_streamed_transaction_is_decided_when_it_is_committed(pair: Pair) -> None:
     """Its time is that of its commit, which is not known while it comes."""
-    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET debug_logical_replication_streaming = immediate")
+    await pair.source.stream_everything()
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.subscribe("FOR TABLE t", streaming="parallel", conflict_policy="last_update_wins")
     await pair.subscriber.wait_for_ready(pair.source)

@@ -21,7 +21,6 @@ SEED = int(os.environ.get("SUBSCRIBER_SOAK_SEED", random.randrange(10_000)))
 SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", 120))
 
 MODES = ["on", "parallel"]
-IMMEDIATE = "ALTER DATABASE {} SET debug_logical_replication_streaming = immediate"
 ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
 
 
@@ -101,7 +100,7 @@ async def test_a_random_workload_of_every_kind_under_kills(
         print(f"\nseed {SEED}, {SECONDS:.0f} s, {how}")
     await subscribed(faults, streaming, lanes)
     if immediate:
-        await faults.source.execute(IMMEDIATE.format(faults.source.name))
+        await faults.source.stream_everything()
         await faults.worker.kill9()
     chance = random.Random(SEED)
     async with writers.writing(faults, SEED, sessions=8, largest=5000, pause=0.2) as sessions:

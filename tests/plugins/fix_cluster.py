@@ -86,6 +86,23 @@ class Database:
         async with self.connection() as connection:
             return await connection.fetchval(query, *arguments)
 
+    async def major(self) -> int:
+        """The server's major version."""
+        async with self.connection() as connection:
+            return connection.get_server_version().major
+
+    async def needs(self, major: int, what: str) -> None:
+        """Skip the test where the server is older: `what` PostgreSQL does since that major version."""
+        if await self.major() < major:
+            pytest.skip(f"{what} since PostgreSQL {major}")
+
+    async def stream_everything(self) -> None:
+        """On a publisher: sessions from now on stream each change at once, however small its transaction is."""
+        await self.needs(16, "a publisher can be told to stream small transactions")
+        newer = await self.major() >= 17
+        name = "debug_logical_replication_streaming" if newer else "logical_replication_mode"
+        await self.execute(f"ALTER DATABASE {self.name} SET {name} = immediate")
+
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
         """Ask until value(query) is `expected`; fails with what came last after `timeout` seconds."""
         last = None

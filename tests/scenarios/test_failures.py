@@ -175,6 +175,7 @@ async def test_another_publisher_at_the_same_address(
 
 
 async def test_publication_missing_is_a_warning_and_is_found_once_it_exists(pair: Pair) -> None:
+    await pair.source.needs(18, "a missing publication is a warning")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")
     notices = await pair.subscriber.execute("ALTER SUBSCRIPTION s ADD PUBLICATION later WITH (refresh = false)")

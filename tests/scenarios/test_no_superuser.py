@@ -142,8 +142,7 @@ async def test_a_superuser_does_not_run_code_of_others(plain: Pair, target_db: D
 
 
 async def test_with_the_privileges_nothing_is_missing(source_db: Database, target_db: Database, plain: Pair) -> None:
-    if await target_db.value("SELECT current_setting('server_version_num')::int") < 150000:
-        pytest.skip("SET on a parameter can be granted since PostgreSQL 15")
+    await target_db.needs(16, "roles that do not own schema subscriber may create subscriptions")
     await plain.subscriber.stop()
     await target_db.execute("DROP SCHEMA IF EXISTS subscriber CASCADE")
     await ensure_schema(await target_db.connect())

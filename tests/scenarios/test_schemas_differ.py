@@ -187,6 +187,7 @@ async def test_generated_columns(pair: Pair) -> None:
 
 
 async def test_published_generated_columns(pair: Pair) -> None:
+    await pair.source.needs(18, "generated columns can be published")
     columns = "(a int PRIMARY KEY, b int GENERATED ALWAYS AS (a * 2) STORED)"
     await pair.source.execute(f"CREATE TABLE t {columns}", f"CREATE TABLE clash {columns}", "INSERT INTO t VALUES (1)")
     await pair.target.execute("CREATE TABLE t (a int PRIMARY KEY, b int)", f"CREATE TABLE clash {columns}")

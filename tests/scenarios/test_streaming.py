@@ -35,7 +35,7 @@ async def no_file_left(spool: Path, pair: Pair) -> AsyncIterator[None]:
 
 async def subscribed(pair: Pair, streaming: str, **options: object) -> None:
     """Table t with a thousand rows on both sides; the publisher streams whatever it decodes."""
-    await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET debug_logical_replication_streaming = immediate")
+    await pair.source.stream_everything()
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.source.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) i")
     await pair.subscribe("FOR ALL TABLES", streaming=streaming, **options)
@@ -238,7 +238,7 @@ async def test_a_worker_sees_what_was_committed_before_its_change(pair: Pair) ->
         "CREATE TRIGGER slowly BEFORE INSERT ON slow FOR EACH ROW EXECUTE FUNCTION slowly()",
         "ALTER TABLE slow ENABLE ALWAYS TRIGGER slowly",
     )
-    await pair.source.execute(f"ALTER DATABASE {pair.source.name} RESET debug_logical_replication_streaming")
+    await pair.source.execute(f"ALTER DATABASE {pair.source.name} RESET ALL")
     await pair.source.execute(f"ALTER DATABASE {pair.source.name} SET logical_decoding_work_mem = '64kB'")
     await pair.subscriber.restart()
     await pair.subscriber.wait_for_state("streaming")

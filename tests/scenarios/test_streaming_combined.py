@@ -14,7 +14,6 @@ from tests.scenarios.conftest import Pair
 
 MODES = ["on", "parallel"]
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
-IMMEDIATE = "ALTER DATABASE {} SET debug_logical_replication_streaming = immediate"
 STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = '{}'"
 PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
 ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription WHERE subname = '{}'"
@@ -37,7 +36,7 @@ async def third_db(source_db: Database) -> AsyncIterator[Database]:
 async def test_both_ways_without_going_round(pair: Pair, streaming: str) -> None:
     await pair.both(TABLE, "CREATE PUBLICATION p FOR TABLE t")
     for database in (pair.source, pair.target):
-        await database.execute(IMMEDIATE.format(database.name))
+        await database.stream_everything()
     options = {"origin": "none", "copy_data": False, "streaming": streaming}
     async with running_subscriber(pair.source) as back:
         await pair.subscriber.create(pair.source, "p", "there", **options)
@@ -68,9 +67,8 @@ async def test_both_ways_without_going_round(pair: Pair, streaming: str) -> None
 async def test_a_table_is_copied_while_a_transaction_is_streamed(pair: Pair, streaming: str) -> None:
     """It begins and ends while the copy is at work, and changes both tables."""
     await pair.both(TABLE, "CREATE TABLE late (id int PRIMARY KEY, v text)")
-    await pair.source.execute(
-        IMMEDIATE.format(pair.source.name), "INSERT INTO late SELECT generate_series(1, 1000), 'copied'"
-    )
+    await pair.source.stream_everything()
+    await pair.source.execute("INSERT INTO late SELECT generate_series(1, 1000), 'copied'")
     await pair.subscribe("FOR TABLE t", streaming=streaming)
     await pair.subscriber.wait_for_ready(pair.source)
     await pair.source.execute("ALTER PUBLICATION p ADD TABLE late")
@@ -98,7 +96,7 @@ async def test_an_error_disables_and_what_was_skipped_is_passed_over(
     pair: Pair, streaming: str, prepared: bool
 ) -> None:
     await pair.both(TABLE)
-    await pair.source.execute(IMMEDIATE.format(pair.source.name))
+    await pair.source.stream_everything()
     await pair.subscribe("FOR TABLE t", streaming=streaming, disable_on_error=True, two_phase=True)
     await pair.target.wait_for(ENABLED.format("s"), "e")
     await pair.target.execute("INSERT INTO t VALUES (200, 'in the way')")
@@ -122,7 +120,7 @@ async def test_in_a_row_streamed_and_prepared(pair: Pair, third_db: Database, st
     await pair.both(TABLE)
     await third_db.execute(TABLE)
     for database in (pair.source, pair.target):
-        await database.execute(IMMEDIATE.format(database.name))
+        await database.stream_everything()
     await pair.target.execute("CREATE PUBLICATION q FOR TABLE t")
     await pair.subscribe("FOR TABLE t", streaming=streaming, two_phase=True)
     await pair.target.wait_for(ENABLED.format("s"), "e")

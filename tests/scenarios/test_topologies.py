@@ -21,6 +21,8 @@ async def third_db(publisher: Server) -> AsyncIterator[Database]:
 
 async def test_both_ways_without_going_round(pair: Pair, quick_retries: None) -> None:
     """origin = none: what came by replication is not sent on."""
+    await pair.source.needs(16, "a publisher knows origins")
+    await pair.target.needs(16, "a publisher knows origins")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE t")
     async with running_subscriber(pair.source) as back:
         await pair.subscriber.create(pair.source, "p", "there", origin="none", copy_data=False)

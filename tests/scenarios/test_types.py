@@ -12,7 +12,7 @@ TYPES = (
     "CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
     "CREATE DOMAIN short AS varchar(5)",
     "CREATE TYPE spans AS RANGE (subtype = text)",
-    "CREATE COLLATION german (provider = builtin, locale = 'C.UTF-8')",
+    "CREATE COLLATION other (provider = libc, locale = 'C')",
 )
 # type -> SQL expressions; NULL is tried for each
 VALUES = {
@@ -65,7 +65,7 @@ VALUES = {
     "short": ["'abcde'"],
     "pair": ["ROW(1, 'a,\"b\"', 2.50)", "ROW(NULL, NULL, NULL)"],
     "pair[]": ["ARRAY[ROW(1, 'x', NULL)::pair]"],
-    'text COLLATE "german"': ["'ä'"],
+    'text COLLATE "other"': ["'ä'"],
     "oid": ["4294967295"],
 }
 # Types that COPY and the stream cannot have as binary, or only between equal OIDs (arrays and composites
@@ -73,9 +73,16 @@ VALUES = {
 TEXT_ONLY = {"mood[]", "positive[]", "pair[]", "pair"}
 
 
+async def values_of(pair: Pair) -> dict[str, list[str]]:
+    """VALUES that both servers know."""
+    if min(await pair.source.major(), await pair.target.major()) >= 17:
+        return VALUES
+    return VALUES | {"interval": [value for value in VALUES["interval"] if "infinity" not in value]}
+
+
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 async def test_values_of_every_type(pair: Pair, binary: bool) -> None:
-    values = {t: v for t, v in VALUES.items() if not (binary and t in TEXT_ONLY)}
+    values = {t: v for t, v in (await values_of(pair)).items() if not (binary and t in TEXT_ONLY)}
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(values))
     await pair.both(*TYPES)
     await pair.both(f"CREATE TABLE t (id int PRIMARY KEY, {columns})")
@@ -100,7 +107,8 @@ async def test_values_of_every_type(pair: Pair, binary: bool) -> None:
 async def test_rows_are_found_by_values_of_many_types(pair: Pair, binary: bool) -> None:
     """REPLICA IDENTITY FULL: each type that has an equality is searched by."""
     without_equality = {"json", "point", "polygon", "circle", "jsonpath", "txid_snapshot"}
-    values = {t: v for t, v in VALUES.items() if t not in without_equality and not (binary and t in TEXT_ONLY)}
+    left_out = without_equality | TEXT_ONLY if binary else without_equality
+    values = {t: v for t, v in (await values_of(pair)).items() if t not in left_out}
     await pair.both(*TYPES)
     tables = {name: f"t{number}" for number, name in enumerate(values)}
     for name, table in tables.items():
