@@ -55,6 +55,8 @@ async def test_the_publisher_waits_for_us_and_only_as_long_as_needed(
     await asyncio.wait_for(waiting, 10)
     assert await pair.rows("SELECT max(id) FROM t") == [(1000,)]
     await writer.execute("SET synchronous_commit = local")
+    writer.terminate()
+    watch.terminate()
     await own_publisher.stop("immediate")
 
 
