@@ -69,8 +69,8 @@ async def test_they_run_as_the_owner_of_the_subscription_if_it_says_so(owned: Pa
 
 
 async def test_an_owner_who_may_not_be_the_tables_owner_is_refused(owned: Pair) -> None:
-    await owned.target.needs(16, "SET ROLE can be granted")
     await owned_by_admin(owned)
+    await owned.target.needs(16, "SET ROLE can be granted")
     await owned.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
     await owned.fails('ERROR:  role "app_admin" cannot SET ROLE to "app_owner"')
     assert await owned.rows("SELECT * FROM app.t") == []
