@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from subscriber.target.resolving import Resolver
     from subscriber.worker.mirror import mirror
 
+__version__ = "0.1.0"
+
 __all__ = [
     "NOT_SENT",
     "UNCHANGED",

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from subscriber import __version__
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.ops import cli_log
@@ -62,9 +63,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 def _version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version
-
-        print(f"subscriber {version('subscriber')}")
+        print(f"subscriber {__version__}")
         raise typer.Exit
 
 

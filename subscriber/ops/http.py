@@ -45,7 +45,7 @@ try:
     from subscriber.ops import status_metrics
 except ModuleNotFoundError as error:
     raise SubscriberError(
-        f"{error.name} is not installed", hint="Install it with: pip install 'subscriber[status]'", sqlstate="58P01"
+        f"{error.name} is not installed", hint="Install it with: pip install 'pgsubscriber[status]'", sqlstate="58P01"
     ) from None
 
 LOCAL = "127.0.0.1"

