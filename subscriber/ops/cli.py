@@ -126,6 +126,15 @@ def run(
             show_default="nowhere; HOST is 127.0.0.1",
         ),
     ] = None,
+    http_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http-host",
+            help="Answer requests to this host name too; may be given several times.",
+            metavar="NAME",
+            show_default="localhost, this machine's name and addresses",
+        ),
+    ] = None,
 ) -> None:
     """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
@@ -141,9 +150,11 @@ def run(
         from subscriber.ops.http import Address
 
         try:
-            address = Address.parse(http)
+            address = Address.parse(http, http_hosts or [])
         except ValueError as error:
-            raise typer.BadParameter(str(error), param_hint="--http") from None
+            raise typer.BadParameter(str(error)) from None
+    elif http_hosts:
+        raise typer.BadParameter("--http-host needs --http")
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
     _finish(run, target, spool_dir, None if spool_limit is None else spool_limit * 1024 * 1024, address)
 

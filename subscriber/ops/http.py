@@ -5,6 +5,8 @@
     /status.json  `subscriber status --json`; 503 with the error when the target does not answer
     /             a page for people
 
+Only GET and HEAD requests that name this server as their host are answered, see http_guard.py.
+
 An answer is what `subscriber status` would find: one read of the catalog on a connection of its own, which is closed
 before the publishers are asked, so that neither the workers' sessions nor DROP DATABASE wait for it. It serves all
 requests of a second; who comes meanwhile waits for the one look under way.
@@ -43,6 +45,7 @@ try:
     from starlette.routing import Route
 
     from subscriber.ops import status_metrics
+    from subscriber.ops.http_guard import Guard, host_name
 except ModuleNotFoundError as error:
     raise SubscriberError(
         f"{error.name} is not installed", hint="Install it with: pip install 'pgsubscriber[status]'", sqlstate="58P01"
@@ -54,13 +57,6 @@ TARGET_TIMEOUT = 5.0  # seconds for the target to answer; a scrape has ten
 RETRY_INTERVAL = 5.0  # seconds between two attempts to listen
 CONNECTIONS = 32  # at the same time; whoever comes then gets 503
 
-# The page needs nothing from anywhere, and no answer is worth keeping.
-_HEADERS = {
-    "Cache-Control": "no-store",
-    "Content-Security-Policy": "default-src 'none'; style-src 'unsafe-inline'",
-    "X-Content-Type-Options": "nosniff",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -68,10 +64,15 @@ class Address:
 
     host: str
     port: int  # 0: one that is free
+    names: tuple[str, ...] = ()  # more hosts that requests may name
 
     @classmethod
-    def parse(cls, text: str) -> Address:
-        """`8000`, `0.0.0.0:8000` or `[::1]:8000`. Raises ValueError."""
+    def parse(cls, text: str, names: Sequence[str] = ()) -> Address:
+        """Read `8000`, `0.0.0.0:8000` or `[::1]:8000`, and the `names` by which requests may call the server too.
+
+        Raises:
+            ValueError: the text is not [HOST:]PORT, or a name is not a host name or an address.
+        """
         parts = urlsplit(f"//{text if ':' in text else ':' + text}")
         try:
             port = parts.port
@@ -85,15 +86,21 @@ class Address:
             or parts.fragment
         ):
             raise ValueError(f"{text!r} is not [HOST:]PORT")
-        return cls(parts.hostname or LOCAL, port)
+        return cls(parts.hostname or LOCAL, port, tuple(map(_answered_name, names)))
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
+def _answered_name(text: str) -> str:
+    if name := host_name(text) or host_name(f"[{text}]"):
+        return name
+    raise ValueError(f"{text!r} is not a host name or an address")
+
+
 async def serve(address: Address, target: str, launcher: Launcher) -> None:
     """Answer at `address` about the subscriptions of `target` until cancelled. `launcher` is this process's own."""
-    app = _app(Observer(target), launcher)
+    app = Guard(_app(Observer(target), launcher), (address.host, *address.names))
     said = None
     while True:
         try:
@@ -162,7 +169,7 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
         seen = await observer.see()
         standby, accept = seen.is_standby(launcher), request.headers.get("accept", "")
         text, media_type = status_metrics.exposition(seen.look, seen.statuses, standby=standby, accept=accept)
-        return Response(text, headers={**_HEADERS, "Content-Type": media_type})
+        return Response(text, headers={"Content-Type": media_type})
 
     async def health(_request: Request) -> Response:
         seen = await observer.see()
@@ -173,14 +180,14 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
         seen = await observer.see()
         if seen.look is None:
             return _json({"error": seen.error}, 503)
-        return Response(status.to_json(seen.look, seen.statuses), 200, _HEADERS, "application/json")
+        return Response(status.to_json(seen.look, seen.statuses), 200, media_type="application/json")
 
     async def page(_request: Request) -> Response:
         seen = await observer.see()
         if seen.look is None:
-            return HTMLResponse(status_page.page_without_target(seen.error or ""), 503, _HEADERS)
+            return HTMLResponse(status_page.page_without_target(seen.error or ""), 503)
         standby = seen.is_standby(launcher)
-        return HTMLResponse(status_page.page(seen.look, seen.statuses, standby=standby), 200, _HEADERS)
+        return HTMLResponse(status_page.page(seen.look, seen.statuses, standby=standby), 200)
 
     endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json, "/": page}
     routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
@@ -188,7 +195,7 @@ def _app(observer: Observer, launcher: Launcher) -> Starlette:
 
 
 def _json(document: dict[str, Any], status_code: int) -> Response:
-    return Response(json_text(document), status_code, _HEADERS, "application/json")
+    return Response(json_text(document), status_code, media_type="application/json")
 
 
 def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:
@@ -204,7 +211,7 @@ def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:
 async def _failed(_request: Request, error: Exception) -> Response:
     """A bug; uvicorn's own word about it is not asked for."""
     telemetry.log_error(error, event="http.failed")
-    return PlainTextResponse("internal error, see the log\n", 500, _HEADERS)
+    return PlainTextResponse("internal error, see the log\n", 500)
 
 
 # --- the server -----------------------------------------------------------------------------------
@@ -230,7 +237,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait(requests, timeout=1)
 
 
-async def _serve(address: Address, app: Starlette) -> None:
+async def _serve(address: Address, app: Guard) -> None:
     config = uvicorn.Config(
         app,
         http="h11",
