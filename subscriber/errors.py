@@ -26,11 +26,13 @@
         └── TextNeeded       values come in binary, which their types do not allow: ask for text, nothing is wrong
 
 A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
-the operator can do. None of ours carries a row value. `context` grows on the way up and is printed
-as CONTEXT lines, as PostgreSQL prints them.
+the operator can do. None of ours carries a row value, and none shows a password of a connection string (redaction.py).
+`context` grows on the way up and is printed as CONTEXT lines, as PostgreSQL prints them.
 """
 
 from __future__ import annotations
+
+from subscriber.redaction import redact
 
 
 class SubscriberError(Exception):
@@ -50,10 +52,10 @@ class SubscriberError(Exception):
         hint: str | None = None,
         sqlstate: str | None = None,
     ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.detail = detail
-        self.hint = hint
+        self.message = redact(message)
+        super().__init__(self.message)
+        self.detail = redact(detail) if detail else detail
+        self.hint = redact(hint) if hint else hint
         self.context: list[str] = []
         if sqlstate is not None:
             self.sqlstate = sqlstate
@@ -94,6 +96,7 @@ class ServerError(SubscriberError):
     """An ErrorResponse. `fields` maps the protocol's one-letter codes to text."""
 
     def __init__(self, fields: dict[str, str]) -> None:
+        fields = {code: redact(text) for code, text in fields.items()}
         super().__init__(
             fields.get("M", "the server reported an error without a message"),
             detail=fields.get("D"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
@@ -60,7 +60,7 @@ class Subscription:
     oid: int
     name: str
     owner: str  # role name
-    conninfo: str  # as the user wrote it: URI or key=value
+    conninfo: str = field(repr=False)  # as the user wrote it: URI or key=value
     publications: tuple[str, ...]
     enabled: bool = True
     slot_name: str | None = None  # None: SET (slot_name = NONE)

@@ -8,6 +8,7 @@ inside inherit it. How records look and where they go is decided in ops/logs.py.
 
 Row values stay out of a record's `parts`. Where PostgreSQL's own log has them (a conflict's DETAIL, the
 server's DETAIL of a duplicate key), they are in `exact`, which only the `postgres` format prints.
+Passwords of connection strings are in neither.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import TypedDict, Unpack
 from subscriber.display import printable
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.redaction import redact
 
 # PostgreSQL's levels, on the standard library's scale.
 DEBUG, LOG, WARNING, ERROR, FATAL = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL
@@ -53,6 +55,11 @@ class Parts:
     detail: str | None = None
     hint: str | None = None
     context: tuple[str, ...] = ()
+
+    def redacted(self) -> Parts:
+        """The same without passwords of connection strings."""
+        detail, hint = (text and redact(text) for text in (self.detail, self.hint))
+        return Parts(redact(self.message), detail, hint, tuple(map(redact, self.context)))
 
 
 _bound: ContextVar[Keys | None] = ContextVar("subscriber_telemetry", default=None)
@@ -124,6 +131,7 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) ->
 
 def _write(level: int, parts: Parts, exact: Parts, keys: Keys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
+    parts, exact = parts.redacted(), exact.redacted()
     message = printable(parts.message)  # for handlers that know nothing of parts
     logger.log(level, "%s", message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
 

@@ -15,7 +15,7 @@ Pure: text in, dataclasses out. What an option may be is said in options.py. Sou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -42,7 +42,7 @@ class RoleWord(StrEnum):
 @dataclass(frozen=True, slots=True)
 class CreateSubscription:
     name: str
-    conninfo: str
+    conninfo: str = field(repr=False)
     publications: tuple[str, ...]
     options: tuple[Option, ...] = ()
 
@@ -50,7 +50,7 @@ class CreateSubscription:
 @dataclass(frozen=True, slots=True)
 class AlterConnection:
     name: str
-    conninfo: str
+    conninfo: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

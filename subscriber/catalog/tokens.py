@@ -7,10 +7,11 @@ conforming. Source: src/backend/parser/scan.l.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from subscriber.errors import StatementError
+from subscriber.redaction import RedactedStatement
 
 NAMEDATALEN = 64  # bytes with the terminator
 
@@ -48,10 +49,10 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """`position` counts characters from 0."""
+    """`position` counts characters from 0. `source` is for errors, so it shows no password."""
 
     kind: Kind
-    text: str
+    text: str = field(repr=False)
     source: str
     position: int
 
@@ -134,6 +135,7 @@ def _utf8(text: str) -> str:
 class _Scanner:
     def __init__(self, sql: str) -> None:
         self._sql = sql
+        self._shown = RedactedStatement(sql).piece
         self._at = 0
 
     def next(self) -> Token:
@@ -168,27 +170,27 @@ class _Scanner:
         """A word, a number or a symbol."""
         if match := _WORD.match(self._sql, at):
             self._at = match.end()
-            return Token(Kind.WORD, truncate_identifier(fold(match[0])), match[0], at)
+            return Token(Kind.WORD, truncate_identifier(fold(match[0])), self._shown(at, self._at), at)
         if match := _NUMBER.match(self._sql, at):
             self._at = match.end()
             if junk := _JUNK.match(self._sql, self._at):
-                source = self._sql[at : junk.end()]
+                source = self._shown(at, junk.end())
                 raise StatementSyntaxError(f'trailing junk after numeric literal at or near "{source}"', at)
             text = match[0].replace("_", "")
             whole = text.isdecimal() and int(text) < 1 << 31
-            return Token(Kind.INTEGER if whole else Kind.FLOAT, text, match[0], at)
+            return Token(Kind.INTEGER if whole else Kind.FLOAT, text, self._shown(at, self._at), at)
         match = _OPERATOR.match(self._sql, at)
         source = match[0] if match else self._sql[at]
         # Neither a comment nor a sign may end up inside an operator: "=-1" is two tokens, "=" and "-1".
         if len(source) > 1 and source[0] == "=" and source[1] in "+-/":
             source = "="
         self._at = at + len(source)
-        return Token(Kind.SYMBOL, source, source, at)
+        return Token(Kind.SYMBOL, source, self._shown(at, self._at), at)
 
     def _token(self, kind: Kind, text_and_end: tuple[str, int]) -> Token:
         at = self._at
         text, self._at = text_and_end
-        return Token(kind, text, self._sql[at : self._at], at)
+        return Token(kind, text, self._shown(at, self._at), at)
 
     def _skip_blanks(self) -> None:
         while True:
@@ -206,7 +208,7 @@ class _Scanner:
                 raise self._unterminated("/* comment", start)
 
     def _unterminated(self, what: str, start: int) -> StatementSyntaxError:
-        return StatementSyntaxError(f'unterminated {what} at or near "{self._sql[start:]}"', start)
+        return StatementSyntaxError(f'unterminated {what} at or near "{self._shown(start, len(self._sql))}"', start)
 
     def _string(self, opening: int, *, escapes: bool) -> tuple[str, int]:
         """The string whose first quote is at `opening`, and the position after its last part."""
@@ -249,7 +251,7 @@ class _Scanner:
         if not match[1]:
             raise StatementSyntaxError('zero-length delimited identifier at or near """"', at)
         self._at = match.end()
-        return Token(Kind.IDENTIFIER, truncate_identifier(match[1].replace('""', '"')), match[0], at)
+        return Token(Kind.IDENTIFIER, truncate_identifier(match[1].replace('""', '"')), self._shown(at, self._at), at)
 
     def _dollar_quoted(self, tag: str) -> Token:
         start = self._at
@@ -257,4 +259,4 @@ class _Scanner:
         if end < 0:
             raise self._unterminated("dollar-quoted string", start)
         self._at = end + len(tag)
-        return Token(Kind.STRING, self._sql[start + len(tag) : end], self._sql[start : self._at], start)
+        return Token(Kind.STRING, self._sql[start + len(tag) : end], self._shown(start, self._at), start)

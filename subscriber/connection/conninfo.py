@@ -11,29 +11,17 @@ Source: src/interfaces/libpq/fe-connect.c, conninfo_parse() and conninfo_uri_par
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from subscriber.errors import ConninfoError
-
-# Every keyword libpq 18 knows, in its order. What connecting cannot honour is refused there, by name.
-KEYWORDS = (
-    "service", "user", "password", "passfile", "channel_binding", "connect_timeout", "dbname", "host",
-    "hostaddr", "port", "client_encoding", "options", "application_name", "fallback_application_name",
-    "keepalives", "keepalives_idle", "keepalives_interval", "keepalives_count", "tcp_user_timeout",
-    "sslmode", "sslnegotiation", "sslcompression", "sslcert", "sslkey", "sslcertmode", "sslpassword",
-    "sslrootcert", "sslcrl", "sslcrldir", "sslsni", "requirepeer", "require_auth", "min_protocol_version",
-    "max_protocol_version", "ssl_min_protocol_version", "ssl_max_protocol_version", "gssencmode",
-    "krbsrvname", "gsslib", "gssdelegation", "replication", "target_session_attrs", "load_balance_hosts",
-    "scram_client_key", "scram_server_key", "oauth_issuer", "oauth_client_id", "oauth_client_secret",
-    "oauth_scope", "sslkeylogfile",
-)  # fmt: skip
-
-SECRETS = frozenset({"password", "sslpassword", "oauth_client_secret", "scram_client_key", "scram_server_key"})
-HIDDEN = "********"
+from subscriber.redaction import HIDDEN, KEYWORDS, SECRETS, is_secret, redact_conninfo
 
 URI_PREFIXES = ("postgresql://", "postgres://")
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
+_PORTS = re.compile(r"[0-9+,\s-]*")
 
 _BLANKS = " \t\n\v\f\r"  # C's isspace()
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -50,11 +38,16 @@ class Conninfo:
         """Read a URI or a `key=value` string.
 
         Raises ConninfoError with the message libpq gives, without the "invalid connection string
-        syntax: " that the server puts in front of it.
+        syntax: " that the server puts in front of it. What may be part of a password is hidden in it.
         """
         for prefix in URI_PREFIXES:
             if text.startswith(prefix):
                 return cls(MappingProxyType(_UriParser(text).parse(len(prefix))))
+        if match := _SCHEME.match(text):
+            raise ConninfoError(
+                f'URI scheme "{match[1]}" is not supported',
+                hint="Use postgresql://… in place of it, or key=value pairs.",
+            )
         return cls(MappingProxyType(_parse_pairs(text)))
 
     def get(self, keyword: str, default: str = "") -> str:
@@ -90,6 +83,11 @@ def _quote(value: str) -> str:
     return value
 
 
+def _shown(piece: str, conninfo: str) -> str:
+    """A piece of a connection string as an error may show it."""
+    return HIDDEN if is_secret(piece, conninfo) else piece
+
+
 def _store(parameters: dict[str, str], keyword: str, value: str) -> bool:
     """Remember one parameter; False when libpq has no such keyword."""
     if keyword == "requiressl":  # what sslmode was before PostgreSQL 8
@@ -114,14 +112,14 @@ def _parse_pairs(text: str) -> dict[str, str]:
         keyword = text[start:position]
         position = _skip_blanks(text, position)
         if text[position : position + 1] != "=":
-            raise ConninfoError(f'missing "=" after "{keyword}" in connection info string')
+            raise ConninfoError(f'missing "=" after "{_shown(keyword, text)}" in connection info string')
         position = _skip_blanks(text, position + 1)
         if text[position : position + 1] == "'":
             value, position = _quoted_value(text, position + 1)
         else:
             value, position = _plain_value(text, position)
         if not _store(parameters, keyword, value):
-            raise ConninfoError(f'invalid connection option "{keyword}"')
+            raise ConninfoError(f'invalid connection option "{_shown(keyword, text)}"')
         position = _skip_blanks(text, position)
     return parameters
 
@@ -190,7 +188,7 @@ class _UriParser:
 
     def _store(self, keyword: str, value: str) -> None:
         if value:  # an empty part is no part: it leaves the default in force
-            self._parameters[keyword] = _percent_decode(value, HIDDEN if keyword in SECRETS else value)
+            self._parameters[keyword] = self._percent_decode(value)
 
     def _credentials(self, position: int) -> int:
         at = self._find("@/", position)
@@ -220,6 +218,12 @@ class _UriParser:
             position += 1
         self._store("host", ",".join(hosts))
         self._store("port", ",".join(ports))
+        if any("@" in host[1:] for host in hosts) or not _PORTS.fullmatch(self._parameters.get("port", "")):
+            # libpq notices when it looks up the host, which sends part of a password to a name server.
+            raise ConninfoError(
+                f'invalid host or port in URI: "{redact_conninfo(uri)}"',
+                hint='Percent-encode the special characters of a password: "@" as %40, ":" as %3A, "/" as %2F.',
+            )
         return position
 
     def _ipv6(self, position: int) -> tuple[str, int]:
@@ -227,14 +231,16 @@ class _UriParser:
         end = self._find("]", position)
         if end == len(uri):
             raise ConninfoError(
-                f'end of string reached when looking for matching "]" in IPv6 host address in URI: "{_hide(uri)}"'
+                'end of string reached when looking for matching "]" in IPv6 host address in URI: '
+                f'"{redact_conninfo(uri)}"'
             )
         if end == position:
-            raise ConninfoError(f'IPv6 host address may not be empty in URI: "{_hide(uri)}"')
+            raise ConninfoError(f'IPv6 host address may not be empty in URI: "{redact_conninfo(uri)}"')
         after = uri[end + 1 : end + 2]
         if after and after not in ":/?,":
             raise ConninfoError(
-                f'unexpected character "{after}" at position {end + 2} in URI (expected ":" or "/"): "{_hide(uri)}"'
+                f'unexpected character "{after}" at position {end + 2} in URI (expected ":" or "/"): '
+                f'"{redact_conninfo(uri)}"'
             )
         return uri[position:end], end + 1
 
@@ -242,49 +248,41 @@ class _UriParser:
         for pair in text.removesuffix("&").split("&") if text else ():
             keyword, separator, value = pair.partition("=")
             if not separator:
-                raise ConninfoError(f'missing key/value separator "=" in URI query parameter: "{keyword}"')
+                raise ConninfoError(f'missing key/value separator "=" in URI query parameter: "{self._shown(keyword)}"')
             if "=" in value:
-                raise ConninfoError(f'extra key/value separator "=" in URI query parameter: "{keyword}"')
-            keyword = _percent_decode(keyword, keyword)
-            value = _percent_decode(value, HIDDEN if keyword in SECRETS else value)
+                raise ConninfoError(f'extra key/value separator "=" in URI query parameter: "{self._shown(keyword)}"')
+            keyword, value = self._percent_decode(keyword), self._percent_decode(value)
             if (keyword, value) == ("ssl", "true"):  # JDBC's way to say it
                 keyword, value = "sslmode", "require"
             if not _store(self._parameters, keyword, value):
-                raise ConninfoError(f'invalid URI query parameter: "{keyword}"')
+                raise ConninfoError(f'invalid URI query parameter: "{self._shown(keyword)}"')
 
+    def _shown(self, piece: str) -> str:
+        return _shown(piece, self._uri)
 
-def _hide(uri: str) -> str:
-    """The URI as an error may show it: libpq shows all of it, we hide the password."""
-    prefix, _, rest = uri.partition("://")
-    at = rest.find("@")
-    slash = rest.find("/")
-    if at < 0 or 0 <= slash < at:
-        return uri
-    user, colon, _ = rest[:at].partition(":")
-    return f"{prefix}://{user}{colon}{HIDDEN if colon else ''}{rest[at:]}"
+    def _percent_decode(self, text: str) -> str:
+        """One part of the URI without its percent-encoding and without blanks around it.
 
-
-def _percent_decode(text: str, shown: str) -> str:
-    """One part of a URI without its percent-encoding and without blanks around it.
-
-    `shown` is what an error may say of it. Decoded bytes that are not UTF-8 come as surrogate escapes.
-    """
-    stripped = text.strip(" ")
-    decoded = bytearray()
-    position = 0
-    while position < len(stripped):
-        character = stripped[position]
-        if character == " ":
-            raise ConninfoError(f'unexpected spaces found in "{shown}", use percent-encoded spaces (%20) instead')
-        if character != "%":
-            decoded += character.encode("utf-8", "surrogateescape")
-            position += 1
-            continue
-        token = stripped[position + 1 : position + 3]
-        if len(token) != 2 or not _HEX.issuperset(token):
-            raise ConninfoError(f'invalid percent-encoded token: "{shown}"')
-        if token == "00":
-            raise ConninfoError(f'forbidden value %00 in percent-encoded value: "{shown}"')
-        decoded.append(int(token, 16))
-        position += 3
-    return decoded.decode("utf-8", "surrogateescape")
+        Decoded bytes that are not UTF-8 come as surrogate escapes.
+        """
+        stripped = text.strip(" ")
+        decoded = bytearray()
+        position = 0
+        while position < len(stripped):
+            character = stripped[position]
+            if character == " ":
+                raise ConninfoError(
+                    f'unexpected spaces found in "{self._shown(text)}", use percent-encoded spaces (%20) instead'
+                )
+            if character != "%":
+                decoded += character.encode("utf-8", "surrogateescape")
+                position += 1
+                continue
+            token = stripped[position + 1 : position + 3]
+            if len(token) != 2 or not _HEX.issuperset(token):
+                raise ConninfoError(f'invalid percent-encoded token: "{self._shown(text)}"')
+            if token == "00":
+                raise ConninfoError(f'forbidden value %00 in percent-encoded value: "{self._shown(text)}"')
+            decoded.append(int(token, 16))
+            position += 3
+        return decoded.decode("utf-8", "surrogateescape")

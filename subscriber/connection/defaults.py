@@ -15,8 +15,9 @@ import stat
 from collections.abc import Mapping
 from pathlib import Path
 
-from subscriber.connection.conninfo import KEYWORDS, Conninfo
+from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConninfoError
+from subscriber.redaction import KEYWORDS
 
 # Every keyword has the variable PG<KEYWORD>, with these exceptions; None: it has none.
 _VARIABLES: dict[str, str | None] = {

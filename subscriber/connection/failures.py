@@ -11,6 +11,7 @@ import asyncpg
 
 from subscriber.connection.hosts import Target
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
+from subscriber.redaction import redact
 
 _ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
 
@@ -71,7 +72,12 @@ def _network_failure(error: OSError, target: Target) -> ConnectionLost:
 
 
 def server_fields(error: asyncpg.PostgresError) -> dict[str, str]:
-    """The fields of an ErrorResponse, by the protocol's letters, out of asyncpg's exception."""
+    """Return the fields of an ErrorResponse, by the protocol's letters, out of asyncpg's exception.
+
+    The exception loses the passwords of connection strings too, because a traceback shows it as a cause.
+    """
+    vars(error).update({name: redact(text) for name, text in vars(error).items() if isinstance(text, str)})
+    error.args = tuple(redact(str(argument)) for argument in error.args)
     letters = {
         "S": "severity",
         "V": "severity_en",

@@ -11,24 +11,52 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from subscriber import __version__
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.ops import cli_log
 from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
-from subscriber.ops.logs import LogFormat
+from subscriber.ops.logs import LogFormat, hide_passwords
+from subscriber.redaction import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterator
 
 FAILED = 3
 BUG = 1  # Python's own
+_UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
+
+
+class _Commands(TyperGroup):
+    """The commands. An error of usage that quotes an argument shows no password of a connection string."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _redacted_messages():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _redacted_messages():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _redacted_messages() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = redact(error.message)
+        raise
+
 
 app = typer.Typer(
+    cls=_Commands,
     help="PostgreSQL's logical-replication subscriber, outside the server.",
     no_args_is_help=True,
     add_completion=False,
@@ -314,14 +342,14 @@ def _print_errors(*errors: BaseException) -> None:
 
 def _print_bug(error: BaseException) -> None:
     """Print a traceback. The text of an exception may be the publisher's."""
-    import traceback
 
     for line in traceback.format_exception(error):
-        sys.stderr.write(printable_lines(line.rstrip("\n"), "") + "\n")
+        sys.stderr.write(printable_lines(redact(line.rstrip("\n")), "") + "\n")
 
 
 def main() -> None:
     """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
+    hide_passwords()
     try:
         app()
     except SubscriberError as error:

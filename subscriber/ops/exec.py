@@ -8,6 +8,7 @@ from typing import TextIO
 
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
+from subscriber.redaction import RedactedStatement
 
 FAILED = 3
 
@@ -59,7 +60,8 @@ def print_error(error: SubscriberError, statements: str, output: TextIO) -> None
     _print_parts(output, ("ERROR", error.message))
     position = getattr(error, "position", None)
     if statements and position is not None:
-        print(point_at(statements, position), file=output)
+        shown = RedactedStatement(statements)
+        print(point_at(str(shown), shown.position(position)), file=output)
     _print_parts(output, ("DETAIL", error.detail), ("HINT", error.hint), *(("CONTEXT", line) for line in error.context))
 
 

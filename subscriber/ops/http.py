@@ -35,6 +35,7 @@ from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.ops import status, status_page
 from subscriber.ops.status_report import Look, SubscriptionStatus
+from subscriber.redaction import redact
 from subscriber.worker.launcher import Launcher
 
 try:
@@ -157,7 +158,7 @@ class Observer:
         except TimeoutError:
             return Seen(error=f"no answer within {TARGET_TIMEOUT:.0f} s")
         except (SubscriberError, OSError) as error:
-            return Seen(error=error.message if isinstance(error, SubscriberError) else str(error))
+            return Seen(error=error.message if isinstance(error, SubscriberError) else redact(str(error)))
         return Seen(look, await status.assess_all(look, self._seen.look))
 
 

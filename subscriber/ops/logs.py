@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from subscriber import telemetry
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.lsn import Lsn
+from subscriber.redaction import redact
 from subscriber.telemetry import Parts
 
 if TYPE_CHECKING:
@@ -61,6 +62,19 @@ def configure(log_format: LogFormat, *, level: int = telemetry.LOG, stream: Text
     telemetry.follow_servers(level if log_format is LogFormat.POSTGRES else None)
 
 
+class _Redacted(logging.Formatter):
+    """The standard library's format, without passwords of connection strings."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return redact(super().format(record))
+
+
+def hide_passwords() -> None:
+    """Hide passwords in what libraries log before configure() is called, or where it never is."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(_Redacted())
+
+
 def _level(record: logging.LogRecord) -> str:
     return LEVELS.get(record.levelno, record.levelname)
 
@@ -72,7 +86,7 @@ def _time(record: logging.LogRecord) -> datetime:
 def _parts(record: logging.LogRecord, kind: str) -> Parts:
     """`kind` is parts or exact; a record of another library has a message only."""
     parts = getattr(record, kind, None)
-    return parts if isinstance(parts, Parts) else Parts(record.getMessage())
+    return parts if isinstance(parts, Parts) else Parts(record.getMessage()).redacted()
 
 
 def _lines(parts: Parts) -> Iterator[tuple[str, str]]:
@@ -86,7 +100,7 @@ def _lines(parts: Parts) -> Iterator[tuple[str, str]]:
 
 
 def _traceback(record: logging.LogRecord) -> str:
-    return logging.Formatter().formatException(record.exc_info) if record.exc_info else ""
+    return redact(logging.Formatter().formatException(record.exc_info)) if record.exc_info else ""
 
 
 class PostgresFormatter(logging.Formatter):

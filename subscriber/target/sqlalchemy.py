@@ -35,7 +35,7 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
 from subscriber.apply.hooks import Hooks, Name
@@ -101,14 +101,20 @@ class SqlTarget:
         """Connect and make our own tables. Raises ConninfoError, ConnectionLost, ApplyError."""
         try:
             # A server ends sessions that wait for long; SQLite has none.
-            asks = make_url(url).get_backend_name() != "sqlite"
-            engine = create_async_engine(url, hide_parameters=True, pool_pre_ping=asks)
-        except (ArgumentError, NoSuchModuleError, ImportError, SQLAlchemyError) as error:
+            parsed = make_url(url)
+            if "@" in (parsed.host or ""):
+                raise ValueError("the host is part of a password")
+            asks = parsed.get_backend_name() != "sqlite"
+            engine = create_async_engine(parsed, hide_parameters=True, pool_pre_ping=asks)
+        except (NoSuchModuleError, ImportError, SQLAlchemyError, ValueError) as error:
+            # The others quote parts of the URL.
+            cause = error if isinstance(error, NoSuchModuleError | ImportError) else None
             raise ConninfoError(
                 "the target's URL cannot be used",
                 detail=f"{type(error).__name__}: no such dialect, no driver for it, or none for asyncio.",
-                hint="Write it like sqlite+aiosqlite:///file.db or mysql+aiomysql://user@host/database.",
-            ) from error
+                hint="Write it like sqlite+aiosqlite:///file.db or mysql+aiomysql://user@host/database, and"
+                " percent-encode the special characters of a password.",
+            ) from cause
         prepare_sessions(engine)
         target = cls(engine, slot, hooks)
         try:

@@ -22,6 +22,7 @@ from subscriber.catalog import bulk_copy, hold, hooked, origins, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
+from subscriber.redaction import redact
 from subscriber.subscription import Subscription
 from subscriber.worker.advice import advise
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
@@ -227,7 +228,7 @@ class Supervisor:
             self._count(error, "apply_error_count", report)
         status = report.status
         status.pid = None
-        status.error = error.message if isinstance(error, SubscriberError) else repr(error)
+        status.error = error.message if isinstance(error, SubscriberError) else redact(repr(error))
         status.error_hint = error.hint if isinstance(error, SubscriberError) else None
         status.error_time = datetime.now(UTC)
         # Kinder than PostgreSQL, which disables after a lost connection as well.
@@ -403,7 +404,7 @@ class Supervisor:
             report.status,
             state="waiting to retry",
             pid=None,
-            error=error.message if isinstance(error, SubscriberError) else repr(error),
+            error=error.message if isinstance(error, SubscriberError) else redact(repr(error)),
             error_hint=error.hint if isinstance(error, SubscriberError) else None,
             error_time=datetime.now(UTC),
         )

@@ -49,8 +49,8 @@ class SpoolPlace:
 class Surroundings:
     """What all subscriptions of one launcher share."""
 
-    target: str  # the target's connection string, of the role that runs the launcher
-    apply_target: str  # of the role that applies changes
+    target: str = field(repr=False)  # the target's connection string, of the role that runs the launcher
+    apply_target: str = field(repr=False)  # of the role that applies changes
     system_id: int  # of the target's cluster
     catalog: Catalog
     flusher: Flusher

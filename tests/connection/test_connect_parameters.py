@@ -9,9 +9,10 @@ import pytest
 
 from subscriber.connection import defaults
 from subscriber.connection.connect import asyncpg_arguments, check
-from subscriber.connection.conninfo import KEYWORDS, Conninfo
+from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.hosts import Target, targets
 from subscriber.errors import ConninfoError
+from subscriber.redaction import KEYWORDS
 
 
 @pytest.fixture(autouse=True)

@@ -23,7 +23,8 @@ FLOORS: list[set[str]] = [
     {"connection"},
     {"telemetry"},
     {"protocol", "subscription"},
-    {"errors", "lsn", "display", "native"},
+    {"errors", "lsn", "native"},
+    {"redaction", "display"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -62,7 +63,7 @@ LIBRARIES: dict[str, set[str]] = {
 }
 
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
-PURE = {"protocol", "apply", "errors", "lsn", "display"}
+PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction"}
 IMPURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
     *(

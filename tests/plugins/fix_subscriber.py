@@ -230,6 +230,11 @@ class Program:
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        return None if self._process is None else self._process.pid
+
+    @property
     def text(self) -> str:
         """What it has logged, in all its runs."""
         return self._log.read_text() if self._log.exists() else ""

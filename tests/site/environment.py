@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from subscriber.connection.conninfo import KEYWORDS
 from subscriber.connection.defaults import variable
+from subscriber.redaction import KEYWORDS
 from tests.site import markdown, source
 from tests.site.markdown import code
 

@@ -1,0 +1,83 @@
+"""Passwords of connection strings, searched for in everything Spark shows."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from subscriber.connection.conninfo import Conninfo
+from tests.ops.test_secrets import BROKEN, MARK, not_marked, printed
+from tests.pipeline.scene import archived
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriptions
+from tests.processes import command_line, family
+
+
+def marked(database: Database) -> str:
+    """The server trusts everybody, so any password will do."""
+    return str(Conninfo.parse(database.dsn()).with_(password=MARK))
+
+
+async def prepare(source: Database, target: Database, **options: Any) -> None:
+    for database in (source, target):
+        await database.execute("CREATE TABLE t (a int PRIMARY KEY)")
+    await source.execute("INSERT INTO t SELECT generate_series(1, 1000)", "CREATE PUBLICATION p FOR ALL TABLES")
+    await Subscriptions(target).create(marked(source).replace("'", "''"), "p", **options)
+
+
+def command_lines(pid: int) -> list[str]:
+    return [" ".join(command_line(each)) for each in family(pid)]
+
+
+async def test_a_session_shows_no_password(source_db: Database, target_db: Database, tmp_path: Path) -> None:
+    await prepare(source_db, target_db)
+    given = {"source": marked(source_db), "target": marked(target_db), "broken": BROKEN[0], "events": str(tmp_path)}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.pipeline.marked_session"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(json.dumps(given) + "\n")
+        process.stdin.flush()
+        said, lines = "", set[str]()
+        while not said.endswith("\ndone\n"):
+            line = await asyncio.to_thread(process.stdout.readline)
+            assert line, said
+            said += line
+            lines.update(command_lines(process.pid))
+        said += process.communicate("\n", timeout=60)[0]
+    finally:
+        process.kill()
+        process.wait()
+    for expected in ("rows 1000", "BatchScan pgsnapshot", 'relation "nowhere" does not exist', "URI scheme"):
+        assert expected in said
+    assert "TableProgress(name='public.t', rows=1000" in said
+    not_marked(said)
+    assert any("java" in line for line in lines)
+    assert any("pyspark.daemon" in line or "pyspark/daemon" in line for line in lines)
+    not_marked("\n".join(lines))
+    logs = [file for file in tmp_path.rglob("*") if file.is_file() and file.stat().st_size]
+    assert logs
+    for log in logs:
+        not_marked(log.read_text(errors="replace"))
+
+
+@pytest.mark.parametrize("dsn", [BROKEN[0], f"postgresql://app:{MARK}@127.0.0.1:1/db"])
+async def test_commands_that_start_spark_first(dsn: str, source_db: Database, tmp_path: Path) -> None:
+    async with archived(source_db, tmp_path):
+        log = str(tmp_path / "log")
+        for arguments in (
+            ["verify", "s", "--target", dsn],
+            ["catchup", "s", "--log", log, "--target", dsn],
+            ["lake", "--log", log, "--to", str(tmp_path / "lake"), "--source", dsn],
+        ):
+            said = await printed(*arguments)
+            assert "URI scheme" in said or "Connection refused" in said, said

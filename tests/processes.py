@@ -1,0 +1,28 @@
+"""The command lines of processes, as the kernel and `ps` show them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def command_line(pid: int) -> list[str]:
+    """The arguments of a process; empty when it has gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
+    except OSError:
+        return []
+
+
+def family(pid: int) -> set[int]:
+    """A process and all that it has started, and those have."""
+    parents: dict[int, int] = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            parents[int(name)] = int(Path(f"/proc/{name}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found = {pid}
+    while grown := {child for child, parent in parents.items() if parent in found} - found:
+        found |= grown
+    return found
