@@ -21,9 +21,10 @@ from typer.core import TyperGroup
 from subscriber import __version__
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
-from subscriber.ops import cli_log
-from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
-from subscriber.ops.logs import LogFormat, hide_passwords
+from subscriber.ops import arguments, cli_log, logs
+from subscriber.ops.config import run_async
+from subscriber.ops.dsn import MaybeSource, Source, Target
+from subscriber.ops.logs import LogFormat
 from subscriber.redaction import redact
 
 if TYPE_CHECKING:
@@ -65,24 +66,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Target = Annotated[
-    str,
-    typer.Option(
-        help="The target database: a URI or key=value string.",
-        envvar=TARGET_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-    ),
-]
-Source = Annotated[
-    str,
-    typer.Option(
-        help="The publisher's database: a URI or key=value string.",
-        envvar=SOURCE_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-    ),
-]
 Publications = Annotated[
     list[str], typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME")
 ]
@@ -234,15 +217,7 @@ def check(
     name: Annotated[
         str | None, typer.Argument(help="A subscription that exists.", metavar="[NAME]", show_default=False)
     ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            help="The publisher's database, for a subscription that does not exist yet.",
-            envvar=SOURCE_VARIABLE,
-            metavar="DSN",
-            show_default=False,
-        ),
-    ] = None,
+    source: MaybeSource = None,
     publications: Annotated[
         list[str] | None,
         typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
@@ -349,7 +324,8 @@ def _print_bug(error: BaseException) -> None:
 
 def main() -> None:
     """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
-    hide_passwords()
+    arguments.hide_passwords()
+    logs.hide_passwords()
     try:
         app()
     except SubscriberError as error:

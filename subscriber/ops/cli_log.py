@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE, run_async
+from subscriber.ops.config import run_async
+from subscriber.ops.dsn import MaybeSource, Target
 from subscriber.ops.logs import LogFormat
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -20,16 +21,6 @@ Log = Annotated[
 Master = Annotated[
     str, typer.Option(help="Spark's master: this machine's processors, or a cluster's address.", metavar="URL")
 ]
-MaybeSource = Annotated[
-    str | None,
-    typer.Option(
-        help="The publisher's database: a URI or key=value string.",
-        envvar=SOURCE_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-    ),
-]
-
 LOCAL = "local[*,4]"
 
 
@@ -125,15 +116,7 @@ def lake(
 
 
 def catchup(
-    target: Annotated[
-        str,
-        typer.Option(
-            help="The target database: a URI or key=value string.",
-            envvar=TARGET_VARIABLE,
-            metavar="DSN",
-            show_default=False,
-        ),
-    ],
+    target: Target,
     name: Annotated[str, typer.Argument(help="The subscription, which is disabled.", metavar="NAME")],
     log: Annotated[Path, typer.Option(help="The change log of `subscriber archive`.", metavar="DIRECTORY")],
     until: Annotated[str | None, typer.Option(help="End at this position.", metavar="LSN")] = None,

@@ -28,6 +28,7 @@ from subscriber.ops.logs import LogFormat, configure
 from tests.ops.test_http_guard import request
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
+from tests.processes import command_line, family
 
 MARK = "Zq7pLw"
 ROLE = "marked"
@@ -428,8 +429,10 @@ async def test_a_subscription_that_works_and_then_does_not(guarded: Guarded, pro
 
 
 async def everything_said(guarded: Guarded, program: Program, port: int, expected: str) -> None:
-    """Search the log, the answers, the status and the catalog."""
+    """Search the log, the list of processes, the answers, the status and the catalog."""
     not_marked(program.text)
+    assert program.pid is not None
+    not_marked(repr([command_line(pid) for pid in family(program.pid)]))
     assert expected in await printed("status", "--target", guarded.uri(guarded.target))
     document = ""
     with anyio.fail_after(10):  # an answer is good for a second

@@ -9,13 +9,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
+from subscriber.catalog.session import Catalog
 from subscriber.connection.conninfo import Conninfo
+from subscriber.ops import status
 from tests.ops.test_secrets import BROKEN, MARK, not_marked, printed
 from tests.pipeline.scene import archived
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriptions
+from tests.plugins.fix_subscriber import Program, Subscriptions
 from tests.processes import command_line, family
 
 
@@ -68,6 +71,35 @@ async def test_a_session_shows_no_password(source_db: Database, target_db: Datab
     assert logs
     for log in logs:
         not_marked(log.read_text(errors="replace"))
+
+
+async def test_the_copy_that_the_launcher_starts_shows_no_password(
+    source_db: Database, target_db: Database, processes: Path
+) -> None:
+    await prepare(source_db, target_db, copy_engine="spark")
+    program = Program(marked(target_db), processes / "run.log", "json")
+    lines = set[str]()
+    try:
+        await program.start()
+        assert program.pid is not None
+        with anyio.fail_after(90):
+            while await target_db.value("SELECT count(*) FROM subscriber.subscription_rel WHERE srsubstate = 'r'") < 1:
+                lines.update(command_lines(program.pid))
+                not_marked(json.dumps(await in_words(target_db)))
+                await source_db.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+                await anyio.sleep(0.1)
+        not_marked(program.text)
+    finally:
+        program.kill()
+    for part in ("subscriber copy", "subscriber.pipeline.driver", "java", "pyspark"):
+        assert any(part in line for line in lines), part
+    not_marked("\n".join(lines))
+
+
+async def in_words(target: Database) -> list[str]:
+    async with Catalog.open(target.dsn(), "test") as catalog:
+        look = await status.read_catalog(catalog)
+        return [status.to_json(look, await status.assess_all(look))]
 
 
 @pytest.mark.parametrize("dsn", [BROKEN[0], f"postgresql://app:{MARK}@127.0.0.1:1/db"])

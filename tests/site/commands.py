@@ -16,7 +16,8 @@ from tests.site.markdown import code
 
 HEAD = """
 Every command has `--help`, and `subscriber --version` says which program this is. DSNs are URIs or libpq's `key=value`
-strings, with several hosts, `passfile`, `sslmode` and the rest. An option that names a variable is taken from the
+strings, with several hosts, `service`, `passfile`, `sslmode` and the rest, or `@FILE`: then the DSN is the first line of
+that file, which nobody but its owner may read. An option that names a variable is taken from the
 [environment](environment.md) when it is not given.
 
 | exit status | means |

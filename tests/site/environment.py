@@ -10,8 +10,8 @@ from tests.site import markdown, source
 from tests.site.markdown import code
 
 OURS = {
-    "SUBSCRIBER_TARGET_DSN": "the target database, where `--target` is not given",
-    "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given",
+    "SUBSCRIBER_TARGET_DSN": "the target database, where `--target` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_SPOOL_DIR": "where streamed transactions wait until they end, where `--spool-dir` is not given; for a "
     "program that embeds subscriber, too",
     "SUBSCRIBER_ONE_BY_ONE": "not empty: every change is applied by a statement of its own, see "
@@ -27,8 +27,23 @@ OTHERS = {
 }
 
 HEAD = """
-A `.env` file is not read, and nothing else of subscriber's is configured by the environment. Passwords belong into a
-password file (`passfile`, `PGPASSFILE`, `~/.pgpass`) or a service, where no list of processes shows them.
+A `.env` file is not read, and nothing else of subscriber's is configured by the environment.
+""".strip()
+
+PASSWORDS = """
+Keep the password of `--target` and `--source` where no other user of the machine can read it:
+
+| place | how | who can read it |
+|---|---|---|
+| a file with the DSN | `--target @/run/secrets/target`, or `SUBSCRIBER_TARGET_DSN=@/run/secrets/target` | its owner: a file with group or world access is refused |
+| a password file | `passfile=…`, `PGPASSFILE` or `~/.pgpass`, as for libpq | its owner: a file with group or world access is not used |
+| a service file | `service=shop` with `PGSERVICEFILE` or `~/.pg_service.conf`, as for libpq | whoever the file's permissions allow |
+| the environment | `SUBSCRIBER_TARGET_DSN`, `PGPASSWORD` | the same user and root |
+| an argument | `--target postgresql://app:secret@…` | everybody, while Python starts |
+
+`@FILE` takes the first line of the file. Arguments are overwritten on Linux when a command starts: from then on `ps` and
+`/proc/PID/cmdline` show `********` in place of a password. Starting takes a fraction of a second, and elsewhere nothing is hidden. The
+processes that a command starts, as `subscriber copy` and Spark's, get no DSN as an argument.
 """.strip()
 
 LIBPQ = """
@@ -46,6 +61,8 @@ def page() -> str:
     return markdown.page(
         "Environment",
         HEAD,
+        "## Passwords",
+        PASSWORDS,
         "## Of subscriber",
         markdown.table(["variable", ""], [[code(name), says] for name, says in OURS.items()]),
         "## Of others",

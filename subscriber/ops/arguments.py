@@ -1,0 +1,61 @@
+"""The arguments of this process in the list of processes, which every user of the machine can read.
+
+The kernel shows the memory in which it has put the arguments, so they are overwritten there. Before that, while Python
+starts, a password in an argument can be seen for a moment. It is safe in a file, a service or the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from subscriber.redaction import HIDDEN, RedactedStatement, redact_conninfo
+
+DSN_OPTIONS = ("--target", "--source")
+
+
+def hide_passwords() -> None:
+    """Overwrite the passwords of connection strings in this process's arguments. Does nothing but on Linux.
+
+    `sys.argv` stays as it is.
+    """
+    given = sys.orig_argv
+    shown = hidden(given)
+    if shown != given and sys.platform == "linux":
+        _overwrite(_block(given), _block(shown))
+
+
+def hidden(arguments: list[str]) -> list[str]:
+    """The same arguments without passwords, none of them longer than before."""
+    shown = []
+    for before, argument in zip(["", *arguments], arguments, strict=False):
+        option, equals, value = argument.partition("=")
+        if before in DSN_OPTIONS:
+            text = redact_conninfo(argument)
+        elif equals and option in DSN_OPTIONS:
+            text = f"{option}={redact_conninfo(value)}"
+        else:
+            text = str(RedactedStatement(argument))
+        shown.append(text if len(text) <= len(argument) else text.replace(HIDDEN, "*"))
+    return shown
+
+
+def _block(arguments: list[str]) -> bytes:
+    """The arguments as they lie in memory."""
+    return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
+
+
+def _overwrite(given: bytes, shown: bytes) -> None:
+    """Put `shown` in the place of the arguments, if `given` is what is there."""
+    import ctypes  # slow to import, and needed for a password only
+
+    try:
+        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5), which counts from 3
+        # Another library may have moved the arguments, as setproctitle does: then that place is not ours to write.
+        if Path("/proc/self/cmdline").read_bytes() != given or end - start != len(given):
+            return
+    except (OSError, IndexError, ValueError):
+        return
+    ctypes.memmove(start, shown.ljust(len(given), b"\0"), len(given))
