@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
+from subscriber import redaction
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ServerError, StatementError
 from subscriber.redaction import HIDDEN, KEYWORDS, SECRETS, RedactedStatement, redact, redact_conninfo
@@ -201,3 +202,14 @@ def test_long_texts_take_no_long_time(piece: str) -> None:
     began = perf_counter()
     redact(text)
     assert perf_counter() - began < 5
+
+
+@given(text=st.lists(st.sampled_from([*SECRETS, "a", "x", ":", "/", "//", "'", '"', "=", "@", " ", "Pwd", "passwort"])))
+def test_texts_are_passed_over_only_if_nothing_is_in_them(text: list[str]) -> None:
+    joined = "".join(text)
+    hides = any(span[0] < span[1] for pattern in redaction._IN_TEXT for span in _spans(pattern, joined))
+    assert not hides or any(part in joined.lower() for part in redaction._PARTS)
+
+
+def _spans(pattern: re.Pattern[str], text: str) -> list[tuple[int, int]]:
+    return [match.span("secret") for match in pattern.finditer(text)]
