@@ -325,7 +325,7 @@ def _print_bug(error: BaseException) -> None:
 def main() -> None:
     """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
     arguments.hide_passwords()
-    logs.hide_passwords()
+    logs.redact_unconfigured()
     try:
         app()
     except SubscriberError as error:

@@ -13,7 +13,7 @@ from subscriber.errors import ConninfoError
 from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE
 
 
-def from_file(value: str | None) -> str | None:
+def read_dsn(value: str | None) -> str | None:
     """Return the connection string that an option gives: the value itself, or the first line of FILE for @FILE.
 
     Raises:
@@ -54,7 +54,7 @@ Target = Annotated[
         envvar=TARGET_VARIABLE,
         metavar="DSN",
         show_default=False,
-        callback=from_file,
+        callback=read_dsn,
     ),
 ]
 Source = Annotated[
@@ -64,7 +64,7 @@ Source = Annotated[
         envvar=SOURCE_VARIABLE,
         metavar="DSN",
         show_default=False,
-        callback=from_file,
+        callback=read_dsn,
     ),
 ]
 MaybeSource = Annotated[
@@ -74,6 +74,6 @@ MaybeSource = Annotated[
         envvar=SOURCE_VARIABLE,
         metavar="DSN",
         show_default=False,
-        callback=from_file,
+        callback=read_dsn,
     ),
 ]

@@ -69,7 +69,7 @@ class _Redacted(logging.Formatter):
         return redact(super().format(record))
 
 
-def hide_passwords() -> None:
+def redact_unconfigured() -> None:
     """Hide passwords in what libraries log before configure() is called, or where it never is."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Redacted())

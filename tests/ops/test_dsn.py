@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.errors import ConninfoError
-from subscriber.ops.dsn import from_file
+from subscriber.ops.dsn import read_dsn
 from tests.plugins.fix_cluster import Database
 
 
@@ -61,7 +61,7 @@ def test_a_file_that_others_may_use_is_refused(tmp_path: Path, mode: int) -> Non
     )
     command = done.stderr.rpartition("HINT:  ")[2]
     subprocess.run(["sh", "-c", command], check=True)
-    assert from_file(f"@{file}") == "postgresql://app:secret@h/db"
+    assert read_dsn(f"@{file}") == "postgresql://app:secret@h/db"
 
 
 def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         if name in ("empty", "blank"):
             written(tmp_path / name, "" if name == "empty" else " \nhost=h\n")
         with pytest.raises(ConninfoError) as caught:
-            from_file(f"@{tmp_path}/{name}")
+            read_dsn(f"@{tmp_path}/{name}")
         assert caught.value.message == message
 
 
 def test_other_values_stay_as_they_are() -> None:
     for value in (None, "", "host=h", "postgresql://u@h/d"):
-        assert from_file(value) == value
+        assert read_dsn(value) == value
 
 
 def test_help_needs_no_file() -> None:
