@@ -14,7 +14,7 @@ All of them find the same places:
 They differ in where a place ends. A connection string is known from end to end, so everything doubtful is hidden. In
 any other text a place ends with its line, and with the quotes around the connection string.
 
-A redacted text stays as it is when it is redacted again.
+A text may be redacted again, which its way through errors and logs does.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _IN_TEXT = _compile(
     r"(?<!\S)(?>\S*?:(?://\S*?:|(?!//)))(?P<secret>\S*)@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^'\"\n]{{1,200}})@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^\s/?,'\"@]+)",
-    rf"{_KEY}[^\S\n]*(?P<secret>\*{{8}}(?!\S)|{_QUOTED}|.*?(?={_NEXT}|{_CLOSED}|$))",
+    rf"{_KEY}[^\S\n]*(?P<secret>\*{{8}}(?=[\"']|{_END})|{_QUOTED}|.*?(?={_NEXT}|{_CLOSED}|$))",
     flags=re.MULTILINE,
 )
 
@@ -80,6 +80,7 @@ _IN_CONNINFO = _compile(
 # The literals of a statement. One with anything else behind its closing quote was closed by a quote of a password.
 _LITERAL = re.compile(r"'(?:[^'\\]|''|\\.)*+'(?![^\s;,)])|(\$\w*\$).*?\1(?![^\s;,)])|(?P<open>'|\$\w*\$).*", re.DOTALL)
 _CUT_OFF = re.compile(rf"{_KEY}\s*'\Z", re.IGNORECASE)
+_CONNECTION = re.compile(r"\bconnection\s*[en]?\Z", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
@@ -136,7 +137,8 @@ def _is_cut_off(literal: re.Match[str]) -> bool:
     """Whether the literal may have ended within a secret."""
     if literal["open"] or _CUT_OFF.search(literal[0]):
         return True
-    return literal.string[literal.end() : literal.end() + 1] in (",", ")") and bool(_in_literal(literal))
+    sql, start, end = literal.string, literal.start(), literal.end()
+    return sql[end : end + 1] in (",", ")") and _CONNECTION.search(sql, max(0, start - 100), start) is not None
 
 
 def _find(patterns: Iterable[re.Pattern[str]], text: str) -> list[Span]:

