@@ -21,7 +21,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMa
 from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.connection.settings import NO_TIMEOUTS, known
+from subscriber.connection.settings import NO_JIT, NO_TIMEOUTS, known
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
@@ -54,6 +54,7 @@ SETTINGS = {
     "enable_nestloop": "on",  # without it a batch reads a whole index
     "max_parallel_workers_per_gather": "0",  # the built-in worker looks for a row without help
     "plan_cache_mode": "force_generic_plan",  # every value of a key is searched for in the same way
+    **NO_JIT,
     **NO_TIMEOUTS,
 }
 
