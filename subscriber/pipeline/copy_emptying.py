@@ -14,9 +14,7 @@ from subscriber.pipeline.copy_part import APPLICATION_NAME
 from subscriber.source.quoting import qualified
 from subscriber.subscription import Subscription
 from subscriber.target import copying
-from subscriber.target.means import find_means
 from subscriber.target.note import Note
-from subscriber.target.postgres import PostgresTarget
 
 # Tables that others refer to cannot be truncated alone.
 _IS_REFERRED_TO = (
@@ -32,10 +30,7 @@ async def empty(target: str, subscription: Subscription, table: RelationState) -
     """
     session = await open_session(target, application_name=APPLICATION_NAME)
     try:
-        acting = PostgresTarget(session, "", lambda *_: None)
-        acting.means = await find_means(session)
-        await acting.configure("on")
-        await acting.acting.subscribe(subscription, replica_role=acting.means.replica_role)
+        acting = await copying.target_of(session, subscription, "on")
         local = await copying.begin(acting, table.namespace, table.name)
         refuse_exceeded(local, [code for code in local.foreign if code.default_of is None])
         referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))

@@ -25,7 +25,7 @@ from subscriber.source.publisher import Publisher
 from subscriber.source.quoting import identifier, literal, qualified
 from subscriber.source.tables import PublishedTable, as_relation, copies_binary
 from subscriber.subscription import Subscription
-from subscriber.target.means import find_means
+from subscriber.target import copying
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.shapes import Guard, guard
 
@@ -130,10 +130,7 @@ async def plan_tables(
         stack.callback(source.abort)
         session = await open_session(target, application_name=APPLICATION_NAME)
         stack.callback(session.abort)
-        acting = PostgresTarget(session, "", lambda *_: None)
-        acting.means = await find_means(session)
-        await acting.configure("off")
-        await acting.acting.subscribe(subscription, replica_role=acting.means.replica_role)
+        acting = await copying.target_of(session, subscription, "off")
         planner = _Planner(subscription, source, acting, connection, part_bytes)
         found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
         try:

@@ -6,9 +6,12 @@ from datetime import datetime
 
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
+from subscriber.connection.session import Session
 from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
 from subscriber.target import relations, shapes
 from subscriber.target.acting import NOBODY
+from subscriber.target.means import find_means
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRecord
@@ -17,6 +20,16 @@ from subscriber.target.statements import qualified, quote
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
 _NOTE = Note("COPY")
+
+
+async def target_of(session: Session, subscription: Subscription, synchronous_commit: str) -> PostgresTarget:
+    """A target for copying on `session`, which is not given a place, and acts as the subscription says."""
+    means = await find_means(session)
+    target = PostgresTarget(session, "", lambda *_: None)
+    target.means = means
+    await target.configure(synchronous_commit)
+    await target.acting.subscribe(subscription, replica_role=means.replica_role)
+    return target
 
 
 async def begin(target: PostgresTarget, schema: str, name: str) -> LocalRelation:
