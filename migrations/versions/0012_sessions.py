@@ -108,6 +108,16 @@ FUNCTIONS = [
                    AND subscriber.is_alive(s.pid, s.backend_start, s.role));
     END $$
     """,
+    """
+    CREATE FUNCTION subscriber.terminate_session(subscription_oid oid, backend integer) RETURNS boolean
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    BEGIN
+        PERFORM subscriber.check_manager(subscription_oid);
+        RETURN (SELECT coalesce(bool_or(pg_catalog.pg_terminate_backend(s.pid)), false) FROM subscriber.session s
+                 WHERE s.subid = subscription_oid AND s.pid = backend
+                   AND subscriber.is_alive(s.pid, s.backend_start, s.role));
+    END $$
+    """,
     # Becomes the launcher that leads, unless another one does whose backend lives and has renewed its lease within
     # `patience`. A former session of the same instance, and of one that is too late, is ended.
     """

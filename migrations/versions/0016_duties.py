@@ -54,6 +54,7 @@ OWNER_FUNCTIONS = (
     "drop_origin(text)",
     "origin_progress(text)",
     "terminate_workers(oid, oid)",
+    "terminate_session(oid, integer)",
     "register_session(oid, oid, integer, timestamptz, oid)",
     "release_session(oid, oid, integer)",
     "living_sessions(oid)",

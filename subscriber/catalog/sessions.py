@@ -30,6 +30,7 @@ REGISTER = "SELECT subscriber.register_session($1::oid, $2::oid, $3::int4, $4::t
 RELEASE = "SELECT subscriber.release_session($1::oid, $2::oid, $3::int4)"
 LIVING = "SELECT l.relid, l.pid FROM subscriber.living_sessions($1::oid) l"
 TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
+TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
 LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
 RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
 RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
@@ -103,6 +104,12 @@ async def holder(connection: asyncpg.Connection, subid: int, relid: int) -> int 
 async def terminate(connection: asyncpg.Connection, subid: int, relid: int | None) -> int:
     """End the session that has a place, or with None all of the subscription; how many lived."""
     ended: int = await connection.fetchval(TERMINATE, subid, relid)
+    return ended
+
+
+async def terminate_session(connection: asyncpg.Connection, subid: int, pid: int) -> bool:
+    """End one session of the subscription; whether it lived."""
+    ended: bool = await connection.fetchval(TERMINATE_SESSION, subid, pid)
     return ended
 
 

@@ -30,7 +30,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
-from subscriber.connection.settings import NO_JIT, SINCE, known
+from subscriber.connection.settings import NO_JIT, ONLY_QUALIFIED_NAMES, SINCE, known
 from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
@@ -144,10 +144,11 @@ async def connect(
 
     `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
     server settings for the session and win over `options` of the connection string; those of settings.SINCE are
-    left out where the server does not know them, and NO_JIT is always among them. `replication` makes it a walsender
-    of the named database, which has only the `settings`, and on which only simple queries work: execute() without
-    arguments. `must_use_password` is for the connection string of somebody who is no superuser: it must have a
-    password, and the server must have asked for it (authentication.py); nothing is sent to a server that did not.
+    left out where the server does not know them, and NO_JIT and ONLY_QUALIFIED_NAMES are always among them.
+    `replication` makes it a walsender of the named database, which has only the `settings`, and on which only simple
+    queries work: execute() without arguments. `must_use_password` is for the connection string of somebody who is no
+    superuser: it must have a password, and the server must have asked for it (authentication.py); nothing is sent to
+    a server that did not.
     `timeout` limits each attempt, in seconds; None leaves it to connect_timeout and then TIMEOUT. The
     connection string's client_encoding and replication are not used: both are ours to say.
 
@@ -165,7 +166,7 @@ async def connect(
         random.shuffle(candidates)
     limit = _time_limit(parameters, timeout)
     if not replication:
-        settings = {**NO_JIT, **settings}
+        settings = {**NO_JIT, **ONLY_QUALIFIED_NAMES, **settings}
     later = {name: value for name, value in settings.items() if name in SINCE}
     given = {name: value for name, value in settings.items() if name not in SINCE}
     startup = _server_settings(parameters, application_name, given, replication)

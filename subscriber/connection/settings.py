@@ -9,6 +9,9 @@ from collections.abc import Mapping
 # above jit_above_cost. The built-in worker plans nothing.
 NO_JIT = {"jit": "off"}
 
+# A name without a schema could be an object that any role has made, whose code would run with the session's rights.
+ONLY_QUALIFIED_NAMES = {"search_path": ""}
+
 # For sessions that wait: for changes, locks, the end of a long copy. The built-in workers ignore statement_timeout
 # and the idle timeouts. They obey lock_timeout and transaction_timeout, and repeat the same transaction without end.
 NO_TIMEOUTS = {

@@ -26,6 +26,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 import anyio
 
 from subscriber import telemetry
+from subscriber.catalog import sessions
 from subscriber.catalog.session import Catalog
 from subscriber.errors import ApplyError
 from subscriber.source.quoting import literal
@@ -56,7 +57,6 @@ SELECT DISTINCT x.gid
 NAMES = """
 SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
 """
-TERMINATE = "SELECT pg_catalog.pg_terminate_backend($1::int)"
 
 
 class Waits:
@@ -78,6 +78,7 @@ class Waits:
         self._two_phase = two_phase
         self._rolled_back = rolled_back
         self._target = target
+        self._subid = subid
         self._prefix = gid_prefix(subid)
         self._catalog = catalog
         self._report = report
@@ -116,8 +117,8 @@ class Waits:
             if blockers.get(self._target.pipelines[0].session.pid) and self._target.retreat():
                 return
             victim = self._victim(waiting, blockers, prepared, ours)
-            if victim is not None:
-                await connection.fetchval(TERMINATE, victim.pid)
+            if victim is not None and victim.pid is not None:
+                await sessions.terminate_session(connection, self._subid, victim.pid)
                 return
             others = {pid for waiter in waiting for pid in blockers.get(waiter, ()) if pid}
             names = await connection.fetch(NAMES, list(others)) if shown and others else []

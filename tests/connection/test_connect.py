@@ -156,10 +156,12 @@ async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Da
     major = connection.get_server_version().major
     connection.terminate()
     database, timeouts = f"ALTER DATABASE {source_db.name}", known(NO_TIMEOUTS, major)
-    await source_db.execute(f"{database} SET jit = on", *(f"{database} SET {name} = '1min'" for name in timeouts))
+    await source_db.execute(f"{database} SET search_path = evil, pg_catalog", f"{database} SET jit = on")
+    await source_db.execute(*(f"{database} SET {name} = '1min'" for name in timeouts))
     dsn = source_db.dsn(options="-c jit=on")
     connection = await connect(dsn, settings=NO_TIMEOUTS)  # whether the server knows all of them or not
     assert await connection.fetchval("SHOW jit") == "off"
+    assert await connection.fetchval("SHOW search_path") == ""
     assert {await connection.fetchval(f"SHOW {name}") for name in timeouts} == {"0"}
     connection.terminate()
     connection = await connect(dsn, settings={"jit": "on"})

@@ -1,0 +1,57 @@
+"""What reads a target's table with the launcher's rights does not run its owner's code."""
+
+from __future__ import annotations
+
+from anyio.to_thread import run_sync
+
+from subscriber.connection.connect import open_session
+from subscriber.errors import SubscriberError
+from subscriber.pipeline.checksums import Column, Question, Side, ask
+from subscriber.source.parts import cut
+from tests.privileges.conftest import Attacked
+
+
+async def test_a_table_that_becomes_a_view_before_it_is_compared(attacked: Attacked) -> None:
+    await attacked.as_owner("CREATE TABLE app.t (id int PRIMARY KEY)", "INSERT INTO app.t VALUES (1)")
+    session = await open_session(attacked.target.dsn())
+    try:
+        ((relid,),) = await session.rows("SELECT 'app.t'::regclass::oid")
+        (part,) = await cut(session, int(relid or 0), 1 << 20)
+        await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
+        sql = Side((Column("id", None),), (0,)).sums(part, 1)
+        question = Question(attacked.target.dsn(), False, snapshot or "", part, sql)
+        answer = await run_sync(ask, question)
+        assert [row[1] for row in answer] == [1]  # type: ignore[union-attr]
+        await attacked.as_owner(
+            "ALTER TABLE app.t RENAME TO hidden", "CREATE VIEW app.t AS SELECT app.attack() AS id, 1 AS ctid"
+        )
+        answer = await run_sync(ask, question)
+        assert isinstance(answer, SubscriberError)
+        assert answer.message == 'table "app.t" was rewritten while it was compared'
+        assert await attacked.loot() == set()
+    finally:
+        session.abort()
+
+
+async def test_a_cast_of_the_owner_is_not_used(attacked: Attacked) -> None:
+    """Values are printed by their types' own functions."""
+    await attacked.as_owner(
+        "CREATE TYPE app.mood AS ENUM ('a', 'b')",
+        "CREATE FUNCTION app.say(app.mood) RETURNS text LANGUAGE sql AS $$ SELECT app.attack()::text $$",
+        "CREATE CAST (app.mood AS text) WITH FUNCTION app.say(app.mood) AS ASSIGNMENT",
+        "CREATE TABLE app.t (id int PRIMARY KEY, m app.mood)",
+        "INSERT INTO app.t VALUES (1, 'a')",
+    )
+    session = await open_session(attacked.target.dsn())
+    try:
+        ((relid,),) = await session.rows("SELECT 'app.t'::regclass::oid")
+        (part,) = await cut(session, int(relid or 0), 1 << 20)
+        await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
+        sql = Side((Column("id", None), Column("m", None)), (0,)).rows(part, 1, [0])
+        answer = await run_sync(ask, Question(attacked.target.dsn(), False, snapshot or "", part, sql))
+        assert not isinstance(answer, SubscriberError), answer
+        assert await attacked.loot() == set()
+    finally:
+        session.abort()
