@@ -7,6 +7,7 @@ option means).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -130,14 +131,15 @@ class Supervisor:
         """Start the apply worker anew; the sync workers go on."""
         self._leader.cancel()
 
-    async def reload_tables(self) -> None:
+    async def reload_tables(self, ended: int | None = None) -> None:
+        """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
         async with self._around.catalog.use() as connection:
             await store.forget_dropped_relations(connection, self.subscription.oid)
             rows = await store.load_relation_states(connection, self.subscription.oid)
             self._holding.load(await hold.load(connection, self.subscription.oid))
             self.tables.bulk = await bulk_copy.load(connection, self.subscription.oid)
             self.tables.sources = await hooked.record(connection, self.subscription.oid, rows, self._hooks)
-            self.tables.load(rows, self._busy())
+            self.tables.load(rows, self._busy(ended))
         for relid, scope in self._syncing.items():
             if relid != GROUP and self.tables.get(relid) is None:
                 scope.cancel()
@@ -155,9 +157,10 @@ class Supervisor:
             self.tables.sources = await hooked.record(connection, subid, tables, self._hooks)
         hooked.check(self.subscription, tables, self.tables.sources, self._hooks)
 
-    def _busy(self) -> set[int]:
-        """The tables that a sync worker is at work on."""
-        return {*self._syncing, *(self.tables.group() if GROUP in self._syncing else ())}
+    def _busy(self, ended: int | None = None) -> set[int]:
+        """The tables that a sync worker is at work on, but for the one that has `ended`."""
+        working = self._syncing.keys() - {ended}
+        return {*working, *(self.tables.group() if GROUP in working else ())}
 
     # --- the apply worker -----------------------------------------------------------------------
 
@@ -352,22 +355,24 @@ class Supervisor:
             await self._sync_failed(root_cause(error), report)
             await self._release_origin(relid)
         finally:
-            self._syncing.pop(relid, None)
             if finished:
                 self._sessions.append(sessions)
-                self._close_sessions()
             else:
                 sessions.close()
-            for one in self.tables.group() if relid == GROUP else [relid]:
+                await self.reload_tables(ended=relid)  # the next one must not start from an old state
+            self._syncing.pop(relid, None)
+            self._close_sessions()
+            for one in self._tables_of(relid):
                 self.tables.restore(one)
-        if finished:
-            return
-        await self.reload_tables()
-        table = self.tables.get(next(iter(self.tables.group()), 0) if relid == GROUP else relid)
-        if not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
+        table = self.tables.get(next(iter(self._tables_of(relid)), 0))
+        if not finished and not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
             # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
             around.board.remove(report)
             self._leader.cancel()
+
+    def _tables_of(self, relid: int) -> Iterable[int]:
+        """The tables of the sync worker that has the place `relid`."""
+        return self.tables.group() if relid == GROUP else [relid]
 
     async def _release_origin(self, relid: int) -> None:
         """A copy that has failed begins from nothing; its origin would keep one of the few places that there are."""

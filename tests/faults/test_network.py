@@ -258,8 +258,6 @@ async def test_target_that_falls_silent_is_given_up(
         proxy.lose()
         await source_db.execute("INSERT INTO t SELECT generate_series(1, 10)")
         await subscriber.log.wait_for("the target does not answer")
-        # The other end of what was lost is still there, and with it the lock.
-        await subscriber.log.wait_for("waiting as standby")
-        proxy.reset()
+        # The other ends of what was lost are still there: the launcher ends its own former sessions.
         await subscriber.wait_for_ready(source_db)
         assert await target_db.value("SELECT count(*) FROM t") == 10
