@@ -329,12 +329,15 @@ async def test_requests_come_in_pieces(pieces: int) -> None:
         (await open_session(conninfo, must_use_password=True)).abort()
 
 
+SET = message(b"C", b"SET\0") + message(b"Z", b"I")  # what connect() sets once it knows the version
+
+
 @asynccontextmanager
 async def lying(steps: list[bytes], pieces: int | None = None) -> AsyncIterator[int]:
     """The port of a server that says each of `steps` when the client has said something, in pieces of so many bytes."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        for step in steps:
+        for step in (*steps, SET):
             await reader.read(4096)
             for start in range(0, len(step), pieces or len(step)):
                 writer.write(step[start : start + (pieces or len(step))])
