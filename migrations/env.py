@@ -21,6 +21,19 @@ SELECT pg_catalog.set_config('role', (SELECT rolname FROM pg_catalog.pg_roles WH
  WHERE pg_catalog.current_setting('is_superuser')::bool
 """
 
+# Alembic writes its table after each script. FOR ALL TABLES publishes a permanent table, and a downstream server
+# without such a table would stop.
+UNPUBLISHED_VERSION = [
+    f"""
+    CREATE UNLOGGED TABLE IF NOT EXISTS {SCHEMA}.alembic_version (
+        version_num pg_catalog.varchar(32) NOT NULL,
+        CONSTRAINT alembic_version_pkc PRIMARY KEY (version_num)
+    )
+    """,
+    "SET LOCAL lock_timeout = '30s'",
+    f"ALTER TABLE {SCHEMA}.alembic_version SET UNLOGGED",
+]
+
 
 def only_ours(name: str | None, kind: str, parents: object) -> bool:
     """Leave every schema but ours out of comparisons: the target database belongs to somebody else."""
@@ -44,6 +57,8 @@ def migrate(connection: Connection) -> None:
         connection.execute(text(AS_BOOTSTRAP_SUPERUSER))
         connection.execute(text("SET LOCAL search_path = pg_catalog, pg_temp"))
         connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+        for statement in UNPUBLISHED_VERSION:
+            connection.execute(text(statement))
         _find_version(connection)
         context.run_migrations()
         _store_version(connection)

@@ -30,8 +30,12 @@ LISTED = 16_384  # numbers of CORE that the materialized view lists; those behin
 
 MANY_ROWS = ("conflict_history", "copy_done")
 KEPT = ("subscription", "subscription_rel", "bulk_copy", "bulk_copy_rel", *MANY_ROWS)
-# A permanent table cannot refer to an UNLOGGED one, so those that refer come first.
+# A permanent table cannot refer to an UNLOGGED one, so those that refer come first. The last script that writes a
+# permanent table is the one before this: what changes a row here comes after SET UNLOGGED.
 BECOME_UNLOGGED = (
+    "progress",
+    "confirmed",
+    "prepared",
     "copy_done",
     "bulk_copy_rel",
     "bulk_copy",
@@ -40,7 +44,6 @@ BECOME_UNLOGGED = (
     "hold",
     "subscription_stats",
     "subscription",
-    "alembic_version",
 )
 
 # In a database of encoding SQL_ASCII texts are bytes of unknown encoding.
@@ -649,6 +652,45 @@ BEGIN
     END IF;
 END $$
 """
+# The server's own subscription would stop at the first change of a table that is not there any more.
+REFUSE_REPLICATED = """
+DO $$
+DECLARE
+    native name := (SELECT s.subname FROM pg_catalog.pg_subscription_rel r
+                      JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+                      JOIN pg_catalog.pg_subscription s ON s.oid = r.srsubid
+                     WHERE c.relnamespace = 'subscriber'::regnamespace LIMIT 1);
+BEGIN
+    IF native IS NOT NULL THEN
+        RAISE EXCEPTION USING ERRCODE = 'object_in_use',
+            MESSAGE = pg_catalog.format('schema "subscriber" cannot be upgraded while subscription %I of the server'
+                                        ' replicates its tables', native),
+            HINT = pg_catalog.format('Upgrade subscriber on the publisher first, then:'
+                                     ' ALTER SUBSCRIPTION %I REFRESH PUBLICATION', native);
+    END IF;
+END $$
+"""
+# Permanent tables could be filled by replication. A subscription of another server would take its slot and apply its
+# changes here. Workers of a subscription leave an origin, or where there are none, a report.
+DISABLE_FOREIGN = [
+    """
+    UPDATE subscriber.subscription s SET subenabled = false
+     WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin o WHERE o.roname = 'pg_' || s.subid)
+       AND NOT EXISTS (SELECT FROM subscriber.worker w WHERE w.subid = s.subid)
+    """,
+    """
+    INSERT INTO subscriber.worker (subid, worker_type, state, error, error_hint, error_time, started, updated_at)
+    SELECT s.subid, 'apply', 'stopped', 'the subscription has no replication origin and has never run on this server',
+           pg_catalog.format('If it belongs to another server, keep its slot: ALTER SUBSCRIPTION %1$I'
+                             ' SET (slot_name = NONE); DROP SUBSCRIPTION %1$I.'
+                             ' Otherwise: ALTER SUBSCRIPTION %1$I ENABLE.', s.subname),
+           pg_catalog.now(), pg_catalog.now(), pg_catalog.now()
+      FROM subscriber.subscription s
+     WHERE NOT s.subenabled
+       AND NOT EXISTS (SELECT FROM pg_catalog.pg_replication_origin o WHERE o.roname = 'pg_' || s.subid)
+       AND NOT EXISTS (SELECT FROM subscriber.worker w WHERE w.subid = s.subid)
+    """,
+]
 # Since PostgreSQL 19 sequences can be published, since 15 they can be UNLOGGED.
 NUMBER = """
 DO $$
@@ -662,7 +704,11 @@ END $$
 
 def upgrade() -> None:
     """Upgrade only: nobody goes back."""
-    for statement in ["SET LOCAL lock_timeout = '30s'", REFUSE_PREPARED, NUMBER, *RECORDS, *PROGRESS]:
+    for statement in ["SET LOCAL lock_timeout = '30s'", REFUSE_PREPARED, REFUSE_REPLICATED]:
+        op.execute(statement)
+    for table in BECOME_UNLOGGED:
+        op.execute(f"ALTER TABLE subscriber.{table} SET UNLOGGED")
+    for statement in [*DISABLE_FOREIGN, NUMBER, *RECORDS, *PROGRESS]:
         op.execute(statement)
     for table, key in (("conflict_history", "id"), ("bulk_copy", "copyid")):
         op.execute(f"ALTER TABLE subscriber.{table} ALTER COLUMN {key} DROP IDENTITY")
@@ -670,8 +716,6 @@ def upgrade() -> None:
     for statement in COPIES:
         op.execute(statement)
     _carry_over()
-    for table in BECOME_UNLOGGED:
-        op.execute(f"ALTER TABLE subscriber.{table} SET UNLOGGED")
     for table in KEPT:
         default = "new_record_of_many" if table in MANY_ROWS else "new_record"
         op.execute(f"ALTER TABLE subscriber.{table} ADD COLUMN kept oid NOT NULL UNIQUE DEFAULT subscriber.{default}()")
