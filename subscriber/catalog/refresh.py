@@ -12,6 +12,7 @@ from subscriber.apply.hooks import Hooks
 from subscriber.catalog import contact, hooked, origins, progress_records, store, workers
 from subscriber.catalog.contact import Notice
 from subscriber.errors import StatementError
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.source.publisher import Publisher
 from subscriber.subscription import Subscription
 
@@ -37,8 +38,6 @@ SELECT r.srrelid AS relid, r.srsubstate::text AS state, n.nspname::text AS nspna
 REMOVE_RELATION = """
 DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
 """
-
-OWN_SCHEMA = "subscriber"
 
 # errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
 RELKINDS = {
@@ -94,8 +93,7 @@ async def add_tables(
     New ones are to be copied (state i), or without `copy_data` ready (r). `hooks` may have their rows go to tables of
     other names. Returns the OIDs of all the publications' tables on the target.
     """
-    # A publisher that is a target itself has our tables, which FOR ALL TABLES publishes and PostgreSQL's would not.
-    published = [table for table in await publisher.tables(publications) if table[0] != OWN_SCHEMA]
+    published = await publisher.tables(publications)
     known = {source: relid for relid, source in (await hooked.sources(connection, subid)).items()}
     new = [table for table in published if table not in known]
     relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])

@@ -127,7 +127,9 @@ class SlotSource:
             with parsing("wal_sender_timeout"):
                 timeout = count(rows[0][0]) / 1000
             start = max(position, self.position)
-            stream = await ReplicationStream.start(publisher, self.slot, start, self.options, on_notice=_log_notice)
+            stream = await ReplicationStream.start(
+                publisher, self.slot, start, self.options, on_notice=_log_notice, without_own=True
+            )
         except BaseException:
             publisher.session.abort()
             raise

@@ -50,6 +50,7 @@ class PublicationFacts:
     updates: bool = True
     deletes: bool = True
     truncates: bool = True
+    own_tables: tuple[str, ...] = ()  # of schema "subscriber"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 
 from subscriber.catalog import schema, store
-from subscriber.catalog.refresh import OWN_SCHEMA
 from subscriber.catalog.session import Connection
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
@@ -24,6 +23,7 @@ from subscriber.ops.check_answers import (
 )
 from subscriber.source import quoting
 from subscriber.source.answers import count, parsing
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.source.publisher import Publisher
 from subscriber.source.tables import PublishedTable
 from subscriber.subscription import Subscription
@@ -115,10 +115,25 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
         f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
         f" WHERE pubname IN ({quoting.literals(names)})"
     )
+    own: dict[str | None, list[str]] = {}
+    for name, table in await session.rows(
+        "SELECT pubname, tablename FROM pg_catalog.pg_publication_tables"
+        f" WHERE pubname IN ({quoting.literals(names)}) AND schemaname = {quoting.literal(OWN_SCHEMA)} ORDER BY 1, 2"
+    ):
+        own.setdefault(name, []).append(table or "")
     with parsing("publications"):
         found = {
-            name: PublicationFacts(name, True, *(flag == "t" for flag in flags))
-            for name, *flags in rows
+            name: PublicationFacts(
+                name,
+                exists=True,
+                all_tables=all_tables == "t",
+                inserts=inserts == "t",
+                updates=updates == "t",
+                deletes=deletes == "t",
+                truncates=truncated == "t",
+                own_tables=tuple(own.get(name, ())),
+            )
+            for name, all_tables, inserts, updates, deletes, truncated in rows
             if name is not None
         }
     return [found.get(name, PublicationFacts(name, exists=False)) for name in names]
@@ -138,8 +153,6 @@ async def read_source_tables(publisher: Publisher, publications: Sequence[str], 
     """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
     tables = []
     for schema_name, name in await publisher.tables(publications):
-        if schema_name == OWN_SCHEMA:
-            continue
         try:
             table = await publisher.table(schema_name, name, publications)
             tables.append(await _source_table(publisher.session, table))

@@ -20,6 +20,7 @@ from subscriber.ops.check_answers import (
     TargetFacts,
     TargetTable,
 )
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.source.quoting import qualified
 from subscriber.subscription import TwoPhaseState
 from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
@@ -125,6 +126,14 @@ def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[F
             yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
         else:
             yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
+        if publication.own_tables:
+            yield Finding(
+                Level.WARNING,
+                who,
+                f"publishes tables of schema {OWN_SCHEMA}, which are left out: {', '.join(publication.own_tables)}."
+                " Subscribers of PostgreSQL get them, with passwords of connection strings",
+                "Upgrade subscriber on the publisher, and start subscriber run there: its tables become UNLOGGED.",
+            )
 
 
 def slot_findings(slot: SlotFacts | None) -> Iterator[Finding]:

@@ -49,7 +49,7 @@ async def follow(
         else:
             name, start = slot, Lsn(0)
         options = StreamOptions(tuple(publications), messages=True)
-        stream = await ReplicationStream.start(publisher, name, start, options)
+        stream = await ReplicationStream.start(publisher, name, start, options, without_own=True)
         tail = Tail(stream, limit, _to_stdout, as_json if json else as_text, confirm=slot is not None)
         try:
             await tail.run()

@@ -20,7 +20,6 @@ import anyio.to_thread
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import store
-from subscriber.catalog.refresh import OWN_SCHEMA
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
@@ -159,8 +158,6 @@ class _Compare:
         tables, plans = [], []
         states, with_hooks = await self._states()
         for schema, name in await self._publisher.tables(subscription.publications):
-            if schema == OWN_SCHEMA:
-                continue
             found = TableComparison(f"{schema}.{name}")
             tables.append(found)
             if (schema, name) in with_hooks:

@@ -21,6 +21,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.source import commands, tables
 from subscriber.source.answers import count, modifier, oid, parsing
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.source.quoting import literal, literals
 from subscriber.source.tables import PublishedColumn, PublishedTable
 
@@ -259,7 +260,7 @@ class Publisher:
         return [name for name in names if name not in found]
 
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
-        """(schema, name) of every table of the publications, each once.
+        """(schema, name) of every table of the publications, each once; without schema "subscriber".
 
         Raises PublisherError if two publications have different column lists for a table.
         """
@@ -273,7 +274,7 @@ class Publisher:
                 if found and found[-1] == (schema, name):
                     raise _different_column_lists(found[-1])
                 found.append((schema or "", name or ""))
-        return found
+        return [table for table in found if table[0] != OWN_SCHEMA]
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
         """What tables, given as (schema, name), together take on disk; those that are not there take nothing."""

@@ -38,6 +38,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import walstream
 from subscriber.source import commands
 from subscriber.source.commands import StreamOptions
+from subscriber.source.own_schema import OwnSchemaFilter
 from subscriber.source.publisher import UNDEFINED_OBJECT, Publisher, SlotInfo, SystemIdentity, prefixed
 
 STOP_TIMEOUT = 5.0  # seconds for the publisher to finish what it is sending when we stop
@@ -60,9 +61,10 @@ _NO_PUBLICATION = (
 class ReplicationStream:
     """A started stream; see the top of the file. One task may receive while another sends."""
 
-    def __init__(self, session: Session, slot: str) -> None:
+    def __init__(self, session: Session, slot: str, own: OwnSchemaFilter | None = None) -> None:
         self.session = session
         self.slot = slot
+        self._own = own
 
     @classmethod
     async def start(
@@ -73,13 +75,16 @@ class ReplicationStream:
         options: StreamOptions,
         *,
         on_notice: Callable[[dict[str, str]], None] | None = None,
+        without_own: bool = False,
     ) -> ReplicationStream:
         """Begin to stream from `slot` at `start`; the publisher's session belongs to the stream from then on.
 
         If it fails the session is still the caller's, to look at the publisher with or to close.
 
         Transactions whose commit record lies below `start` do not come; with 0 the slot decides.
-        `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes.
+        `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes. `without_own` removes
+        what is about the publisher's own subscriptions (own_schema.py). Apply workers need not: they only apply changes
+        of their subscription's tables.
         """
         session = publisher.session
         session.on_notice = on_notice
@@ -91,12 +96,15 @@ class ReplicationStream:
                 raise start_error(error, None) from error
             info = await publisher.slot(slot)  # tells what happened in a language-independent way
             raise start_error(error, info) from error
-        return cls(session, slot)
+        return cls(session, slot, OwnSchemaFilter() if without_own else None)
 
     async def receive(self) -> list[bytes]:
         """The CopyData payloads that have arrived, in order, at least one. Safe to cancel."""
         try:
-            return await self.session.receive()
+            frames = await self.session.receive()
+            while self._own is not None and not (frames := self._own.filter(frames)):
+                frames = await self.session.receive()
+            return frames
         except EndOfStream:
             raise
         except ServerError as error:

@@ -103,7 +103,9 @@ class Archiver:
             timeout = await read_sender_timeout(publisher)
             start = self._writer.position
             options = StreamOptions(self._publications, messages=True, streaming="on")
-            stream = await ReplicationStream.start(publisher, self._slot, start, options, on_notice=log_notice)
+            stream = await ReplicationStream.start(
+                publisher, self._slot, start, options, on_notice=log_notice, without_own=True
+            )
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
             try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import anyio
 
 from subscriber.catalog.session import Catalog
+from subscriber.source.own_schema import MESSAGE_PREFIX
 
 MIN_INTERVAL = 0.03  # seconds between two flushes: commits that come closer together share one
 
-FLUSH = "SELECT pg_catalog.pg_logical_emit_message(true, 'subscriber', '')"
+FLUSH = f"SELECT pg_catalog.pg_logical_emit_message(true, '{MESSAGE_PREFIX}', '')"
 
 
 class Flusher:

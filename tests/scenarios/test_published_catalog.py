@@ -5,12 +5,18 @@ What a server sends is decoded here with each version of pgoutput's protocol, fr
 
 from __future__ import annotations
 
+import asyncio
+import json
+import sqlite3
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 
+import subscriber
 from subscriber.catalog import bulk_copy, hold, schema, sessions
 from subscriber.errors import ServerError
 from subscriber.lsn import Lsn
@@ -254,3 +260,116 @@ async def test_a_former_catalog_does_not_arrive(target_db: Database, downstream:
             await downstream.execute(create)
         assert await downstream.rows("SELECT subname::text FROM subscriber.pg_subscription") == [("ours",)]
         await ours.execute("DROP SUBSCRIPTION ours")
+
+
+@pytest.fixture
+async def former_target(target_db: Database) -> Database:
+    """A publisher that is a target of a former version: publication `everything` has its catalog."""
+    await install_former_catalog(target_db)
+    await target_db.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION everything FOR ALL TABLES")
+    return target_db
+
+
+WORK = (
+    "INSERT INTO t VALUES (1)",
+    "BEGIN; UPDATE subscriber.subscription SET subenabled = false; INSERT INTO t VALUES (2); COMMIT",
+    "SELECT pg_logical_emit_message(true, 'subscriber', '')",
+    "SELECT pg_logical_emit_message(true, 'theirs', 'message')",
+    "TRUNCATE subscriber.confirmed, t",
+    "INSERT INTO t VALUES (3)",
+)
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["whole", "in blocks"])
+async def test_a_stream_leaves_a_former_catalog_out(former_target: Database, streamed: bool) -> None:
+    if streamed:
+        await former_target.stream_everything()
+    seen: list[str] = []
+    async with subscriber.stream(
+        former_target.dsn(), slot="stream", create="missing", publications=["everything"], messages=True
+    ) as changes:
+        await add_former_subscription(former_target, "s", "host=nowhere password=secret", "p", "0/1")
+        await former_target.execute(*WORK)
+        async for transaction in changes:
+            async for change in transaction:
+                if isinstance(change, subscriber.Insert | subscriber.Update | subscriber.Delete):
+                    seen.append(f"{change.kind} {change.relation}")
+                elif isinstance(change, subscriber.Truncate):
+                    seen.append("truncate " + ", ".join(str(relation) for relation in change.relations))
+                else:
+                    seen.append(f"message {change.prefix}")
+            await transaction.ack()
+            if seen.count("insert public.t") == 3:
+                break
+    assert seen == ["insert public.t", "insert public.t", "message theirs", "truncate public.t", "insert public.t"]
+    await former_target.execute("SELECT pg_drop_replication_slot('stream')")
+
+
+async def test_an_archive_leaves_a_former_catalog_out(former_target: Database, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = ["archive", "--source", former_target.dsn(), "--publication", "everything", "--directory", str(log)]
+    await run_command(*command, "--slot", "archive", "--until", "0/1")
+    await add_former_subscription(former_target, "s", "host=nowhere password=secret", "p", "0/1")
+    await former_target.execute(*WORK)
+    end = await former_target.value("SELECT pg_current_wal_flush_lsn()::text")
+    await run_command(*command, "--slot", "archive", "--until", end)
+    stored = b"".join(file.read_bytes() for file in log.rglob("*") if file.is_file())
+    assert b"public\0t\0" in stored
+    assert b"theirs\0" in stored
+    assert b"subscriber\0" not in stored
+    assert b"secret" not in stored
+    await former_target.execute("SELECT pg_drop_replication_slot('archive')")
+
+
+async def test_a_mirror_leaves_a_former_catalog_out(former_target: Database, tmp_path: Path) -> None:
+    await add_former_subscription(former_target, "s", "host=nowhere password=secret", "p", "0/1")
+    target = tmp_path / "mirror.db"
+    for statements in ((), WORK):
+        await former_target.execute(*statements)
+        end = Lsn.parse(await former_target.value("SELECT pg_current_wal_flush_lsn()::text"))
+        await subscriber.mirror(
+            former_target.dsn(),
+            slot="mirror",
+            publications=["everything"],
+            target=f"sqlite+aiosqlite:///{target}",
+            until=end,
+        )
+    with sqlite3.connect(target) as mirrored:
+        tables = {name for (name,) in mirrored.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert tables == {"t", "subscriber_mirror", "subscriber_mirror_table"}
+        assert mirrored.execute("SELECT id FROM t").fetchall() == [(3,)]
+    await former_target.execute("SELECT pg_drop_replication_slot('mirror')")
+
+
+async def test_tail_and_check_leave_a_former_catalog_out(former_target: Database, source_db: Database) -> None:
+    await add_former_subscription(former_target, "s", "host=nowhere password=secret", "p", "0/1")
+    await former_target.execute("SELECT pg_create_logical_replication_slot('tail', 'pgoutput')", *WORK)
+    tail = ["tail", "--source", former_target.dsn(), "--publication", "everything", "--slot", "tail", "--limit", "5"]
+    printed = await run_command(*tail, "--json")
+    assert [line["op"] for line in map(json.loads, printed.splitlines()) if line["op"] not in ("begin", "commit")] == [
+        "insert",
+        "insert",
+        "message",
+        "truncate",
+        "insert",
+    ]
+    assert "subscriber" not in printed
+    await former_target.execute("SELECT pg_drop_replication_slot('tail')")
+
+    await source_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    check = ["check", "--source", former_target.dsn(), "--target", source_db.dsn(), "--publication", "everything"]
+    printed = await run_command(*check, "--json", status=None)
+    found = [finding for finding in json.loads(printed) if "schema subscriber" in finding["message"]]
+    assert [finding["level"] for finding in found] == ["warning"]
+    assert "confirmed, " in found[0]["message"]
+    assert "Upgrade subscriber on the publisher" in found[0]["fix"]
+
+
+async def run_command(*arguments: str, status: int | None = 0) -> str:
+    """Run a command of this program; what it prints. `status`: its exit status; None: any."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "subscriber", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+    )
+    printed, errors = await asyncio.wait_for(process.communicate(), 60)
+    assert status is None or process.returncode == status, errors.decode()
+    return printed.decode()
