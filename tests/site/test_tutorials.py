@@ -20,7 +20,6 @@ from tests.plugins.fix_cluster import Database
 from tests.site.documents import ROOT, blocks
 
 TUTORIAL = Path("docs/tutorial.md")
-CUTOVER = Path("docs/cutover.md")
 EMBEDDING = Path("docs/embedding.md")
 SECONDS = 100
 
@@ -79,27 +78,6 @@ def test_the_first_subscription(publisher: Server, processes: Path) -> None:
     assert re.search(r"tables +1 ready", out)
 
 
-async def test_a_database_moves(source_db: Database, target_db: Database, processes: Path) -> None:
-    dsns, *rest = blocks(CUTOVER, "sh")
-    for name, database in (("old", source_db), ("new", target_db)):
-        dsns, found = re.subn(rf"postgresql://postgres@{name}.example/shop", database.dsn(), dsns)
-        assert found == 1
-    await source_db.execute(
-        "CREATE TABLE item (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text)",
-        "INSERT INTO item (name) SELECT 'n' || i FROM generate_series(1, 100) i",
-    )
-    script = "".join(block for block in rest if "subscriber verify" not in block)
-    open_again = 'psql -q "$SUBSCRIBER_TARGET_DSN" -c "INSERT INTO item (name) VALUES (\'new\')"\n'
-    came_back = "until psql -At \"$SUBSCRIBER_SOURCE_DSN\" -c 'SELECT name FROM item' | grep new; do sleep 0.2; done\n"
-    before, last, after = script.rpartition("subscriber exec --target")
-    bash(dsns + before + open_again + came_back + last + after, processes, source_db.server.bin)
-    assert await target_db.rows("SELECT count(*), max(id) FROM item") == [(101, 101)]
-    assert await source_db.rows("SELECT * FROM item ORDER BY id") == await target_db.rows(
-        "SELECT * FROM item ORDER BY id"
-    )
-    assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
-
-
 async def test_a_subscription_in_a_program(
     source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -124,6 +102,6 @@ async def test_a_subscription_in_a_program(
         await target_db.wait_for("SELECT count(*) FROM city", 2)
 
 
-@pytest.mark.parametrize("page", [TUTORIAL, CUTOVER])
+@pytest.mark.parametrize("page", [TUTORIAL, Path("docs/cutover.md")])
 def test_what_is_run_is_all_there_is(page: Path) -> None:
     assert (ROOT / page).read_text().count("```sh") == len(blocks(page, "sh"))
