@@ -160,6 +160,8 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     assert await connection.fetchval("SELECT count(*) FROM subscriber.conflict_history") == 1
     await pair.subscriber.execute(*(f"DROP SUBSCRIPTION {name}" for name in ("s", "s2", "s4")))
     await probe.assert_only_tables_of_users()
+    permanent = "relnamespace = 'subscriber'::regnamespace AND relkind IN ('r', 'p') AND relpersistence = 'p'"
+    assert await pair.target.rows(f"SELECT relname::text FROM pg_class WHERE {permanent}") == []
 
 
 # --- former versions, whose tables are published ------------------------------------------------
