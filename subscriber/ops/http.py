@@ -205,7 +205,14 @@ def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:
         "target": "up" if seen.look is not None else "down",
         "error": seen.error,
         "standby": standby,
-        "subscriptions": {status.name: {"ok": not status.is_wrong, "state": status.state} for status in seen.statuses},
+        "subscriptions": {
+            status.name: {
+                "ok": not status.is_wrong,
+                "state": status.state,
+                "problems": [problem.message for problem in status.problems],
+            }
+            for status in seen.statuses
+        },
     }
 
 

@@ -19,6 +19,7 @@ from subscriber.connection.connect import open_session
 from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.ops.status_problems import LOCK_PATIENCE, LockWait
 from subscriber.ops.status_report import (
     Look,
     PublisherAnswer,
@@ -48,6 +49,23 @@ _STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.sub
 _PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
 """
+# Waits of one session of a subscription for another one of it are its own affair.
+_LOCK_WAITS = """
+WITH ours AS (
+    SELECT s.subid, s.pid FROM subscriber.session s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid
+     WHERE a.usesysid = s.role AND coalesce(a.backend_start = s.backend_start, true)
+), waits AS (
+    SELECT o.subid, o.pid, extract(epoch FROM pg_catalog.clock_timestamp() - min(l.waitstart))::float8 AS seconds
+      FROM ours o JOIN pg_catalog.pg_locks l ON l.pid = o.pid AND NOT l.granted GROUP BY o.subid, o.pid
+)
+SELECT w.subid::bigint, w.pid, w.seconds,
+       ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
+                    ELSE pg_catalog.format('process %s ("%s")', b.pid, a.application_name) END
+               FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid))) b (pid)
+               LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+              WHERE b.pid NOT IN (SELECT o.pid FROM ours o WHERE o.subid = w.subid) ORDER BY b.pid)
+  FROM waits w WHERE w.seconds > $1 ORDER BY w.seconds DESC
+"""
 _PUBLISHER = """
 WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                          ELSE pg_catalog.pg_current_wal_lsn() END AS position)
@@ -62,7 +80,7 @@ SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s
 async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
     """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`.
 
-    Returns WRONG when a subscription is stopped, failing or without launcher, else 0.
+    Returns WRONG when a subscription has a problem (status_problems.py), else 0.
     """
     if watch:
         await _watch(target_dsn, names, json=json, interval=interval)
@@ -101,6 +119,10 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     for subid, *values in await connection.fetch(_PREPARED):
         prepared.setdefault(subid, []).append(Prepared(*values))
     counted = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
+    lock_waits: dict[int, list[LockWait]] = {}
+    for subid, pid, waited, holders in await connection.fetch(_LOCK_WAITS, LOCK_PATIENCE):
+        if holders:
+            lock_waits.setdefault(subid, []).append(LockWait(pid, waited, tuple(holders)))
     return Look(
         at=now,
         read_only=read_only,
@@ -114,6 +136,8 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
             subid: dict(zip(stats.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in counted.items()
         },
         prepared=prepared,
+        launcher_age=leader.age if leader is not None else None,
+        lock_waits=lock_waits,
     )
 
 

@@ -16,7 +16,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from subscriber.ops.status_report import STATES, SYNC_FAILED, TABLE_STATES, Look, SubscriptionStatus
+from subscriber.ops.status_problems import KINDS, STATES
+from subscriber.ops.status_report import SYNC_FAILED, TABLE_STATES, Look, SubscriptionStatus
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
@@ -42,6 +43,11 @@ def _states(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
     return {state: state == status.state for state in STATES}
 
 
+def _problems(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
+    found = [problem.kind for problem in status.problems]
+    return {kind: found.count(kind) for kind in KINDS}
+
+
 def _tables(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
     return {state: status.tables.get(state, 0) for state in dict.fromkeys([*TABLE_STATES.values(), SYNC_FAILED])}
 
@@ -58,6 +64,7 @@ def _runs(status: SubscriptionStatus) -> bool:
 
 FIGURES: Sequence[Figure] = (
     Figure("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
+    Figure("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
     Figure("subscriber_subscription_enabled", "whether it is to run", lambda s, _: s.enabled),
     Figure("subscriber_subscription_state", "1 for the state that it is in", _states, "state"),
     Figure("subscriber_publisher_up", "whether the publisher answers", lambda s, _: s.publisher.error is None),

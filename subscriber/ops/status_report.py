@@ -3,7 +3,7 @@
     rows ── assess() ─▶ SubscriptionStatus ── as_json() ─▶ a dictionary with stable keys
                                            └─ describe() ─▶ lines for people, plain or coloured
 
-`state` is one of STATES. Positions are of the publisher's WAL; every time is UTC.
+`state` is one of status_problems.STATES. Positions are of the publisher's WAL; every time is UTC.
 """
 
 from __future__ import annotations
@@ -15,19 +15,11 @@ from typing import Any
 
 from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
 from subscriber.lsn import Lsn
-from subscriber.ops import status_unfinished, units
+from subscriber.ops import status_problems, status_unfinished, units
+from subscriber.ops.status_problems import LockWait, Problem
 from subscriber.ops.status_unfinished import Prepared, Unfinished
 from subscriber.subscription import Subscription
 
-# state -> whether it means that something is wrong
-STATES: Mapping[str, bool] = {
-    "streaming": False,
-    "connecting": False,
-    "waiting to retry": True,
-    "stopped": True,
-    "disabled": False,
-    "no launcher": True,
-}
 TABLE_STATES = {
     "i": "waiting",
     "d": "copying",
@@ -38,10 +30,8 @@ TABLE_STATES = {
     "r": "ready",
 }
 SYNC_FAILED = "failed"
-_READ_ONLY = (
-    "the target takes no writes",
-    "It is a standby, or default_transaction_read_only is on. Workers go on by themselves once it takes writes.",
-)
+_SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems have lines already
+LATE = 15.0  # seconds; the worker hears of the publisher every 10 s, and reports every second
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class SubscriptionStatus:
     publications: tuple[str, ...]
     slot: str | None
     retry_in: float | None  # seconds
-    error: str | None  # the apply worker's last, unless it has streamed since
+    error: str | None  # the apply worker's last, until it is past the position of the error
     error_hint: str | None
     error_time: datetime | None
     received: Lsn | None
@@ -131,12 +121,12 @@ class SubscriptionStatus:
     format: str | None = None  # how values are received: binary or text; None: no stream yet
     format_reason: str | None = None  # why as text, where the subscription does not say
 
+    problems: tuple[Problem, ...] = ()
+
     @property
     def is_wrong(self) -> bool:
-        """Whether somebody should look at it."""
-        lost = self.publisher.slot_exists is False and self.slot is not None and self.enabled
-        again = self.state == "connecting" and self.error is not None  # an attempt after one that has failed
-        return STATES[self.state] or again or lost or any(table.state == SYNC_FAILED for table in self.not_ready)
+        """Whether the subscription has a problem."""
+        return bool(self.problems)
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +143,8 @@ class Look:
     read_only: bool = False  # the target takes no writes
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
     conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
+    launcher_age: float | None = None  # seconds since the launcher has renewed its lease; None: not known
+    lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long ones
 
 
 def assess(
@@ -160,7 +152,7 @@ def assess(
 ) -> SubscriptionStatus:
     """Put together what is known. `before` is the look the rates are counted from."""
     worker = _apply_worker(look, subscription.oid)
-    state = _state(subscription, look, worker)
+    state = status_problems.state_of(subscription, look, worker)
     worker_alive = None if state in ("no launcher", "disabled") else worker
     received = worker_alive.received_lsn if worker_alive else None
     confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
@@ -174,8 +166,9 @@ def assess(
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
     error, hint = (worker.error, worker.error_hint) if worker else (None, None)
-    if look.read_only and subscription.enabled:  # nobody could write down what is wrong
-        state, error, hint = "waiting to retry", *_READ_ONLY
+    problems = status_problems.find(subscription, look, worker, publisher, not_ready)
+    if problems and problems[0].kind == status_problems.READ_ONLY:  # what the worker could still write is older
+        error, hint = problems[0].message, problems[0].hint
     return SubscriptionStatus(
         name=subscription.name,
         state=state,
@@ -206,21 +199,12 @@ def assess(
         conflicts=look.conflicts.get(subscription.oid, {}),
         format=worker_alive.format if worker_alive else None,
         format_reason=worker_alive.format_reason if worker_alive else None,
+        problems=problems,
     )
 
 
 def _apply_worker(look: Look, subid: int) -> WorkerStatus | None:
     return next((w for w in look.workers if w.subid == subid and w.relid == APPLY_WORKER), None)
-
-
-def _state(subscription: Subscription, look: Look, worker: WorkerStatus | None) -> str:
-    if not subscription.enabled:
-        return "disabled"
-    if look.launcher_pid is None:
-        return "no launcher"  # whatever its workers wrote last
-    if worker is None or worker.state not in STATES:
-        return "connecting"
-    return worker.state
 
 
 def _lag_seconds(
@@ -234,6 +218,10 @@ def _lag_seconds(
         outstanding = (worker.received_lsn or Lsn(0)) > (worker.latest_end_lsn or Lsn(0))
         if outstanding or state != "streaming":
             found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
+    if worker is not None and worker.latest_end_time is not None and publisher.now is not None:
+        behind = (publisher.now - worker.latest_end_time).total_seconds()
+        if behind > LATE or worker.error is not None:  # else the next keepalive may say that nothing is outstanding
+            found.append(behind)
     if not found and state == "streaming" and publisher.position is not None:
         return 0.0  # connected, and the publisher waits for nothing
     return max(found, default=None)
@@ -303,8 +291,11 @@ def state_in_words(status: SubscriptionStatus) -> str:
 def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]:
     """(label, text) of the lines below a subscription's name; the tables not ready have lines of their own."""
     lines = []
-    if status.state == "no launcher":
-        lines.append(("hint", "Start one with: subscriber run --target DSN"))
+    for problem in status.problems:
+        if problem.kind in _SHOWN:
+            lines.append(("problem", problem.message))
+        if problem.hint and problem.kind in (status_problems.NO_LAUNCHER, *_SHOWN):
+            lines.append(("hint", problem.hint))
     if status.error:
         since = ""
         if status.error_time is not None:
@@ -380,6 +371,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "name": status.name,
         "state": status.state,
         "ok": not status.is_wrong,
+        "problems": [problem.message for problem in status.problems],
         "enabled": status.enabled,
         "publications": list(status.publications),
         "slot": status.slot,

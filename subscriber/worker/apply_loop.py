@@ -127,6 +127,12 @@ class ApplyLoop:
         return positions
 
     @property
+    def needed(self) -> Lsn:
+        """The position at which everything received so far is applied: of an open transaction its end."""
+        transaction = self._transactions.open
+        return self.position if transaction is None else max(self.position, Lsn(transaction.finish_lsn + 1))
+
+    @property
     def one_by_one(self) -> Mapping[str, int]:
         """Changes that were not applied set-based, by the reason why."""
         return self._target.one_by_one
@@ -214,6 +220,7 @@ class ApplyLoop:
         if isinstance(envelope, XLogData):
             return await self._message(envelope)
         if envelope is not None:
+            self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._received(envelope.end)
         return False

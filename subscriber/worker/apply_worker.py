@@ -212,6 +212,7 @@ class ApplyWorker:
         """The progress record, after making sure that it is about this publisher."""
         subid = self.subscription.oid
         identity = await publisher.identify_system()
+        self._report.recovery.resumed(identity.position)
         claimed = await claim(self._catalog, subid, 0)
         if claimed is None:
             raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')

@@ -19,12 +19,13 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.apply.subrel import State
-from subscriber.catalog import sessions, store
+from subscriber.catalog import sessions
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import SubscriberError
 from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply_worker import connect_publisher
-from subscriber.worker.retry import RETRY_INTERVAL
+from subscriber.worker.recovery import Recovery
+from subscriber.worker.retry import RETRY_INTERVAL, Reaction
 from subscriber.worker.status import Report
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
@@ -171,13 +172,14 @@ class Bulk:
     def _complain(self, complaint: str) -> None:
         """Where a sync worker's error would be seen."""
         tables = self._owner.tables
-        telemetry.log_error(SubscriberError(complaint), event="copy.failed")
+        error = SubscriberError(complaint)
+        telemetry.log_error(error, event="copy.failed")
         for relid, table in tables.unready.items():
             if table.state in _UNCOPIED:
-                report = self._board.add(self._owner.subscription.oid, relid, "table synchronization")
-                report.status = store.WorkerStatus(
-                    self._owner.subscription.oid, relid, "table synchronization", "waiting to retry", error=complaint
-                )
+                recovery = Recovery()
+                recovery.failed(error, None, Reaction.INTERVAL)
+                report = self._board.add(self._owner.subscription.oid, relid, "table synchronization", recovery)
+                report.status.state = "waiting to retry"
                 self._reports.append(report)
 
 

@@ -9,8 +9,8 @@ copy of a table. This task sends the positions of the moment
   transaction takes longer than to apply a small one, and its walsender is woken each time,
 - unasked every STATUS_INTERVAL, or three times per wal_sender_timeout if that is shorter: with a full
   queue we do not read, and would not see the publisher ask;
-- with a request for an answer when nothing has come for half of RECEIVER_TIMEOUT; at all of it the
-  connection is given up.
+- with a request for an answer when it is sent unasked. The answer is the heartbeat of the lag: it says up to where the
+  publisher has sent everything, and when. Nothing received for RECEIVER_TIMEOUT ends the connection.
 
 Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
 """
@@ -56,13 +56,11 @@ class Feedback:
         self._timer: asyncio.TimerHandle | None = None  # runs while something is waiting to be told
         self._wake = anyio.Event()
         self._last_received = monotonic()
-        self._pinged = False
         self.sent: Positions | None = None
 
     def received(self) -> None:
         """Something has come from the publisher."""
         self._last_received = monotonic()
-        self._pinged = False
 
     def prompt(self) -> None:
         """Send an update now: the publisher asks for one, or the positions have moved."""
@@ -86,26 +84,21 @@ class Feedback:
     async def run(self) -> None:
         try:
             while True:
-                with anyio.move_on_after(self._interval):
+                with anyio.move_on_after(self._interval) as unasked:
                     await self._wake.wait()
                 self._wake = anyio.Event()
-                self._send(reply_requested=self._overdue())
+                self._check_silence()
+                self._send(reply_requested=unasked.cancelled_caught and self._reading())
                 # One update for all that moved in this turn of the event loop.
                 await anyio.lowlevel.checkpoint()
         finally:
             if self._timer is not None:
                 self._timer.cancel()
 
-    def _overdue(self) -> bool:
-        if not self._reading():
-            return False
-        silent = monotonic() - self._last_received
-        if silent > RECEIVER_TIMEOUT:
+    def _check_silence(self) -> None:
+        """Raise ConnectionLost if the publisher has not sent anything for too long, though it was asked to."""
+        if self._reading() and monotonic() - self._last_received > RECEIVER_TIMEOUT:
             raise ConnectionLost("terminating logical replication worker due to timeout")
-        if silent > RECEIVER_TIMEOUT / 2 and not self._pinged:
-            self._pinged = True
-            return True
-        return False
 
     def _send(self, *, reply_requested: bool) -> None:
         positions = self._positions()

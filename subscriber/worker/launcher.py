@@ -43,6 +43,7 @@ from subscriber.target.resolving import Resolver
 from subscriber.worker.advice import advise
 from subscriber.worker.causes import is_cancelled, root_cause
 from subscriber.worker.flush import Flusher
+from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervisor import Supervisor
@@ -88,6 +89,7 @@ class Launcher:
         self._hooks = hooks
         self.pid: int | None = None  # of its session on the target, when it last began to lead
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
+        self._recoveries: dict[int, Recovery] = {}  # of apply workers, by subscription; they outlive a lost target
         self._wake = anyio.Event()
         self._was_ready = False
         self._last_used = monotonic()  # when there was a subscription, or we started
@@ -114,7 +116,11 @@ class Launcher:
                     raise error from group
                 advise(error)
                 telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
-                if monotonic() - started > RETRY_INTERVAL:
+                for supervisor, _ in self._supervisors.values():
+                    supervisor.interrupted(error)
+                self._supervisors.clear()
+                # What ends the target's server again and again may be a change that a worker applies.
+                if monotonic() - started > RETRY_INTERVAL and all(found.is_over for found in self._recoveries.values()):
                     backoff.reset()
                 await anyio.sleep(backoff.next(Reaction.BACKOFF))
 
@@ -245,6 +251,8 @@ class Launcher:
         """Make what runs the same as what the catalog says."""
         wanted = {s.oid: s for s in subscriptions if s.enabled}
         known = {s.oid for s in subscriptions}
+        for gone in self._recoveries.keys() - known:
+            del self._recoveries[gone]
         for subid, (supervisor, scope) in list(self._supervisors.items()):
             if subid not in wanted:
                 why = "the subscription was disabled" if subid in known else "the subscription was removed"
@@ -260,7 +268,8 @@ class Launcher:
                 await supervisor.update(wanted[subid])
         for subid, subscription in wanted.items():
             if subid not in self._supervisors:
-                supervisor, scope = Supervisor(subscription, around), anyio.CancelScope()
+                recovery = self._recoveries.setdefault(subid, Recovery())
+                supervisor, scope = Supervisor(subscription, around, recovery), anyio.CancelScope()
                 self._supervisors[subid] = supervisor, scope
                 tasks.start_soon(self._supervise, subid, supervisor, scope)
 

@@ -1,14 +1,16 @@
 """What workers tell about themselves, written to the catalog once a second.
 
-Rows are written only when something in them has changed. They are for people and for the views; no
-worker ever reads them to decide anything.
+A row is written when something in it has changed, and every HEARTBEAT seconds anyway: a row that is older is the report
+of a worker that is frozen, or cannot write (ops/status_problems.py). Rows are for people and for the views; no worker
+ever reads them to decide anything.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from contextlib import suppress
 from dataclasses import replace
+from time import monotonic
 
 import anyio
 
@@ -16,43 +18,87 @@ from subscriber.catalog import stats, store
 from subscriber.catalog.session import Catalog
 from subscriber.catalog.store import WorkerStatus
 from subscriber.errors import ProtocolError, ServerError
+from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
 from subscriber.worker.apply_loop import ApplyLoop
+from subscriber.worker.recovery import Recovery
 
 FOREIGN_KEY_VIOLATION = "23503"
 CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
 INTERVAL = 1.0  # seconds between two writes
+HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
+MAX_SAMPLES = 1000  # positions received and not durable, one a second
 
 
 class Report:
-    """One worker's row. `status` may be changed at any time; the board writes it when it has changed."""
+    """One worker's row. `status` may be changed at any time; the board writes it when it has changed.
 
-    def __init__(self, status: WorkerStatus) -> None:
+    What the row says of the last error is `recovery`'s.
+    """
+
+    def __init__(self, status: WorkerStatus, recovery: Recovery | None = None) -> None:
         self.status = status
+        self.recovery = recovery or Recovery()
         self.written: WorkerStatus | None = None
+        self.written_at = 0.0  # on the monotonic clock
         self.ended = False
         self.counts: Counter[str] = Counter()  # of pg_stat_subscription_stats, not yet written
         self._loop: ApplyLoop | None = None
+        self._samples: deque[tuple[Lsn, int]] = deque()  # (position, when the publisher has sent it), both rising
 
     def follow(self, loop: ApplyLoop) -> None:
         """Take the counters and positions from a running apply loop."""
         self._loop = loop
 
+    def leave(self) -> None:
+        """The loop has ended; its last positions stay."""
+        self.update()
+        self._loop = None
+
+    @property
+    def position(self) -> int | None:
+        """Where the worker stands, as Recovery.failed() takes it: in the stream, or in bytes of a copy."""
+        if self._loop is None:
+            return self.status.copy_bytes
+        if self._loop.streamed is not None and self._loop.streamed.status():
+            return None
+        return self._loop.needed
+
     def update(self) -> None:
         """Bring `status` up to date."""
-        loop, status = self._loop, self.status
-        if loop is None:
-            return
-        counters = loop.counters
+        if self._loop is not None:
+            self._read(self._loop)
+        elif self.status.copy_bytes:
+            self.recovery.reached(self.status.copy_bytes)
+        self._say()
+
+    def _say(self) -> None:
+        status, recovery = self.status, self.recovery
+        status.error, status.error_hint = recovery.error, recovery.error_hint
+        status.error_time = recovery.error_time
+
+    def _read(self, loop: ApplyLoop) -> None:
+        status, counters, positions = self.status, loop.counters, loop.progress.positions
         status.transactions, status.changes, status.bytes = counters.transactions, counters.changes, counters.bytes
         status.one_by_one = dict(loop.one_by_one)
-        status.received_lsn = loop.progress.positions.write
-        status.latest_end_lsn = loop.progress.positions.flush
+        status.received_lsn = positions.write
+        status.latest_end_lsn = positions.flush
+        self.recovery.reached(positions.flush)
         if loop.streamed is not None:
             status.streamed = loop.streamed.status()
         if counters.last_send_time:
+            self._sample(loop.needed, counters.last_send_time)
             with suppress(ProtocolError):  # the publisher's clock, which is for people only
                 status.last_msg_send_time = moment(counters.last_send_time)
+        while self._samples and self._samples[0][0] <= positions.flush:
+            _, sent_at = self._samples.popleft()
+            with suppress(ProtocolError):
+                status.latest_end_time = moment(sent_at)
+
+    def _sample(self, position: Lsn, sent_at: int) -> None:
+        """Remember when the publisher has sent a position first; a new attempt receives the same once more."""
+        if (not self._samples or position > self._samples[-1][0]) and len(self._samples) < MAX_SAMPLES:
+            self._samples.append((position, sent_at))
 
 
 class Board:
@@ -63,8 +109,9 @@ class Board:
         self._reports: list[Report] = []
         self._wake = anyio.Event()
 
-    def add(self, subid: int, relid: int, worker_type: str) -> Report:
-        report = Report(WorkerStatus(subid, relid, worker_type, "starting"))
+    def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
+        """Add a row. `recovery` has the error of earlier attempts; None: there were none."""
+        report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery)
         self._reports = [r for r in self._reports if (r.status.subid, r.status.relid) != (subid, relid)]
         self._reports.append(report)
         self.publish()
@@ -109,7 +156,8 @@ class Board:
         if report.ended:
             async with self._catalog.use() as connection:
                 await store.remove_worker(connection, status.subid, status.relid)
-        elif status != report.written:
+        elif status != report.written or monotonic() - report.written_at >= HEARTBEAT:
+            written, written_at = replace(status), monotonic()
             async with self._catalog.use() as connection:
                 await store.report_worker(connection, status)
-            report.written = replace(status)
+            report.written, report.written_at = written, written_at

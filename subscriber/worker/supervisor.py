@@ -23,14 +23,14 @@ from subscriber.catalog import bulk_copy, hold, hooked, origins, store
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
-from subscriber.redaction import redact
 from subscriber.subscription import Subscription
 from subscriber.worker.advice import advise
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.bulk import Bulk, Leave
 from subscriber.worker.causes import root_cause
 from subscriber.worker.holding import Holding
-from subscriber.worker.retry import RETRY_INTERVAL, Backoff, Reaction, reaction
+from subscriber.worker.recovery import Recovery
+from subscriber.worker.retry import RETRY_INTERVAL, Reaction, reaction
 from subscriber.worker.status import Report
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.sync_sessions import SyncSessions
@@ -66,11 +66,15 @@ _RESTART = (
 
 
 class Supervisor:
-    def __init__(self, subscription: Subscription, around: Surroundings) -> None:
+    def __init__(self, subscription: Subscription, around: Surroundings, recovery: Recovery) -> None:
+        """`recovery` is the apply worker's, with what an earlier supervisor left in it."""
         self.subscription = subscription
         self.tables = Tables()
         self._around = around
+        self._recovery = recovery
+        self._report: Report | None = None  # until run()
         self._leader = anyio.CancelScope()
+        self._recoveries: dict[int, Recovery] = {}  # of sync workers, by relid
         self._syncing: dict[int, anyio.CancelScope] = {}
         self._last_sync: dict[int, float] = {}
         self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
@@ -97,7 +101,8 @@ class Supervisor:
                 sessions.close()
 
     async def _work(self) -> None:
-        report = self._around.board.add(self.subscription.oid, 0, "apply")
+        report = self._around.board.add(self.subscription.oid, 0, "apply", self._recovery)
+        self._report = report
         try:
             await self._lead(report)
         finally:
@@ -165,18 +170,22 @@ class Supervisor:
     # --- the apply worker -----------------------------------------------------------------------
 
     async def _lead(self, report: Report) -> None:
-        backoff = Backoff()
         while True:
             started = monotonic()
             with anyio.CancelScope() as self._leader:
                 try:
-                    await self._run_apply_worker(report, backoff)
+                    await self._run_apply_worker(report)
                 except Exception as error:
-                    if not await self._failed(root_cause(error), report, backoff, started):
+                    if not await self._failed(root_cause(error), report, started):
                         return
             report.status.pid = None
 
-    async def _run_apply_worker(self, report: Report, backoff: Backoff) -> None:
+    def interrupted(self, error: BaseException) -> None:
+        """The launcher has lost the target, and with it this supervisor."""
+        if self._report is not None:
+            self._recovery.failed(error, self._report.position, reaction(error))
+
+    async def _run_apply_worker(self, report: Report) -> None:
         around = self._around
         async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
             self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
@@ -186,10 +195,7 @@ class Supervisor:
         around.board.publish()
 
         def on_started() -> None:
-            backoff.reset()
-            report.status.state = "streaming"
-            report.status.error = report.status.error_hint = None
-            report.status.error_time = report.status.next_retry = None
+            report.status.state, report.status.next_retry = "streaming", None
             around.board.publish()
             if worker.left_over and not self._tidying:
                 self._tidying = True
@@ -215,25 +221,24 @@ class Supervisor:
         with telemetry.bound(worker="apply"):
             await worker.run(on_started)
 
-    async def _failed(self, error: BaseException, report: Report, backoff: Backoff, started: float) -> bool:
+    async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
-        how = reaction(error)
         advise(error)
+        position = report.position
+        report.leave()
+        how = report.recovery.failed(error, position, reaction(error))
         if isinstance(error, EndOfStream):
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
             if isinstance(error, TextNeeded):
                 self._fall_back(error)
             if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
-                await anyio.sleep(backoff.next(how))
+                await anyio.sleep(report.recovery.wait(how))
                 return True
             telemetry.log_error(error)
             self._count(error, "apply_error_count", report)
         status = report.status
         status.pid = None
-        status.error = error.message if isinstance(error, SubscriberError) else redact(repr(error))
-        status.error_hint = error.hint if isinstance(error, SubscriberError) else None
-        status.error_time = datetime.now(UTC)
         # Kinder than PostgreSQL, which disables after a lost connection as well.
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             status.state, status.next_retry = DISABLED, None
@@ -246,7 +251,7 @@ class Supervisor:
             self._around.board.publish()
             await self._changed.wait()
             return True
-        delay = backoff.next(how)
+        delay = report.recovery.wait(how)
         if how is Reaction.INTERVAL:
             delay = max(0.0, delay - (monotonic() - started))
         status.state, status.next_retry = "waiting to retry", datetime.now(UTC) + timedelta(seconds=delay)
@@ -328,7 +333,8 @@ class Supervisor:
 
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
         around = self._around
-        report = around.board.add(self.subscription.oid, relid, "table synchronization")
+        recovery = self._recoveries.setdefault(relid, Recovery())
+        report = around.board.add(self.subscription.oid, relid, "table synchronization", recovery)
         sessions = self._take_sessions()
         finished = False
         try:
@@ -349,6 +355,7 @@ class Supervisor:
                 await sync.run(sessions)
                 sync.log("finished")
                 finished = True
+            self._recoveries.pop(relid, None)
             around.board.remove(report)
         except Exception as error:
             sessions.close()
@@ -400,19 +407,17 @@ class Supervisor:
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
         advise(error)
-        if reaction(error) not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+        how = reaction(error)
+        if how not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
             telemetry.log_error(error)
             self._count(error, "sync_error_count", report)
         else:
             self._last_sync.pop(report.status.relid, None)
-        report.status = replace(
-            report.status,
-            state="waiting to retry",
-            pid=None,
-            error=error.message if isinstance(error, SubscriberError) else redact(repr(error)),
-            error_hint=error.hint if isinstance(error, SubscriberError) else None,
-            error_time=datetime.now(UTC),
-        )
+        # How much has been copied when the server refuses a row is a matter of chance.
+        position = None if how is Reaction.INTERVAL else report.position
+        report.leave()
+        report.recovery.failed(error, position, how)
+        report.status.state, report.status.pid = "waiting to retry", None
         self._around.board.publish()
-        if self.subscription.disable_on_error and reaction(error) is Reaction.INTERVAL:
+        if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             await self._disable()

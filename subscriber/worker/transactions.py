@@ -81,6 +81,11 @@ class Transactions:
         """Whether the stream stands between two transactions."""
         return self._dispatcher.idle
 
+    @property
+    def open(self) -> RemoteTransaction | None:
+        """The transaction that is being received; None between two, and in a stream block."""
+        return self._dispatcher.transaction
+
     # --- what needs nobody's attention ------------------------------------------------------------
 
     def take(self, waiting: deque[bytes], limit: int) -> int:

@@ -10,6 +10,7 @@ from subscriber.catalog.store import RelationState, StreamedStatus, WorkerStatus
 from subscriber.lsn import Lsn
 from subscriber.ops import units
 from subscriber.ops.status import to_json, to_text
+from subscriber.ops.status_problems import LockWait
 from subscriber.ops.status_report import Look, PublisherAnswer, SubscriptionStatus, assess, state_in_words
 from subscriber.ops.status_unfinished import Prepared
 from subscriber.subscription import Subscription
@@ -102,15 +103,39 @@ def test_an_error_is_told_with_its_time_and_hint() -> None:
     [
         (SUBSCRIPTION, look(replace(STREAMING, state="stopped", error="gone")), "stopped: needs you", True),
         (SUBSCRIPTION, look(STREAMING, launcher=None), "no launcher running", True),
-        (SUBSCRIPTION, look(), "connecting", False),
+        (SUBSCRIPTION, look(), "connecting", True),
         (SUBSCRIPTION, look(replace(STREAMING, state="starting")), "connecting", False),
         (replace(SUBSCRIPTION, enabled=False), look(STREAMING, launcher=None), "disabled", False),
+        (replace(SUBSCRIPTION, enabled=False), look(replace(STREAMING, state="disabled", error="e")), "disabled", True),
+        (SUBSCRIPTION, look(replace(STREAMING, error="not passed yet")), "streaming", True),
+        (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=19))), "streaming", False),
+        (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=21))), "not responding", True),
+        (SUBSCRIPTION, replace(look(STREAMING), launcher_age=19.0), "streaming", False),
+        (SUBSCRIPTION, replace(look(STREAMING), launcher_age=21.0), "not responding", True),
     ],
 )
 def test_states(subscription: Subscription, seen: Look, words: str, wrong: bool) -> None:
     status = assess(subscription, seen, PUBLISHER)
     assert state_in_words(status) == words
     assert status.is_wrong == wrong
+
+
+def test_lag_is_measured_from_the_last_heartbeat() -> None:
+    old = replace(STREAMING, latest_end_lsn=Lsn(0x3000), latest_end_time=NOW - timedelta(seconds=90))
+    assert assess(SUBSCRIPTION, look(old), PUBLISHER).lag_seconds == 90.0
+    fresh = replace(old, latest_end_time=NOW - timedelta(seconds=9))
+    assert assess(SUBSCRIPTION, look(fresh), PUBLISHER).lag_seconds == 0.0
+    assert assess(SUBSCRIPTION, look(replace(fresh, error="failing")), PUBLISHER).lag_seconds == 9.0
+
+
+def test_a_lock_of_another_session_is_a_problem() -> None:
+    waits = {SUBSCRIPTION.oid: [LockWait(7, 14.2, ('process 9 ("psql")',))]}
+    status = assess(SUBSCRIPTION, replace(look(STREAMING), lock_waits=waits), PUBLISHER)
+    assert status.is_wrong
+    assert text(status).splitlines()[1:3] == [
+        '  problem       no answer from the target for 14 s, waiting for a lock held by process 9 ("psql")',
+        "  hint          Process 7 of the target waits. End the transaction that holds the lock.",
+    ]
 
 
 def test_the_positions_of_a_dead_worker_are_not_shown() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from subscriber import telemetry
 from subscriber.ops import status_metrics
-from subscriber.ops.status_report import STATES, TABLE_STATES
+from subscriber.ops.status_problems import STATES
+from subscriber.ops.status_report import TABLE_STATES
 from tests.site import markdown, source
 from tests.site.markdown import code
 
