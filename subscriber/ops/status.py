@@ -105,6 +105,7 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
             subscriptions: list[Subscription] = []
             look = Look(datetime.now(UTC), None, subscriptions, [], {})
         else:
+            await schema.restore(connection)  # a crash of the server empties the tables: that is not "no subscriptions"
             subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
             look = await _read(connection, subscriptions)
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
