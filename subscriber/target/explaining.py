@@ -11,8 +11,13 @@ from subscriber.errors import ServerError, StaleMapping, SubscriberError
 from subscriber.target import shapes
 from subscriber.target.acting import Acting
 from subscriber.target.note import Note
+from subscriber.target.progress import OUT_OF_STEP
 
 INSUFFICIENT_PRIVILEGE = "42501"
+INTERNAL_ERROR = "XX000"
+MOVED = "another session has moved the progress of this subscription"  # as the functions of the schema say it
+
+_MOVES = ("subscriber.advance(", "subscriber.finish_copy(")
 
 # CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
 # Translations keep $1 at the end of the words, except the Spanish one without a $ and the Korean one with words behind.
@@ -24,6 +29,8 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
 
     `error` is the pipeline's.
     """
+    if _is_overtaken(error):
+        return ServerError({"S": "ERROR", "V": "ERROR", "C": OUT_OF_STEP, "M": MOVED})
     note = pipeline.failed_note
     if not isinstance(note, Note) or note.transaction is None:
         return error
@@ -34,6 +41,18 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
     if pipeline.session.error is None:
         add_context(error, note, origin)
     return error
+
+
+def _is_overtaken(error: SubscriberError) -> bool:
+    """Whether a move of the progress record has met another session's, which committed while the move waited for it.
+
+    Large objects are a system catalog, whose updates do not wait for the new version of a row: the server only says
+    "tuple concurrently updated", in its language. Its function and ours are named in every language.
+    """
+    if not isinstance(error, ServerError) or error.sqlstate != INTERNAL_ERROR:
+        return False
+    context = error.fields.get("W", "")
+    return error.fields.get("R") == "simple_heap_update" and any(name in context for name in _MOVES)
 
 
 def add_context(error: SubscriberError, note: Note, origin: str) -> None:

@@ -31,7 +31,7 @@ from subscriber.connection.connect import connect
 from subscriber.ops.logs import JsonFormatter, PostgresFormatter
 from subscriber.telemetry import Parts
 from subscriber.worker import launcher, retry, supervisor
-from subscriber.worker.launcher import Launcher
+from subscriber.worker.launcher import TAKEOVER_AFTER, Launcher
 from tests.plugins.fix_cluster import Database
 
 RETRY_INTERVAL = 0.2  # seconds instead of 5
@@ -157,12 +157,15 @@ class Subscriber(Subscriptions):
 
     launcher: Launcher | None = None  # the last one started
     apply_target: str | None = None  # of the role that applies changes
+    takeover_after: float = TAKEOVER_AFTER  # seconds
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         assert self._task is None, "it runs already"
         # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
-        self.launcher = Launcher(self.database.dsn(), apply_target=self.apply_target)
+        self.launcher = Launcher(
+            self.database.dsn(), apply_target=self.apply_target, takeover_after=self.takeover_after
+        )
         self._task = asyncio.create_task(self.launcher.run())
 
     def cancel(self) -> None:

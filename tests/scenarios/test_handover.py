@@ -1,12 +1,19 @@
-"""The moment at which the apply worker takes a table over, when the two have been apart."""
+"""Work that passes from one worker to another: tables to the apply worker, a subscription to another launcher."""
 
 from __future__ import annotations
 
+import os
+import signal
+from pathlib import Path
+
+import anyio
 import pytest
 
 from subscriber.catalog import sessions
 from subscriber.worker import apply_session, failpoints
 from subscriber.worker.failpoints import Point
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
 from tests.scenarios.conftest import Pair
 
 
@@ -49,3 +56,72 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
     await pair.caught_up()
     assert not failpoints.armed
     await pair.assert_same("SELECT id FROM t ORDER BY id")
+
+
+class Patient(Program):
+    """A program that stops itself at a failpoint when it comes there for the first time after `start`."""
+
+    def stop_at(self, point: Point) -> None:
+        self._command[2:3] = ["tests.faults.armed", point.name, "stop", "1"]
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether the process is frozen."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+
+@pytest.mark.parametrize("point", [None, Point.COMMIT_READY, Point.COMMIT_SENT])
+async def test_a_standby_takes_over_from_a_frozen_launcher(
+    source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, point: Point | None
+) -> None:
+    """The frozen launcher is in a transaction, or between two. When it continues, it commits nothing and is the standby."""
+    for database in (source_db, target_db):
+        await database.execute("CREATE TABLE t (id int, writer text DEFAULT 'local')")
+    await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
+    frozen = Patient(target_db.dsn(), processes / "frozen.log")
+    standby = Subscriber(target_db, takeover_after=2.0)
+    try:
+        await frozen.start()
+        await subscriptions.create(source_db, "p")
+        await subscriptions.wait_for_sync(source_db)
+        if point is not None:
+            frozen.kill()
+            frozen.stop_at(point)
+            await frozen.start()
+        await source_db.execute("INSERT INTO t SELECT generate_series(1, 100)")
+        assert frozen.pid is not None
+        if point is None:
+            await source_db.wait_for_catchup("s")
+            os.kill(frozen.pid, signal.SIGSTOP)
+        with anyio.fail_after(10):
+            while not is_stopped(frozen.pid):
+                await anyio.sleep(0.02)
+        standby.start()
+        await source_db.execute("INSERT INTO t SELECT generate_series(101, 200)")
+        await target_db.wait_for("SELECT count(*) FROM t", 200, timeout=60)
+        os.kill(frozen.pid, signal.SIGCONT)
+        await frozen.wait_for("waiting as standby")
+        await source_db.execute("INSERT INTO t SELECT generate_series(201, 300)")
+        await source_db.wait_for_catchup("s")
+        assert await target_db.rows("SELECT count(*), count(DISTINCT id) FROM t") == [(300, 300)]
+        assert standby.launcher is not None
+        assert await target_db.value("SELECT pid FROM subscriber.launcher") == standby.launcher.pid
+    finally:
+        frozen.kill()
+        await standby.stop()
+
+
+async def test_a_commit_that_meets_a_takeover_says_so(pair: Pair) -> None:
+    """The record is claimed while the worker's move of it waits: PostgreSQL only says that a tuple has changed."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t")
+    subid = await pair.target.value("SELECT subid FROM subscriber.subscription")
+    other = await pair.target.connect()
+    async with other.transaction():
+        await other.execute(f"SELECT subscriber.claim_progress({subid}, 0)")
+        await pair.source.execute("INSERT INTO t VALUES (1)")
+        await pair.target.wait_for("SELECT count(*) FROM pg_locks WHERE NOT granted", 1)
+    await pair.fails("ERROR:  another session has moved the progress of this subscription")
+    assert not pair.subscriber.log.has("concurrently updated")
+    await pair.caught_up()
+    await pair.assert_same("SELECT id FROM t")
