@@ -249,6 +249,9 @@ def copy_(
         bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", help="End when stdin ends, as for a launcher.", hidden=True)
+    ] = False,
 ) -> None:
     """Make the initial copy of a subscription's tables with Spark.
 
@@ -256,7 +259,10 @@ def copy_(
     by `subscriber run`, which starts this by itself for subscriptions WITH (copy_engine = spark).
     """
     from subscriber.ops.copy import run_copy
+    from subscriber.pipeline.driver import end_with_parent
 
+    if end_with_stdin:
+        end_with_parent()
     part_bytes = part_size * 1024 * 1024
     _finish(run_copy, target, name, master=master, part_bytes=part_bytes, indexes=indexes, quiet=quiet)
 

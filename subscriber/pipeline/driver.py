@@ -75,19 +75,28 @@ def main() -> None:
     """Do the work that comes on stdin."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    end_with_parent(tempfile.gettempdir())  # which our parent made for us
     with spark_session(master=master, java_options=QUICK) as spark:
         results = run_tasks(spark, copy_parts, spread(tasks, spark.sparkContext.defaultParallelism))
     sys.stdout.buffer.write(pickle.dumps(results))
     sys.stdout.buffer.flush()
 
 
-def _end_with_parent() -> None:
-    """The pipe from our parent ends when the parent does."""
-    while os.read(0, 1):
-        pass
-    shutil.rmtree(tempfile.gettempdir(), ignore_errors=True)  # which our parent made for us
-    os._exit(1)
+def end_with_parent(directory: str | None = None) -> None:
+    """Have this process end, without a word, when stdin does: the pipe from its parent ends when the parent does.
+
+    Args:
+        directory: removed then; None: nothing is.
+    """
+
+    def watch() -> None:
+        while os.read(0, 1):
+            pass
+        if directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 if __name__ == "__main__":

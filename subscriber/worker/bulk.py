@@ -2,8 +2,10 @@
 
 The launcher starts that command as another process, when the subscription says so (copy_engine = spark) or its
 tables are large (auto), and again when it has failed. The command may also run somewhere else, started by hand: then
-it has the place GROUP (catalog/sessions.py), and the catalog lists its tables. This module only decides; a killed
-launcher leaves the copy alone, and the next one finds it.
+it has the place GROUP (catalog/sessions.py), and the catalog lists its tables. This module only decides.
+
+A copy that the launcher has started ends with the launcher, also by kill -9: stdin of the command is a pipe whose other
+end only the launcher has. The next launcher starts the command again, which continues with the parts that are left.
 """
 
 from __future__ import annotations
@@ -154,10 +156,15 @@ class Bulk:
         telemetry.log(
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
-        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--", subscription.name]
+        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--end-with-stdin", "--", subscription.name]
         around = self._around
         environment = {**os.environ, TARGET_VARIABLE: around.target, APPLY_VARIABLE: around.apply_target}
-        done = await anyio.run_process(command, check=False, env=environment, start_new_session=True)
+        reader, writer = os.pipe()
+        try:
+            done = await anyio.run_process(command, check=False, env=environment, start_new_session=True, stdin=reader)
+        finally:
+            os.close(reader)
+            os.close(writer)
         if done.returncode == 0:
             telemetry.log(
                 telemetry.LOG,

@@ -21,6 +21,7 @@ from subscriber.worker.causes import root_cause
 from tests.faults.scene import Scene, scene
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
+from tests.processes import command_line, family
 
 PART = 256 * 1024  # bytes, so that small tables have parts
 
@@ -261,6 +262,29 @@ VICTIMS = {
     "publisher": "",
     "target": "",
 }
+
+
+@pytest.mark.timeout(300)
+async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) -> None:
+    """kill -9 of the launcher ends the command, its driver, the JVM and the workers. The next launcher continues."""
+    await faults.source.execute(
+        "INSERT INTO log (writer, number, text) SELECT 7, i, repeat('y', 500) FROM generate_series(1, 400000) i"
+    )
+    await faults.create_subscription(options="WITH (copy_engine = spark)")
+    faults.worker.start()
+    await faults.target.wait_for("SELECT count(rows) > 0 FROM subscriber.copy_done", timeout=100)
+    assert faults.worker.pid is not None
+    started = family(faults.worker.pid) - {faults.worker.pid}
+    lines = " ".join(argument for pid in started for argument in command_line(pid))
+    assert all(word in lines for word in ("copy", "subscriber.pipeline.driver", "SparkSubmit", "pyspark.daemon"))
+    await faults.worker.kill9()
+    with anyio.move_on_after(10):
+        while any(map(command_line, started)):
+            await anyio.sleep(0.1)
+    left = [command_line(pid) for pid in started if command_line(pid)]
+    assert not left
+    faults.worker.start()
+    assert await faults.finish(timeout=120) == {"log": 400_000}
 
 
 @pytest.mark.soak

@@ -74,7 +74,7 @@ def is_stopped(pid: int) -> bool:
 async def test_a_standby_takes_over_from_a_frozen_launcher(
     source_db: Database, target_db: Database, processes: Path, subscriptions: Subscriptions, point: Point | None
 ) -> None:
-    """The frozen launcher is in a transaction, or between two. When it continues, it commits nothing and is the standby."""
+    """The frozen launcher is in a transaction, or between two. Continued, it commits nothing and waits as standby."""
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE t (id int, writer text DEFAULT 'local')")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
