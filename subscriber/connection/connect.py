@@ -230,7 +230,8 @@ async def _attempt(
     try:
         connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
     except Exception as error:  # a server that says something else than a server does makes asyncpg raise anything
-        raise translate(error, target) from error
+        replication = "replication" in arguments["server_settings"]  # type: ignore[operator]
+        raise translate(error, target, replication=replication) from error
     if watch is not None:
         if not watch.used_password:
             connection.terminate()

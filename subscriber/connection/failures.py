@@ -15,6 +15,9 @@ from subscriber.redaction import redact
 
 _ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
 
+_UNSUPPORTED_PARAMETER = "unsupported startup parameter: "  # PgBouncer's words, which it does not translate
+_PROTOCOL_VIOLATION = "08P01"
+
 
 class ConnectError(ServerError):
     """The server answered the attempt to connect with an error; `libpq_message` is libpq's wording of it."""
@@ -29,14 +32,14 @@ def libpq_message(error: SubscriberError) -> str:
     return error.libpq_message if isinstance(error, ConnectError) else error.message
 
 
-def translate(error: Exception, target: Target) -> SubscriberError:
-    """Our error for what asyncpg.connect() raised."""
+def translate(error: Exception, target: Target, *, replication: bool = False) -> SubscriberError:
+    """Our error for what asyncpg.connect() raised. `replication`: a walsender was asked for."""
     where = target.failed()
     match error:
-        case asyncpg.PostgresConnectionError():  # raised by asyncpg itself when the socket closes under it
+        case asyncpg.PostgresConnectionError() if not _is_answer(error):  # asyncpg's own word for a closed socket
             return ConnectionLost(where + "server closed the connection unexpectedly")
         case asyncpg.PostgresError():
-            return ConnectError(server_fields(error), where)
+            return _refused(ConnectError(server_fields(error), where), replication=replication)
         case TimeoutError():
             return ConnectionLost(where + "timeout expired")
         case ssl.SSLCertVerificationError():
@@ -54,6 +57,29 @@ def translate(error: Exception, target: Target) -> SubscriberError:
         case asyncpg.InterfaceError() | asyncpg.InternalClientError() | ValueError():
             return ConnectionLost(where + str(error))
     return ConnectionLost(f"{where}the server's answer could not be read: {type(error).__name__}: {error}")
+
+
+def _is_answer(error: asyncpg.PostgresError) -> bool:
+    """Whether the server has sent the error, which always has a severity then."""
+    return getattr(error, "severity", None) is not None
+
+
+def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
+    """Add a hint to what PgBouncer says, which speaks English only."""
+    name = error.message.removeprefix(_UNSUPPORTED_PARAMETER)
+    if name == error.message or error.sqlstate != _PROTOCOL_VIOLATION or error.hint is not None:
+        return error
+    if replication:
+        error.hint = (
+            "A connection pooler answers. PgBouncer before 1.23 passes no replication connection on, and later versions need"
+            " a configuration for it. Connect to the publisher itself."
+        )
+    else:
+        error.hint = (
+            f'A connection pooler answers. Connect to the server itself, or add "{name}" to ignore_startup_parameters'
+            " of PgBouncer. The server's own value of the setting counts then."
+        )
+    return error
 
 
 def _network_failure(error: OSError, target: Target) -> ConnectionLost:

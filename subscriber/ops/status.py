@@ -292,7 +292,7 @@ async def _looks(
         except ConnectionLost as error:
             yield error.message
         except ServerError as error:
-            if not error.sqlstate.startswith(("57P", "53300")):
+            if not error.sqlstate.startswith(("08", "57P", "53300")):
                 raise
             yield error.message
         await anyio.sleep(interval)

@@ -118,6 +118,7 @@ async def backend_of(pipeline: Pipeline) -> Backend:
 
 async def _register(pipeline: Pipeline, catalog: Catalog, subid: int, relid: int) -> None:
     backend, waited = await backend_of(pipeline), 0.0
+    pipeline.session.pid = backend.pid  # a connection pooler makes up the one that it announces
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:
         if waited >= PLACE_TIMEOUT:
             raise ConnectionLost(

@@ -34,6 +34,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks import Hooks
 from subscriber.catalog import sessions, store
+from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
 from subscriber.catalog.sessions import Backend
@@ -129,6 +130,7 @@ class Launcher:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
             async with catalog.use() as connection:
+                await refuse_transaction_mode(connection, self._target)
                 await ensure_schema(connection)
                 system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
             await self._become_leader(catalog)

@@ -1,0 +1,101 @@
+"""A real PgBouncer: the one that is installed, or Debian's package, fetched by apt and run where it is unpacked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import anyio
+
+from subscriber.ops.servers import Account
+from tests.cache import cache_directory
+from tests.matrix.programs import NotAvailable
+
+_LIBRARIES = ("libc-ares", "libcares", "libevent-")  # which the machine may lack; all others are everywhere
+
+
+def program() -> tuple[str, dict[str, str]]:
+    """The command and its environment. Raises NotAvailable."""
+    if (found := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
+        return found, {}
+    place = cache_directory("pgbouncer")
+    if not (place / "root").exists():
+        _fetch(place)
+    libraries = ":".join(str(path) for path in (place / "root/usr/lib").glob("*-linux-gnu"))
+    return str(place / "root/usr/sbin/pgbouncer"), {"LD_LIBRARY_PATH": libraries}
+
+
+def _fetch(place: Path) -> None:
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise NotAvailable("there is no apt-get to fetch PgBouncer with")
+    depends = _run(["apt-cache", "depends", "--important", "pgbouncer"], place)
+    names = [line.split()[-1] for line in depends.splitlines() if line.split()[0].endswith("Depends:")]
+    wanted = ["pgbouncer", *(name for name in names if name.startswith(_LIBRARIES))]
+    _run(["apt-get", "download", *wanted], place)
+    work = place / "root.tmp"
+    for package in place.glob("*.deb"):
+        _run(["dpkg-deb", "-x", str(package), str(work)], place)
+        package.unlink()
+    work.rename(place / "root")
+
+
+def _run(command: list[str], directory: Path) -> str:
+    done = subprocess.run(command, check=False, capture_output=True, text=True, cwd=directory)
+    if done.returncode != 0:
+        raise NotAvailable(f"PgBouncer could not be fetched: {done.stderr.strip()[-300:]}")
+    return done.stdout
+
+
+@asynccontextmanager
+async def pgbouncer(
+    directory: Path, server_port: int, *, pool_mode: str = "session", more: str = ""
+) -> AsyncIterator[int]:
+    """Run one in front of a server of this machine for the block; its port.
+
+    Args:
+        directory: a new one, for its configuration; a file *.pid in it has its process ID.
+        pool_mode: session, transaction or statement.
+        more: further lines of its configuration.
+    """
+    command, environment = program()
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    configuration = directory / "pgbouncer.ini"
+    configuration.write_text(
+        f"[databases]\n* = host=127.0.0.1 port={server_port} user=postgres\n[pgbouncer]\nlisten_addr = 127.0.0.1\n"
+        f"listen_port = {port}\nunix_socket_dir =\nauth_type = any\npool_mode = {pool_mode}\n{more}\n"
+    )
+    configuration.chmod(0o644)
+    for parent in (directory, directory.parent):
+        parent.chmod(0o755)
+    with (directory / "pgbouncer.log").open("wb") as log:
+        process = subprocess.Popen(
+            [command, str(configuration)],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd="/",
+            **Account.current().keywords,
+        )
+    (directory / "pgbouncer.pid").write_text(f"{process.pid}\n")
+    try:
+        with anyio.fail_after(10):
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", port)).close()
+                    break
+                except ConnectionRefusedError:
+                    if process.poll() is not None:
+                        raise NotAvailable((directory / "pgbouncer.log").read_text()[-500:]) from None
+                    await anyio.sleep(0.05)
+        yield port
+    finally:
+        process.terminate()
+        process.wait(10)
+        (directory / "pgbouncer.pid").unlink()
