@@ -71,8 +71,8 @@ def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
         return error
     if replication:
         error.hint = (
-            "A connection pooler answers. PgBouncer before 1.23 passes no replication connection on, and later versions need"
-            " a configuration for it. Connect to the publisher itself."
+            "A connection pooler answers, and PgBouncer passes no replication connection on before 1.23. Connect to the"
+            " publisher itself."
         )
     else:
         error.hint = (

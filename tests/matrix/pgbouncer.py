@@ -30,6 +30,15 @@ def program() -> tuple[str, dict[str, str]]:
     return str(place / "root/usr/sbin/pgbouncer"), {"LD_LIBRARY_PATH": libraries}
 
 
+def version() -> tuple[int, int]:
+    """Major and minor version of program()."""
+    command, environment = program()
+    environment = {**os.environ, **environment}
+    done = subprocess.run([command, "--version"], check=True, capture_output=True, text=True, env=environment)
+    major, minor = done.stdout.split()[1].split(".")[:2]
+    return int(major), int(minor)
+
+
 def _fetch(place: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise NotAvailable("there is no apt-get to fetch PgBouncer with")

@@ -70,7 +70,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "last_msg_send_time": "when the publisher sent the last message, by its clock",
         "last_msg_receipt_time": "when it came, by the clock of the worker's machine",
         "latest_end_lsn": "the last position confirmed to the publisher",
-        "latest_end_time": "when that was",
+        "latest_end_time": "when the publisher sent that, by its clock",
     },
     "pg_stat_subscription_stats": {
         "subid": "the subscription",

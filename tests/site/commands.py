@@ -59,6 +59,8 @@ def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, list[st
     """Of each parameter its place in the usage line, empty for an option, and its row of the table."""
     types = get_type_hints(command.callback)
     for parameter in command.params:
+        if getattr(parameter, "hidden", False):  # not for people
+            continue
         assert isinstance(parameter, typer.core.TyperArgument | typer.core.TyperOption)
         assert parameter.name in types
         assert parameter.help, f"{command.name} {parameter.name} says nothing about itself"
