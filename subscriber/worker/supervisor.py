@@ -374,6 +374,7 @@ class Supervisor:
         table = self.tables.get(next(iter(self._tables_of(relid)), 0))
         if not finished and not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
             # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
+            self._recoveries.pop(relid, None)
             around.board.remove(report)
             self._leader.cancel()
 

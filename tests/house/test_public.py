@@ -68,7 +68,7 @@ def options() -> list[tuple[str, str]]:
         for name, command in commands().items()
         for parameter in command.params
         for option in [*parameter.opts, *parameter.secondary_opts]
-        if option.startswith("--")
+        if option.startswith("--") and not getattr(parameter, "hidden", False)
     ]
 
 
