@@ -30,13 +30,14 @@ async def test_tables_of_the_system_are_no_targets(
 
 
 async def test_a_publisher_that_is_a_target_itself(pair: Pair) -> None:
-    """FOR ALL TABLES publishes its schema subscriber too, which is no more than a catalog."""
+    """FOR ALL TABLES publishes permanent tables of its schema subscriber, which older versions had."""
     await Subscriptions(pair.source).execute()
+    await pair.source.execute("CREATE TABLE subscriber.of_older_versions (subid oid PRIMARY KEY)")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)")
     await pair.subscribe("FOR ALL TABLES")
     assert await pair.rows("SELECT srrelid::regclass::text FROM subscriber.subscription_rel") == [("t",)]
-    await pair.change("UPDATE subscriber.progress SET subid = subid; INSERT INTO t VALUES (2)")
+    await pair.change("INSERT INTO subscriber.of_older_versions VALUES (1); INSERT INTO t VALUES (2)")
     await pair.assert_same("SELECT id FROM t ORDER BY 1")
 
 

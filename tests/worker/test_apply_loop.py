@@ -76,6 +76,7 @@ class Target:
     def __init__(self) -> None:
         self.pipeline = self
         self.hooks = None
+        self.origin = "o"
         self.same_types_only = False
         self.done: list[object] = []
         self.commits: list[Callable[[], None]] = []  # to be answered
