@@ -34,7 +34,10 @@ async def status_says(
 
 
 async def is_streaming(scene: Scene) -> dict[str, Any]:
-    return await status_says(scene, lambda status: status is not None and status["state"] == "streaming")
+    """Until it streams, and is past its last error; what it says then."""
+    return await status_says(
+        scene, lambda status: status is not None and status["state"] == "streaming" and status["ok"]
+    )
 
 
 async def while_writing(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:

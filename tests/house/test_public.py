@@ -67,6 +67,7 @@ def options() -> list[tuple[str, str]]:
         (name, option)
         for name, command in commands().items()
         for parameter in command.params
+        if not getattr(parameter, "hidden", False)
         for option in [*parameter.opts, *parameter.secondary_opts]
         if option.startswith("--") and not getattr(parameter, "hidden", False)
     ]

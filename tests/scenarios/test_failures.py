@@ -206,7 +206,9 @@ async def test_no_publisher_is_tried_again_until_it_is_back(pair: Pair, servers:
         await pair.target.wait_for("SELECT error LIKE '%could not connect to the publisher%' FROM subscriber.worker")
         await server.start()
         await pair.change("INSERT INTO t SELECT coalesce(max(id), 0) + 1 FROM t")
-        assert (await pair.subscriber.wait_for_state("streaming"))["error"] is None
+        await pair.target.wait_for(
+            "SELECT state = 'streaming' AND error IS NULL FROM subscriber.worker WHERE relid = 0"
+        )
     await pair.assert_same("SELECT id FROM t ORDER BY 1")
     assert not pair.subscriber.log.has("unexpected error")
 
