@@ -7,6 +7,7 @@
     │   └── EndOfStream      the publisher ended the stream in good order
     ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
     ├── StatementError       a SUBSCRIPTION statement is wrong or refused: correct it
+    ├── CatalogMoved         the subscriptions belong to another database: confirm the move, or remove them
     ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
     ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
     │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
@@ -133,6 +134,12 @@ class PublisherReplaced(PublisherError):
 
 class TargetBehind(PublisherError):
     """The target has gone back to an older state than the publisher was told of: a new copy is needed."""
+
+
+class CatalogMoved(SubscriberError):
+    """The database was moved, restored or copied, or its server promoted, and no user has confirmed that yet."""
+
+    sqlstate = "55000"
 
 
 class StaleCatalog(SubscriberError):

@@ -106,7 +106,8 @@ RECORDS = [
         known bytea;
     BEGIN
         IF TG_OP = 'DELETE' THEN
-            PERFORM pg_catalog.lo_unlink(OLD.kept);
+            -- A restored dump without large objects has none.
+            PERFORM pg_catalog.lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = OLD.kept;
             RETURN NULL;
         END IF;
         content := subscriber.as_record(TG_TABLE_NAME, pg_catalog.to_jsonb(NEW));
@@ -197,7 +198,7 @@ PROGRESS = [
     CREATE FUNCTION subscriber.drop_progress_record() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     BEGIN
-        PERFORM pg_catalog.lo_unlink(OLD.record);
+        PERFORM pg_catalog.lo_unlink(m.oid) FROM pg_catalog.pg_largeobject_metadata m WHERE m.oid = OLD.record;
         RETURN NULL;
     END $$
     """,
@@ -590,7 +591,7 @@ RESTORING = [
         IF EXISTS (SELECT FROM subscriber.complete) THEN
             RETURN;
         END IF;
-        FOREACH relation IN ARRAY ARRAY['subscription', 'subscription_rel', 'progress_record', 'bulk_copy',
+        FOREACH relation IN ARRAY ARRAY['identity', 'subscription', 'subscription_rel', 'progress_record', 'bulk_copy',
                                         'bulk_copy_rel', 'conflict_history', 'copy_done']::name[] LOOP
             FOR document IN
                 SELECT s FROM subscriber.saved(relation,

@@ -1,10 +1,10 @@
-"""Which database this catalog belongs to, and the names of the subscriptions' tables.
+"""Which database this catalog belongs to, and the names of the subscriptions' tables and owners.
 
-A dump, a template and a physical copy carry the catalog to another database, where nobody has said that subscriptions
-are to run: their launcher would take the changes away from the original. So the catalog says where it belongs, and
-only runs there. subscriber.rebind() makes it belong to the database it is in.
+A dump, a template and a physical copy carry the catalog to another database, where no user has decided to run the
+subscriptions. A launcher there would take the changes away from the original. So the catalog names the database that it
+belongs to, and subscriptions only run there. subscriber.rebind() makes the catalog belong to its present database.
 
-Tables are known by number and by name: after a restored dump the same number may be another table's.
+A restored dump has other OIDs. Tables and owners are therefore stored with their names as well.
 """
 
 from __future__ import annotations
@@ -14,8 +14,21 @@ from alembic import op
 revision = "0014"
 down_revision = "0013"
 
+# The relations that can take changes, as `named`, beside each row `r` of subscription_rel.
+NAMED = """
+(pg_catalog.pg_namespace n JOIN pg_catalog.pg_class named ON named.relnamespace = n.oid AND named.relkind IN ('r', 'p'))
+    ON n.nspname = r.srnspname AND named.relname = r.srrelname
+"""
+
+# A copy has committed rows of the table, and is not complete. `subscriber copy` commits part by part.
+COPY_BEGUN = """
+(r.srsubstate = 'f' OR r.srsubstate IN ('i', 'd') AND EXISTS (
+    SELECT FROM subscriber.bulk_copy b JOIN subscriber.bulk_copy_rel p USING (copyid)
+     WHERE b.subid = r.srsubid AND p.relid = r.srrelid))
+"""
+
 STATEMENTS = [
-    # `sync_id` is part of the names of slots for table synchronization, and stays when a server is upgraded.
+    # `sync_id` is part of the names of slots for table synchronization. It stays when a server is upgraded.
     """
     CREATE UNLOGGED TABLE subscriber.identity (
         only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -24,6 +37,7 @@ STATEMENTS = [
         database_oid oid NOT NULL,
         database_name name NOT NULL,
         sync_id text NOT NULL,
+        accept_timelines boolean NOT NULL DEFAULT false,
         kept oid NOT NULL UNIQUE DEFAULT subscriber.new_record()
     )
     """,
@@ -61,6 +75,8 @@ STATEMENTS = [
     UPDATE subscriber.subscription_rel r SET srnspname = n.nspname, srrelname = c.relname
       FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = r.srrelid
     """,
+    # Tables that were dropped before names were stored.
+    "DELETE FROM subscriber.subscription_rel r WHERE r.srrelname IS NULL",
     """
     CREATE FUNCTION subscriber.name_relation() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -75,42 +91,138 @@ STATEMENTS = [
     FOR EACH ROW WHEN (NEW.srrelname IS NULL) EXECUTE FUNCTION subscriber.name_relation()
     """,
     "ALTER TABLE subscriber.subscription_rel ENABLE ALWAYS TRIGGER name_relation",
-    # By name. A table whose copy had begun has a slot under its old number.
+    "ALTER TABLE subscriber.subscription ADD COLUMN subownername name",
     """
-    CREATE FUNCTION subscriber.find_relations() RETURNS void
+    UPDATE subscriber.subscription s SET subownername = r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = s.subowner
+    """,
+    """
+    CREATE FUNCTION subscriber.name_owner() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-    DECLARE
-        begun text;
     BEGIN
-        CREATE TEMPORARY TABLE subscriber_found ON COMMIT DROP AS
-        SELECT r.srsubid, r.srrelid AS old, c.oid AS new, r.srsubstate, r.srnspname, r.srrelname
-          FROM subscriber.subscription_rel r JOIN pg_catalog.pg_namespace n ON n.nspname = r.srnspname
-          JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = r.srrelname AND c.oid <> r.srrelid;
-        SELECT string_agg(pg_catalog.format('%I.%I', f.srnspname, f.srrelname), ', ') INTO begun
-          FROM pg_temp.subscriber_found f WHERE f.srsubstate NOT IN ('i', 'r');
-        IF begun IS NOT NULL THEN
-            RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
-                MESSAGE = pg_catalog.format('the copy of tables had begun when the database was dumped: %s', begun),
-                HINT = 'Empty these tables, then begin anew: ALTER SUBSCRIPTION ... SET (slot_name = NONE),'
-                       ' DROP SUBSCRIPTION, CREATE SUBSCRIPTION.';
-        END IF;
-        WITH moved AS (
-            DELETE FROM subscriber.subscription_rel r USING pg_temp.subscriber_found f
-             WHERE (r.srsubid, r.srrelid) = (f.srsubid, f.old)
-            RETURNING r.srsubid, f.new, r.srsubstate, r.srsublsn, r.srsource, r.srnspname, r.srrelname)
-        INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srsublsn, srsource, srnspname, srrelname)
-        SELECT * FROM moved;
+        SELECT r.rolname INTO NEW.subownername FROM pg_catalog.pg_roles r WHERE r.oid = NEW.subowner;
+        RETURN NEW;
     END $$
     """,
-    # For the schema's owner: this database is to go on with the subscriptions. Tables of a restored dump are found by
-    # their names. Where progress did not come along, nobody knows what the tables contain.
+    # restore() brings the name back: the OID may be another role's by then.
     """
-    CREATE FUNCTION subscriber.rebind() RETURNS void
+    CREATE TRIGGER name_new_owner BEFORE INSERT ON subscriber.subscription
+    FOR EACH ROW WHEN (NEW.subownername IS NULL) EXECUTE FUNCTION subscriber.name_owner()
+    """,
+    """
+    CREATE TRIGGER name_owner BEFORE UPDATE OF subowner ON subscriber.subscription
+    FOR EACH ROW EXECUTE FUNCTION subscriber.name_owner()
+    """,
+    "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_new_owner",
+    "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_owner",
+    # Gives rows of subscription_rel new OIDs, all at the same moment: tables may exchange their names.
+    """
+    CREATE FUNCTION subscriber.renumber(subscription oid, olds oid[], news oid[]) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        moved subscriber.subscription_rel[];
+    BEGIN
+        WITH gone AS (
+            DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = subscription AND r.srrelid = ANY (olds)
+            RETURNING r AS content)
+        SELECT pg_catalog.array_agg(g.content) INTO moved FROM gone g;
+        INSERT INTO subscriber.subscription_rel
+        SELECT p.* FROM unnest(moved) m JOIN unnest(olds, news) AS o (old, new) ON o.old = m.srrelid,
+             LATERAL pg_catalog.jsonb_populate_record(m, pg_catalog.jsonb_build_object('srrelid', o.new::bigint)) p
+        ON CONFLICT DO NOTHING;
+    END $$
+    """,
+    # Rows whose table has another name, while another table has the stored one, get that one's OID. So do rows that
+    # wait for their copy. Returns their names. catalog/table_names.py tells what becomes of the others.
+    f"""
+    CREATE FUNCTION subscriber.follow_names(subscription oid) RETURNS TABLE (nspname name, relname name)
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        olds oid[];
+        news oid[];
+        fewer oid[];
+    BEGIN
+        SELECT pg_catalog.array_agg(r.srrelid ORDER BY r.srrelid), pg_catalog.array_agg(named.oid ORDER BY r.srrelid)
+          INTO olds, news
+          FROM subscriber.subscription_rel r JOIN {NAMED}
+         WHERE r.srsubid = subscription AND named.oid <> r.srrelid
+           AND (r.srsubstate IN ('i', 'd') OR EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid))
+           AND NOT {COPY_BEGUN};
+        LOOP  -- the new OID must not be that of a row that stays
+            SELECT pg_catalog.array_agg(m.old ORDER BY m.old), pg_catalog.array_agg(m.new ORDER BY m.old)
+              INTO fewer, news
+              FROM unnest(olds, news) AS m (old, new)
+             WHERE NOT EXISTS (SELECT FROM subscriber.subscription_rel r
+                                WHERE r.srsubid = subscription AND r.srrelid = m.new AND r.srrelid <> ALL (olds));
+            EXIT WHEN fewer IS NOT DISTINCT FROM olds;
+            olds := fewer;
+        END LOOP;
+        IF olds IS NOT NULL THEN
+            PERFORM subscriber.renumber(subscription, olds, news);
+        END IF;
+        RETURN QUERY SELECT r.srnspname, r.srrelname FROM subscriber.subscription_rel r
+                      WHERE r.srsubid = subscription AND r.srrelid = ANY (news);
+    END $$
+    """,
+    # All rows get the OID of the table that has the stored name: OIDs mean nothing in a restored dump. In a copy of
+    # a database, no table's own copy can continue: its slot belongs to the original.
+    f"""
+    CREATE FUNCTION subscriber.find_relations(forget text[], is_copy boolean) RETURNS void
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        names text;
+        quoted text;
+        subscription oid;
+        olds oid[];
+        news oid[];
+    BEGIN
+        DELETE FROM subscriber.subscription_rel r
+         WHERE pg_catalog.format('%I.%I', r.srnspname, r.srrelname) = ANY (forget);
+        SELECT string_agg(DISTINCT l.label, ', '), string_agg(DISTINCT pg_catalog.quote_literal(l.label), ', ')
+          INTO names, quoted
+          FROM subscriber.subscription_rel r LEFT JOIN {NAMED},
+               LATERAL pg_catalog.format('%I.%I', r.srnspname, r.srrelname) AS l (label)
+         WHERE named.oid IS NULL;
+        IF names IS NOT NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'undefined_table',
+                MESSAGE = pg_catalog.format('tables of subscriptions do not exist in this database: %s', names),
+                HINT = pg_catalog.format('Restore them. Or take them out of their subscriptions:'
+                                         ' SELECT subscriber.rebind(forget => ARRAY[%s]);'
+                                         ' ALTER SUBSCRIPTION ... REFRESH PUBLICATION copies them once they exist.',
+                                         quoted);
+        END IF;
+        SELECT string_agg(DISTINCT l.label, ', '), string_agg(DISTINCT pg_catalog.quote_literal(l.label), ', ')
+          INTO names, quoted
+          FROM subscriber.subscription_rel r JOIN {NAMED},
+               LATERAL pg_catalog.format('%I.%I', r.srnspname, r.srrelname) AS l (label)
+         WHERE is_copy AND {COPY_BEGUN};
+        IF names IS NOT NULL THEN
+            RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+                MESSAGE = pg_catalog.format('the copy of tables had begun when this database was copied: %s', names),
+                HINT = pg_catalog.format('Empty these tables and have them copied again:'
+                                         ' SELECT subscriber.rebind(forget => ARRAY[%s]);'
+                                         ' then ALTER SUBSCRIPTION ... REFRESH PUBLICATION.', quoted);
+        END IF;
+        FOR subscription, olds, news IN
+            SELECT r.srsubid, pg_catalog.array_agg(r.srrelid), pg_catalog.array_agg(named.oid)
+              FROM subscriber.subscription_rel r JOIN {NAMED} WHERE named.oid <> r.srrelid GROUP BY r.srsubid LOOP
+            PERFORM subscriber.renumber(subscription, olds, news);
+        END LOOP;
+    END $$
+    """,
+    # For the schema's owner: the subscriptions are to run in this database. `forget` has tables, as quoted names with
+    # schema, to take out of their subscriptions. Raises an error where the database lacks what they need.
+    f"""
+    CREATE FUNCTION subscriber.rebind(forget text[] DEFAULT '{{}}') RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
         missing text;
-        moved boolean;
+        present record;
+        stored subscriber.identity;
+        is_copy boolean;
     BEGIN
+        PERFORM subscriber.restore();
+        SELECT * INTO present FROM subscriber.present_identity();
+        SELECT * INTO stored FROM subscriber.identity;
         SELECT string_agg(pg_catalog.quote_ident(s.subname), ', ') INTO missing
           FROM subscriber.subscription s
           LEFT JOIN subscriber.progress_record p ON p.subid = s.subid AND p.relid = 0
@@ -119,25 +231,87 @@ STATEMENTS = [
             RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
                 MESSAGE = pg_catalog.format('the progress of subscriptions is missing: %s', missing),
                 DETAIL = 'It is in large objects, which the dump that was restored here did not contain.',
-                HINT = 'Restore a dump with large objects, or begin anew:'
-                       ' ALTER SUBSCRIPTION ... SET (slot_name = NONE),'
-                       ' DROP SUBSCRIPTION, CREATE SUBSCRIPTION.';
+                HINT = 'Restore a dump with large objects. Or remove the subscriptions and create them again with a'
+                       ' fresh copy: ALTER SUBSCRIPTION ... DISABLE, ALTER SUBSCRIPTION ... SET (slot_name = NONE),'
+                       ' DROP SUBSCRIPTION, SELECT subscriber.rebind(), CREATE SUBSCRIPTION.';
         END IF;
-        SELECT (i.system_identifier, i.database_oid) IS DISTINCT FROM (b.system_identifier, b.database_oid)
-          INTO moved FROM subscriber.present_identity() i, subscriber.identity b;
-        IF moved THEN
-            PERFORM subscriber.find_relations();
+        IF (present.system_identifier, present.database_oid)
+           IS DISTINCT FROM (stored.system_identifier, stored.database_oid) THEN
+            SELECT string_agg(DISTINCT pg_catalog.quote_ident(s.subownername), ', ') INTO missing
+              FROM subscriber.subscription s
+             WHERE NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = s.subownername);
+            IF missing IS NOT NULL THEN
+                RAISE EXCEPTION USING ERRCODE = 'undefined_object',
+                    MESSAGE = pg_catalog.format('owners of subscriptions do not exist: %s', missing),
+                    HINT = 'Create these roles as the original server has them.';
+            END IF;
+            SELECT string_agg(pg_catalog.quote_literal(p.gid), ', ') INTO missing FROM subscriber.saved_prepared() p
+             WHERE NOT p.committed
+               AND NOT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x
+                                WHERE x.database = pg_catalog.current_database() AND x.gid = p.gid)
+               AND NOT EXISTS (SELECT FROM subscriber.saved_prepared() c
+                                WHERE c.committed AND (c.subid, c.xid) = (p.subid, p.xid));
+            IF missing IS NOT NULL THEN
+                RAISE EXCEPTION USING ERRCODE = 'object_not_in_prerequisite_state',
+                    MESSAGE = pg_catalog.format('prepared transactions of subscriptions are missing: %s', missing),
+                    DETAIL = 'A dump does not contain prepared transactions.',
+                    HINT = 'Dump the original again while none is prepared. Or remove the subscriptions and create'
+                           ' them again with a fresh copy: ALTER SUBSCRIPTION ... DISABLE, ALTER SUBSCRIPTION ... SET'
+                           ' (slot_name = NONE), DROP SUBSCRIPTION, SELECT subscriber.rebind(), CREATE SUBSCRIPTION.';
+            END IF;
+            -- A server that was upgraded has another system identifier, and the same OIDs.
+            is_copy := present.system_identifier = stored.system_identifier
+                       OR EXISTS (SELECT FROM subscriber.subscription_rel r JOIN {NAMED} WHERE named.oid <> r.srrelid);
+            PERFORM subscriber.find_relations(forget, is_copy);
+            UPDATE subscriber.subscription s SET subowner = r.oid
+              FROM pg_catalog.pg_roles r WHERE r.rolname = s.subownername AND r.oid <> s.subowner;
+            DELETE FROM subscriber.session;
+            DELETE FROM subscriber.launcher;
+            DELETE FROM subscriber.worker;
+            DELETE FROM subscriber.hold;
         END IF;
-        UPDATE subscriber.identity b
-           SET system_identifier = i.system_identifier, timeline = i.timeline, database_oid = i.database_oid,
-               database_name = i.database_name
-          FROM subscriber.present_identity() i;
+        INSERT INTO subscriber.identity AS i (system_identifier, timeline, database_oid, database_name, sync_id)
+        VALUES (present.system_identifier, present.timeline, present.database_oid, present.database_name,
+                present.system_identifier)
+        ON CONFLICT (only_row) DO UPDATE
+           SET system_identifier = excluded.system_identifier, timeline = excluded.timeline,
+               database_oid = excluded.database_oid, database_name = excluded.database_name,
+               sync_id = CASE WHEN is_copy THEN  -- the original may have slots with its own
+                                  floor(pg_catalog.random() * 1e18)::bigint::text ELSE i.sync_id END;
     END $$
     """,
+    # For the schema's owner: whether subscriptions go on after a failover of the target without rebind().
+    """
+    CREATE FUNCTION subscriber.accept_timelines(accept boolean) RETURNS void
+    LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
+        UPDATE subscriber.identity SET accept_timelines = accept
+    $$
+    """,
+    # Returns the former timeline if a new one has been accepted, else NULL.
+    """
+    CREATE FUNCTION subscriber.adopt_timeline() RETURNS bigint
+    LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+    DECLARE
+        present record;
+        former bigint;
+    BEGIN
+        SELECT * INTO present FROM subscriber.present_identity();
+        SELECT i.timeline INTO former FROM subscriber.identity i
+         WHERE i.accept_timelines AND i.timeline < present.timeline
+           AND (i.system_identifier, i.database_oid) = (present.system_identifier, present.database_oid) FOR UPDATE;
+        IF former IS NOT NULL THEN
+            UPDATE subscriber.identity i SET timeline = present.timeline;
+        END IF;
+        RETURN former;
+    END $$
+    """,
+    # The publisher's timeline when its history was last compared with the progress, and whose it is: ALTER SUBSCRIPTION
+    # ... CONNECTION forgets the publisher's system identifier, and may lead to a standby that was promoted.
+    "ALTER TABLE subscriber.subscription ADD COLUMN subtimeline bigint, ADD COLUMN subtimelinesystem text",
 ]
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade only: there is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

@@ -29,7 +29,8 @@ WRITE = (
 COLUMNS = (
     "subname, subenabled, subconninfo, subslotname, subsynccommit, subpublications, subbinary, substream,"
     " subtwophasestate, subdisableonerr, subrunasowner, suborigin, subfailover, subskiplsn, subconflictpolicy,"
-    " subconflicthistory, subconflictrows, subcopyengine, subapplysessions, subsystemid"
+    " subconflicthistory, subconflictrows, subcopyengine, subapplysessions, subsystemid, subtimeline,"
+    " subtimelinesystem"
 )
 FOREIGN_CODE = (
     "is_trusted(oid, name[])",
@@ -68,6 +69,9 @@ OWNER_FUNCTIONS = (
     "forget_prepared(oid)",
     "record_conflict_error(oid, jsonb)",
     "present_identity()",
+    "adopt_timeline()",
+    "renumber(oid, oid[], oid[])",
+    "follow_names(oid)",
     "restore()",
     "table_shape(oid, text)",
     *FOREIGN_CODE,

@@ -16,7 +16,7 @@ from typing import assert_never
 import asyncpg
 
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, privileges, progress_records, store, two_phase
+from subscriber.catalog import contact, identity, privileges, progress_records, store, two_phase
 from subscriber.catalog.conflict_options import check_commit_times
 from subscriber.catalog.contact import Notice
 from subscriber.catalog.create import create_subscription
@@ -97,15 +97,34 @@ async def execute(
     where PostgreSQL allows that in a transaction block), and the first error ends it. `hooks`, by subscription, say
     which tables of the target take which rows.
 
-    Raises StatementError, PublisherError, ServerError with what the publisher or the target said, or ConnectionLost.
+    Where the catalog belongs to another database, only statements are executed that give up a subscription.
+
+    Raises StatementError, PublisherError, CatalogMoved, ServerError with what the publisher or the target said, or
+    ConnectionLost.
     """
     for statement in parse(sql):
         try:
+            if not await _gives_up(connection, statement):
+                await identity.check(connection)
             await _execute(connection, statement, notice, hooks)
         except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise ConnectionLost(f"connection to the target was lost: {error}") from error
         except asyncpg.PostgresError as error:
             raise ServerError(server_fields(error)) from error
+
+
+async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> bool:
+    """Whether a statement is one of those by which a subscription lets go of its slot and ends."""
+    match statement:
+        case AlterEnabled():
+            return not statement.enabled
+        case AlterOptions():
+            options = parse_options(statement.options, FOR_SET)
+            return options.specified == {"slot_name"} and options.slot_name is None
+        case DropSubscription():
+            found = await store.find_subscription(connection, statement.name)
+            return found is None or found.slot_name is None
+    return False
 
 
 async def _execute(

@@ -19,7 +19,6 @@ from subscriber.source.publisher import Publisher
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
 
 OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"
-SYSTEM_IDENTIFIER = "SELECT system_identifier FROM pg_catalog.pg_control_system()"
 
 
 class PublisherUnreachable(StatementError):
@@ -115,9 +114,3 @@ async def warn_of_other_origins(
         " that are written to by other subscriptions.",
         "Verify that initial data copied from the publisher tables did not come from other origins.",
     )
-
-
-async def system_identifier(connection: asyncpg.Connection) -> int:
-    """The target cluster's, which is part of the names of slots for table synchronization."""
-    identifier: int = await connection.fetchval(SYSTEM_IDENTIFIER)
-    return identifier

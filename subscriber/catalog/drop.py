@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import bulk_copy, contact, origins, privileges, refresh, store, workers
+from subscriber.catalog import bulk_copy, contact, identity, origins, privileges, refresh, store, workers
 from subscriber.catalog.contact import Notice, PublisherUnreachable
 from subscriber.catalog.statements import DropSubscription
 from subscriber.errors import StatementError
@@ -61,12 +61,13 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
         unfinished.append(bulk_copy.GROUP)
     for origin in await origins.find_origins(connection, subid):
         await origins.drop_origin(connection, origin, missing_ok=True)
-    identifier = await contact.system_identifier(connection)
+    sync_id = await identity.sync_id(connection)
+    bound = await identity.is_bound(connection)
     await store.forget_prepared(connection, subid)
     await connection.execute(DELETE, subid)
-    if slot_name is None and not unfinished:
+    if slot_name is None and not (unfinished and bound):  # else the slots are the original's
         return
-    sync_slots = [origins.table_sync_slot(subid, relid, identifier) for relid in unfinished]
+    sync_slots = [origins.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
     password = subscription.must_use_password
     try:
         async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:

@@ -31,9 +31,9 @@ def table_sync_origin(subid: int, relid: int) -> str:
     return f"pg_{subid}_{relid}"
 
 
-def table_sync_slot(subid: int, relid: int, system_identifier: int) -> str:
-    """The publisher's slot for that worker; `system_identifier` is the target's."""
-    return f"pg_{subid}_sync_{relid}_{system_identifier}"
+def table_sync_slot(subid: int, relid: int, sync_id: str) -> str:
+    """The publisher's slot for that worker; `sync_id` is the target's (catalog/identity.py)."""
+    return f"pg_{subid}_sync_{relid}_{sync_id}"
 
 
 async def create_origin(connection: asyncpg.Connection, name: str) -> int | None:

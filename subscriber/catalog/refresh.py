@@ -9,7 +9,7 @@ import asyncpg
 
 from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import contact, hooked, origins, progress_records, store, workers
+from subscriber.catalog import contact, hooked, identity, origins, progress_records, store, table_names, workers
 from subscriber.catalog.contact import Notice
 from subscriber.errors import StatementError
 from subscriber.source.own_schema import OWN_SCHEMA
@@ -25,14 +25,15 @@ SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.
  ORDER BY w.number
 """
 ADD_RELATIONS = """
-INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate)
-SELECT $1::oid, relid, $3::text::"char" FROM unnest($2::oid[]) AS relid ON CONFLICT DO NOTHING
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srnspname, srrelname)
+SELECT $1::oid, c.oid, $3::text::"char", n.nspname, c.relname
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
+ON CONFLICT DO NOTHING
 """
-# With those whose table was dropped on the target, for which name and schema are NULL.
+# By the stored names, with tables that were dropped on the target.
 RELATIONS = """
-SELECT r.srrelid AS relid, r.srsubstate::text AS state, n.nspname::text AS nspname, c.relname::text AS relname
+SELECT r.srrelid AS relid, r.srsubstate::text AS state, r.srnspname::text AS nspname, r.srrelname::text AS relname
   FROM subscriber.subscription_rel r
-  LEFT JOIN pg_catalog.pg_class c ON c.oid = r.srrelid LEFT JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
  WHERE r.srsubid = $1 ORDER BY r.srrelid
 """
 REMOVE_RELATION = """
@@ -128,6 +129,8 @@ async def refresh(
 ) -> None:
     """Make the subscription's tables those of `publications`, in the connection's transaction.
 
+    A table that was dropped and created again is a new one. One that another table has replaced is not.
+
     `validate` are publications to warn of if the publisher has none of that name. Slots are dropped last of all: no
     rollback brings them back.
     """
@@ -136,17 +139,23 @@ async def refresh(
     async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
         if validate:
             await contact.warn_of_missing_publications(publisher, validate, notice)
+        await table_names.follow(connection, subscription)
         known = await connection.fetch(RELATIONS, subid)
+        lost = {table.relid for table in await table_names.load_lost(connection, subid)}
+        removed = [row for row in known if row["relid"] in lost]
+        begun = [row for row in removed if await _remove_table(connection, subid, row["relid"], row["state"])]
         if copy_data and subscription.origin.lower() == "none":
-            names = [(row["nspname"], row["relname"]) for row in known if row["relname"] is not None]
+            names = [(row["nspname"], row["relname"]) for row in known]
             await contact.warn_of_other_origins(publisher, subscription.name, publications, notice, names)
         wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data, hooks=hooks))
-        leftover_slots = [
-            origins.table_sync_slot(subid, row["relid"], await contact.system_identifier(connection))
+        begun += [
+            row
             for row in known
-            if row["relid"] not in wanted and await _remove_table(connection, subid, row["relid"], row["state"])
+            if row["relid"] not in wanted | lost and await _remove_table(connection, subid, row["relid"], row["state"])
         ]
-        for slot in leftover_slots:
+        sync_id = await identity.sync_id(connection)
+        for row in begun:
+            slot = origins.table_sync_slot(subid, row["relid"], sync_id)
             await contact.drop_slot(publisher, slot, notice, missing_ok=True)
 
 

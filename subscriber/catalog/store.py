@@ -56,17 +56,15 @@ FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
 
 RELATION_STATES = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       n.nspname::text AS nspname, c.relname::text AS relname
-  FROM subscriber.subscription_rel r
-  JOIN pg_catalog.pg_class c ON c.oid = r.srrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+       r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
  ORDER BY r.srrelid
 """
 RELATION_STATE = """
 SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
-       n.nspname::text AS nspname, c.relname::text AS relname
-  FROM subscriber.subscription_rel r
-  JOIN pg_catalog.pg_class c ON c.oid = r.srrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+       r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
  WHERE r.srsubid = $1 AND r.srrelid = $2
 """
 ADD_RELATION = """
@@ -78,16 +76,6 @@ UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn =
  WHERE srsubid = $1 AND srrelid = $2
 """
 REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
-# Rows of tables that were dropped on the target, which PostgreSQL would remove with the table.
-FORGET_DROPPED_RELATIONS = """
-DELETE FROM subscriber.subscription_rel r
- WHERE r.srsubid = $1 AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
-RETURNING r.srrelid
-"""
-HAS_DROPPED_RELATIONS = """
-SELECT EXISTS (SELECT FROM subscriber.subscription_rel r WHERE r.srsubid = $1
-                  AND NOT EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid))
-"""
 
 # The worker that has failed is still registered, so nobody else records for the subscription.
 RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::text::jsonb)"
@@ -134,7 +122,7 @@ class RelationState:
     """One table of a subscription. `lsn` is None until a position is known."""
 
     relid: int  # OID on the target
-    namespace: str
+    namespace: str  # as stored, like the name; table_names.py tells when they lead elsewhere
     name: str
     state: str  # i, d, f, s or r
     lsn: Lsn | None
@@ -328,14 +316,6 @@ async def set_relation_states(connection: asyncpg.Connection, subid: int, relids
 async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
     """False if it was not part of the subscription."""
     return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
-
-
-async def forget_dropped_relations(connection: asyncpg.Connection, subid: int) -> list[int]:
-    """Remove the rows of tables that no longer exist on the target, and return their OIDs."""
-    # A DELETE of nothing would still notify the launcher, which is who calls this when it is notified.
-    if not await connection.fetchval(HAS_DROPPED_RELATIONS, subid):
-        return []
-    return [row["srrelid"] for row in await connection.fetch(FORGET_DROPPED_RELATIONS, subid)]
 
 
 async def record_conflict_error(connection: asyncpg.Connection, subid: int, line: str) -> None:

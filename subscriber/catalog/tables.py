@@ -136,6 +136,9 @@ subscription = Table(
     _column("subtrustedowners", ARRAY(Name), "`trusted_owners`", default="'{}'::name[]"),
     _column("subsystemid", Text, "the publisher's system identifier; NULL: not known yet", null=True),
     _kept(),
+    _column("subownername", Name, "the owner's name; a restored dump has other OIDs", null=True),
+    _column("subtimeline", BigInteger, "the publisher's timeline; NULL: not known yet", null=True),
+    _column("subtimelinesystem", Text, "the system identifier that the timeline belongs to", null=True),
     prefixes=UNLOGGED,
     info=_about("What CREATE SUBSCRIPTION was told."),
 )
@@ -350,6 +353,7 @@ identity = Table(
     _column("database_oid", OID, "the database's number"),
     _column("database_name", Name, "the database's name"),
     _column("sync_id", Text, "part of the names of slots for table synchronization"),
+    _column("accept_timelines", Boolean, "whether a new timeline needs no `subscriber.rebind()`", default="false"),
     _kept(),
     prefixes=UNLOGGED,
     info=_about("The database that this catalog belongs to. Elsewhere no subscription runs: see subscriber.rebind()."),

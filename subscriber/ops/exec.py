@@ -32,6 +32,7 @@ def run_statements(target: str, statements: str) -> int:
 async def execute_statements(target: str, statements: str, output: TextIO) -> None:
     """Connect, bring the schema up to date, execute; notices are printed as they come."""
     from subscriber.catalog.commands import execute
+    from subscriber.catalog.identity import refuse_standby
     from subscriber.catalog.schema import ensure_schema
     from subscriber.catalog.statements import parse
     from subscriber.connection.connect import connect
@@ -43,6 +44,7 @@ async def execute_statements(target: str, statements: str, output: TextIO) -> No
         return
     connection = await connect(target, application_name="subscriber exec", settings={"synchronous_commit": "on"})
     try:
+        await refuse_standby(connection)
         await ensure_schema(connection)
         await execute(connection, statements, notice=notice)
     finally:

@@ -33,7 +33,7 @@ import asyncpg
 
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.catalog import hooked, progress_records, sessions, store
+from subscriber.catalog import hooked, identity, progress_records, sessions, store, table_names
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Connection, translate
 from subscriber.connection.connect import connect, open_session
@@ -97,6 +97,7 @@ async def catch_up(
     connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
     try:
         await ensure_schema(connection)
+        await identity.check(connection)
         backlog = Backlog(target, connection, log, spark)
         try:
             await backlog.open(name)
@@ -137,6 +138,7 @@ class Backlog:
         if not await sessions.register_own(self._connection, self._subid, store.APPLY_WORKER):
             raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate="55006")
         self._registered = True
+        await table_names.require_all(self._connection, subscription)
         states = await store.load_relation_states(self._connection, self._subid)
         if unready := [state for state in states if state.state != "r"]:
             raise StatementError(

@@ -138,7 +138,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
 
 
 def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
-    return origins.table_sync_slot(subscription.oid, hold.HOLDER, publisher.session.pid)
+    return origins.table_sync_slot(subscription.oid, hold.HOLDER, str(publisher.session.pid))
 
 
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:

@@ -45,7 +45,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, hooked, origins, progress_records, sessions, store
+from subscriber.catalog import bulk_copy, hooked, identity, origins, progress_records, sessions, store, table_names
 from subscriber.catalog.bulk_copy import GROUP, BulkCopy, Copied
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog, Connection
@@ -109,9 +109,11 @@ async def copy_tables(
     async with Catalog.open(target, APPLICATION_NAME) as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
+            await identity.check(connection)
             subscription = await store.find_subscription(connection, name)
             if subscription is None:
                 raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            await table_names.require_all(connection, subscription)
             if not await sessions.register_own(connection, subscription.oid, GROUP):
                 await _wait_for_handover(connection, subscription, on_progress)
         keeper = _Keeper(catalog, subscription, apply_target or target, spark, master, part_bytes, indexes, on_progress)
@@ -169,10 +171,10 @@ class _Keeper:
             )
             stack.callback(publisher.session.abort)
             async with self._catalog.use() as connection:
-                system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
-            slot = origins.table_sync_slot(self._subid, GROUP, system_id)
+                sync_id = await identity.sync_id(connection)
+            slot = origins.table_sync_slot(self._subid, GROUP, sync_id)
             tables = []
-            if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, system_id)):
+            if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, sync_id)):
                 await self._withdraw()
             if not tables:
                 if self._unbuilt:
@@ -264,7 +266,7 @@ class _Keeper:
             if table.relid not in with_hooks and table.state in (State.INIT, State.DATASYNC)
         ]
 
-    async def _claim_tables(self, publisher: Publisher, system_id: int) -> list[store.RelationState]:
+    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.RelationState]:
         """The tables that no worker has copied or is copying; their places are ours from now on."""
         claimed = []
         async with self._catalog.use() as connection:
@@ -278,7 +280,7 @@ class _Keeper:
                     await sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
         for table in claimed:
             if table.state == State.DATASYNC:  # the worker that left it there has left a slot, too
-                leftover = origins.table_sync_slot(self._subid, table.relid, system_id)
+                leftover = origins.table_sync_slot(self._subid, table.relid, sync_id)
                 await publisher.drop_slot(leftover, missing_ok=True, wait=True)
         return claimed
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import anyio.to_thread
 
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog import store
+from subscriber.catalog import identity, store
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
@@ -118,6 +118,7 @@ async def verify(
         catalog = await stack.enter_async_context(Catalog.open(target, APPLICATION_NAME))
         async with catalog.use() as connection:
             await ensure_schema(connection)
+            await identity.check(connection)
             subscription = await store.find_subscription(connection, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")

@@ -140,7 +140,7 @@ class BatchingTarget(PostgresTarget):
             table = self._batch.tables.get(relid)
             if table is None or relations.get(table.mapping.remote.relid) is not table.mapping:
                 return None
-            return table if wants(table.mapping.local.oid, finish_lsn) else None
+            return table if wants(table.mapping.local, finish_lsn) else None
 
         return find
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Message
 from subscriber.target.statements import Plan
@@ -27,5 +27,5 @@ class Note:
     may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 
-Wants = Callable[[int, Lsn], bool]  # (target table's OID, finish LSN) -> whether its changes are ours to apply
+Wants = Callable[[LocalRelation, Lsn], bool]  # (target table, finish LSN) -> whether its changes are ours to apply
 OnConflict = Callable[[Conflict, Note], None]

@@ -9,13 +9,13 @@ Here a change meets its mapping, and the hook of its table if the program has on
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber.apply.batch import Ends, Taken
 from subscriber.apply.binary_types import text_because
 from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.subrel import NOWHERE
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.errors import MappingError, SubscriberError, TextNeeded
@@ -24,13 +24,11 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.target.explaining import add_context
-from subscriber.target.note import Note
+from subscriber.target.note import Note, Wants
 from subscriber.target.postgres import PostgresTarget
 from subscriber.worker.failpoints import Point, reach
 
 _AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
-
-Wants = Callable[[int, Lsn], bool]  # (target table's OID, finish LSN) -> whether its changes are ours to apply
 
 
 @dataclass(slots=True)
@@ -87,8 +85,8 @@ class Applier:
         """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
         return self._wants if self._target.hooks is None else self._wants_as_sent
 
-    def _wants_as_sent(self, relid: int, finish_lsn: Lsn) -> bool:
-        return relid not in self._not_as_sent and self._wants(relid, finish_lsn)
+    def _wants_as_sent(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
+        return table.oid not in self._not_as_sent and self._wants(table, finish_lsn)
 
     async def handle(self, message: Message) -> Action:
         """Have the target do what `message` asks for, if it is a change; what is left to do about it, if not.
@@ -116,7 +114,7 @@ class Applier:
         mapping = self.dispatcher.relations.get(action.message.relid)
         if mapping is None:
             mapping = await self._map(action.message.relid)
-        if self._wants(mapping.local.oid, action.transaction.finish_lsn):
+        if self._wants(mapping.local, action.transaction.finish_lsn):
             message = action.message
             if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
                 hooked = await hook.change(message)
@@ -129,7 +127,7 @@ class Applier:
     async def _empty(self, action: Empty) -> None:
         relations = self.dispatcher.relations
         mappings = [relations.get(relid) or await self._map(relid) for relid in action.message.relids]
-        wanted = [m for m in mappings if self._wants(m.local.oid, action.transaction.finish_lsn)]
+        wanted = [m for m in mappings if self._wants(m.local, action.transaction.finish_lsn)]
         if wanted:
             await self._target.empty(action.transaction, wanted, action.message)
 

@@ -28,9 +28,10 @@ from subscriber.apply.subrel import NOWHERE
 from subscriber.lsn import Lsn
 from subscriber.protocol.walstream import XLOG_DATA_HEADER, XLogData, decode_from_publisher
 from subscriber.source.walsender import ReplicationStream
+from subscriber.target.note import Wants
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
-from subscriber.worker.applier import Counters, Wants
+from subscriber.worker.applier import Counters
 from subscriber.worker.causes import root_cause
 from subscriber.worker.confirming import Confirming
 from subscriber.worker.failpoints import Point, reach
@@ -67,7 +68,7 @@ class ApplyLoop:
         before: Callable[[Lsn], Awaitable[None]] | None = None,
         unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
-        """`wants(relid, finish_lsn)` says whether changes of a target table are ours to apply.
+        """`wants(table, finish_lsn)` says whether changes of a target table are ours to apply.
 
         `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
         true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.

@@ -117,8 +117,8 @@ class ApplyWorker:
         await end_earlier_workers(self._catalog, subscription.oid)
         claimed = await self._claim(publisher)
         start = claimed.position
-        system_id = self._around.system_id
-        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, system_id, self._tables)
+        sync_id = self._around.sync_id
+        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, sync_id, self._tables)
         await resume(target, claimed)
         info = await publisher.slot(slot)
         confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)

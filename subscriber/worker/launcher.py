@@ -33,7 +33,7 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.hooks import Hooks
-from subscriber.catalog import sessions, store
+from subscriber.catalog import identity, sessions, store
 from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.session import Catalog
@@ -131,8 +131,10 @@ class Launcher:
             catalog.on_lost(lost.set)
             async with catalog.use() as connection:
                 await refuse_transaction_mode(connection, self._target)
+                await identity.refuse_standby(connection)
                 await ensure_schema(connection)
-                system_id = await connection.fetchval("SELECT system_identifier FROM pg_catalog.pg_control_system()")
+                await identity.check(connection)
+                sync_id = await identity.sync_id(connection)
             await self._become_leader(catalog)
             try:
                 await catalog.listen(CHANNEL, self._notified)
@@ -142,7 +144,7 @@ class Launcher:
                     around = Surroundings(
                         self._target,
                         self._apply_target,
-                        system_id,
+                        sync_id,
                         catalog,
                         Flusher(flushing),
                         Board(catalog),

@@ -51,9 +51,9 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.spool import format as spool_format
 from subscriber.spool.transactions import SpooledTransaction
-from subscriber.target.note import Note, OnConflict
+from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.postgres import PostgresTarget
-from subscriber.worker.applier import Applier, Counters, Wants
+from subscriber.worker.applier import Applier, Counters
 from subscriber.worker.causes import root_cause
 from subscriber.worker.failpoints import Point, reach
 

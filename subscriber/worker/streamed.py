@@ -33,7 +33,7 @@ from subscriber.protocol.messages import StreamAbort
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.spool.format import Record
 from subscriber.spool.transactions import Spool, SpooledTransaction
-from subscriber.worker.applier import Wants
+from subscriber.target.note import Wants
 from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
 
 KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
@@ -52,7 +52,7 @@ class Streamed:
         subid: int,
         pool: Pool | None = None,
         may_go_ahead: Callable[[int], Awaitable[bool]] | None = None,
-        wants: Wants = lambda _relid, _lsn: True,
+        wants: Wants = lambda _table, _lsn: True,
     ) -> None:
         """`pool`: None for streaming = on. `wants` is what parallel workers are to ask."""
         self.spool = spool

@@ -15,6 +15,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.apply.fitting import FIRST_NORMAL_OID
+from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.subrel import NOWHERE, State
 from subscriber.catalog import sessions
 from subscriber.catalog.session import Catalog
@@ -99,7 +100,7 @@ class Streaming:
         if self.parallel:
             size, _, _ = await self._settings()
             self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
-        spool = around.spool.spool(around.system_id, subid, 0)
+        spool = around.spool.spool(around.sync_id, subid, 0)
         self.streamed = Streamed(spool, subid, self.pool, self._may_go_ahead, self._wants)
 
     async def _settings(self) -> tuple[int | None, str | None, str]:
@@ -125,9 +126,9 @@ class Streaming:
         decides = self._subscription.decides_conflicts
         return not (self._skip_lsn() or self._tables.unready or prepared_before or decides)
 
-    def _wants(self, relid: int, _finish_lsn: Lsn) -> bool:
+    def _wants(self, local: LocalRelation, _finish_lsn: Lsn) -> bool:
         """Whether a parallel worker applies changes of a table. Raises ApplyError where it cannot be known yet."""
-        table = self._tables.get(relid)
+        table = self._tables.find(local)
         if table is None:
             return False
         if table.state is not State.READY or not table.applies(self.position()):

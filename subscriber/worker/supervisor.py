@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.subrel import State
-from subscriber.catalog import bulk_copy, hold, hooked, origins, store
+from subscriber.catalog import bulk_copy, hold, hooked, origins, store, table_names
 from subscriber.catalog.bulk_copy import GROUP
 from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
@@ -129,7 +129,7 @@ class Supervisor:
             for scope in self._syncing.values():
                 scope.cancel()
             self.restart()
-        if subscription != before:
+        if subscription != before or tables != self.tables.relids:
             self._changed.set()
 
     def restart(self) -> None:
@@ -139,12 +139,13 @@ class Supervisor:
     async def reload_tables(self, ended: int | None = None) -> None:
         """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
         async with self._around.catalog.use() as connection:
-            await store.forget_dropped_relations(connection, self.subscription.oid)
+            await table_names.follow(connection, self.subscription)
             rows = await store.load_relation_states(connection, self.subscription.oid)
             self._holding.load(await hold.load(connection, self.subscription.oid))
             self.tables.bulk = await bulk_copy.load(connection, self.subscription.oid)
             self.tables.sources = await hooked.record(connection, self.subscription.oid, rows, self._hooks)
-            self.tables.load(rows, self._busy(ended))
+            lost = await table_names.load_lost(connection, self.subscription.oid)
+            self.tables.load(rows, self._busy(ended), lost)
         for relid, scope in self._syncing.items():
             if relid != GROUP and self.tables.get(relid) is None:
                 scope.cancel()
@@ -189,6 +190,7 @@ class Supervisor:
         around = self._around
         async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
             self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
+        await self.reload_tables()  # tables may have been replaced
         await self._check_hooks()
         subscription = self.subscription
         report.status.state = "connecting"
@@ -298,7 +300,7 @@ class Supervisor:
                 publisher = await connect_publisher(subscription, subscription.name, "apply worker")
                 try:
                     self._tidying = not await tidy(
-                        publisher, around.catalog, subscription.oid, around.system_id, self.tables
+                        publisher, around.catalog, subscription.oid, around.sync_id, self.tables
                     )
                 finally:
                     publisher.session.abort()
@@ -343,7 +345,7 @@ class Supervisor:
                     self.subscription,
                     relid,
                     around.apply_target,
-                    around.system_id,
+                    around.sync_id,
                     around.catalog,
                     around.flusher,
                     self.tables,

@@ -36,9 +36,9 @@ class SpoolPlace:
     root: Path = field(default_factory=lambda: Path(os.environ.get(SPOOL_VARIABLE) or _default_root()))
     limit: int | None = None
 
-    def spool(self, system_id: int, subid: int, relid: int) -> Spool:
-        """That of one worker; `system_id` is of the target's cluster, `relid` 0 the apply worker's."""
-        folder = self.root / f"subscriber-{os.getuid()}-{system_id}-{subid}-{relid}"
+    def spool(self, sync_id: str, subid: int, relid: int) -> Spool:
+        """That of one worker; `sync_id` is the target's, `relid` 0 the apply worker's."""
+        folder = self.root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}"
         limit = self.limit
         if limit is None and self.root.exists():
             limit = shutil.disk_usage(self.root).free // 2
@@ -51,7 +51,7 @@ class Surroundings:
 
     target: str = field(repr=False)  # the target's connection string, of the role that runs the launcher
     apply_target: str = field(repr=False)  # of the role that applies changes
-    system_id: int  # of the target's cluster
+    sync_id: str  # the target's, see catalog/identity.py
     catalog: Catalog
     flusher: Flusher
     board: Board

@@ -11,10 +11,13 @@ from time import monotonic
 
 import anyio
 
+from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.subrel import NOWHERE, STORED, RelationState, State, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.bulk_copy import BulkCopy
 from subscriber.catalog.hooked import Sources
+from subscriber.catalog.table_names import LostTable
+from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
 
 SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
@@ -24,7 +27,9 @@ class Tables:
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # when a table that is not ready was first seen
         self._states: dict[int, RelationState] = {}
-        self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name
+        self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name, as stored
+        self._relids: dict[tuple[str, str], int] = {}  # the other way round, with the lost ones
+        self._lost: dict[tuple[str, str], LostTable] = {}
         self.sources: Sources = {}  # of tables with hooks: whose rows they take
         self.unready: dict[int, RelationState] = {}
         self.bulk: BulkCopy | None = None  # tables that are copied together, and handed over together
@@ -34,7 +39,7 @@ class Tables:
         self._missed: dict[int, Lsn] = {}  # the finish LSN of the newest change that it has passed over since
         self._quiet: set[int] = set()  # tables in catchup that have nothing to catch up with
 
-    def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int]) -> None:
+    def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int], lost: Iterable[LostTable] = ()) -> None:
         """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
 
         The catalog is never behind: every state is stored before it is moved to. (Call this under the
@@ -51,7 +56,34 @@ class Tables:
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
         self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
+        self._lost = {(table.namespace, table.name): table for table in lost}
+        self._relids = {self.names[relid]: relid for relid in found}
+        self._relids |= {name: table.relid for name, table in self._lost.items()}
         self.notify()
+
+    def relid(self, local: LocalRelation) -> int | None:
+        """Return the stored OID of the subscription's table that has the name of `local`; None if it has none."""
+        return self._relids.get((local.schema, local.name))
+
+    def find(self, local: LocalRelation) -> RelationState | None:
+        """Return the state of a table of the target that changes are about to go to.
+
+        Returns:
+            None if the table is not part of the subscription: its changes are not applied.
+
+        Raises:
+            StaleCatalog: another table had the name when the tables were loaded, and load() may find them again.
+            MappingError: another table had the name, and load() has not found them again.
+        """
+        relid = self.relid(local)
+        if relid is None:
+            return None
+        if relid != local.oid:
+            lost = self._lost.get((local.schema, local.name))
+            if lost is not None:
+                raise lost.error()
+            raise StaleCatalog(f'table "{local.schema}.{local.name}" was replaced')
+        return self._states.get(relid)
 
     def get(self, relid: int) -> RelationState | None:
         """None: the table is not part of the subscription, and its changes are not applied."""
@@ -78,12 +110,12 @@ class Tables:
         self._watched = start
         self._missed.clear()
 
-    def applies(self, relid: int, finish_lsn: Lsn) -> bool:
-        """Whether the apply worker applies a change; it asks in the stream's order."""
-        state = self._states.get(relid)
+    def applies(self, local: LocalRelation, finish_lsn: Lsn) -> bool:
+        """Whether the apply worker applies a change; it asks in the stream's order. Raises as find() does."""
+        state = self.find(local)
         if state is not None and state.applies(finish_lsn):
             return True
-        self._missed[relid] = finish_lsn
+        self._missed[local.oid] = finish_lsn
         return False
 
     def hand_over(self, relid: int, position: Lsn) -> None:

@@ -34,7 +34,7 @@ from subscriber.apply.binary_types import same_in_binary
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.progress import ProgressClaim
-from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.subrel import State
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, progress_records, store
@@ -73,7 +73,7 @@ class TableSync:
         subscription: Subscription,
         relid: int,
         target: str,
-        system_id: int,
+        sync_id: str,
         catalog: Catalog,
         flusher: Flusher,
         tables: Tables,
@@ -81,7 +81,7 @@ class TableSync:
         spool: SpoolPlace,
         hooks: Hooks | None,
     ) -> None:
-        """`relid` and `system_id` are the target's: the table, or GROUP, and its cluster's identifier."""
+        """`relid` is the table on the target, or GROUP. `sync_id` is the target's (catalog/identity.py)."""
         self.subscription = subscription
         self.relid = relid
         self.relids = [relid]
@@ -91,14 +91,14 @@ class TableSync:
         self.schema, self.table = tables.names[self.relids[0]]
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
-        self.slot = f"pg_{subscription.oid}_sync_{relid}_{system_id}"
+        self.slot = origins.table_sync_slot(subscription.oid, relid, sync_id)
         self._target = target
         self._catalog = catalog
         self._flusher = flusher
         self._tables = tables
         self._report = report
         self._hooks = hooks
-        self._spool = spool.spool(system_id, subscription.oid, relid)
+        self._spool = spool.spool(sync_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
     async def run(self, sessions: SyncSessions) -> None:
@@ -161,6 +161,7 @@ class TableSync:
         """Copy the table as of the creation of its slot; the position of that."""
         self._set_state("copying")
         local = await copying.begin(target, self.schema, self.table)
+        self._tables.find(local)
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
         reach(Point.SLOT_CREATED)
@@ -246,7 +247,7 @@ class TableSync:
             stream,
             target,
             start,
-            wants=lambda relid, _finish_lsn: relid in self.relids,
+            wants=self._wants,
             at_boundary=self._caught_up,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
@@ -257,6 +258,10 @@ class TableSync:
         await loop.run()
         await self._store_done(loop.position)
         await stream.stop()
+
+    def _wants(self, table: LocalRelation, _finish_lsn: Lsn) -> bool:
+        """Return True for a table of this worker. Raises as Tables.find() does."""
+        return self._tables.relid(table) in self.relids and self._tables.find(table) is not None
 
     def _may_catch_up(self) -> bool:
         """Whether the apply worker has named a position: of a group it does so for one table, and waits for that."""

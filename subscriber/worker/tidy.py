@@ -24,12 +24,12 @@ from subscriber.worker.tables import Tables
 _PROGRESS = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 
 
-async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: int, tables: Tables) -> bool:
+async def tidy(publisher: Publisher, catalog: Catalog, subid: int, sync_id: str, tables: Tables) -> bool:
     """Drop the left-overs; false if somebody still reads from one of the slots.
 
-    `system_id` is of the target's cluster: another one's slots are not ours.
+    `sync_id` is the target's (catalog/identity.py): another one's slots are not ours.
     """
-    leftover, all_free = await _leftover_slots(publisher, subid, system_id, tables)
+    leftover, all_free = await _leftover_slots(publisher, subid, sync_id, tables)
     for slot in leftover.values():
         if await publisher.drop_slot(slot, missing_ok=True):
             telemetry.log(telemetry.LOG, f'dropped leftover replication slot "{slot}" on publisher', slot=slot)
@@ -44,14 +44,14 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, system_id: in
 
 
 async def _leftover_slots(
-    publisher: Publisher, subid: int, system_id: int, tables: Tables
+    publisher: Publisher, subid: int, sync_id: str, tables: Tables
 ) -> tuple[dict[int, str], bool]:
     """Those that nobody is reading from, by the relid in their name; and whether these are all.
 
     The numbers below every table's OID are those of other origins and progress rows, and no slot has them.
     """
     prefix = f"pg_{subid}_sync_"
-    name = re.compile(f"{prefix}([0-9]{{1,10}})_{system_id}", re.ASCII)
+    name = re.compile(f"{prefix}([0-9]{{1,10}})_{re.escape(sync_id)}", re.ASCII)
     rows = await publisher.session.rows(
         f"SELECT slot_name, active FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, '{prefix}')"
     )
@@ -65,7 +65,7 @@ async def _leftover_slots(
             if _done(tables, relid):
                 all_free = all_free and active == "f"
                 if active == "f":
-                    free[relid] = table_sync_slot(subid, relid, system_id)
+                    free[relid] = table_sync_slot(subid, relid, sync_id)
     return free, all_free
 
 

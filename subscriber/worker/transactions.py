@@ -36,9 +36,10 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.target.note import Wants
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase
-from subscriber.worker.applier import Applier, Counters, Wants
+from subscriber.worker.applier import Applier, Counters
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.skip import Skipping
 from subscriber.worker.streamed import Streamed

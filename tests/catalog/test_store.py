@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from subscriber.catalog import origins, progress_records, sessions, stats, store
+from subscriber.catalog import origins, progress_records, sessions, stats, store, table_names
 from subscriber.catalog.sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
@@ -68,7 +68,8 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("DROP TABLE b")
     assert [state.name for state in await store.load_relation_states(database, subid)] == ["a"]
     assert await database.fetchval("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
-    assert await store.forget_dropped_relations(database, subid) == [b]
+    (lost,) = await table_names.load_lost(database, subid)
+    assert (lost.relid, lost.label, lost.what) == (b, "public.b", "dropped")
     assert await store.remove_relation(database, subid, a)
     assert not await store.remove_relation(database, subid, a)
     assert await store.load_relation_state(database, subid, a) is None

@@ -176,7 +176,7 @@ class Run:
             cast(ReplicationStream, self.stream),
             cast(PostgresTarget, self.target),
             Lsn(10),
-            wants=lambda relid, _finish_lsn: relid == RELATION.relid,
+            wants=lambda table, _finish_lsn: table.oid == RELATION.relid,
             at_boundary=self._at_boundary,
             flush=flush,
             sender_timeout=0,

@@ -9,8 +9,11 @@ from typing import Any, cast
 import anyio
 import pytest
 
+from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.subrel import State
 from subscriber.catalog import store
+from subscriber.catalog.table_names import LostTable
+from subscriber.errors import MappingError, StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.subscription import TwoPhaseState
 from subscriber.worker.apply_worker import ApplyWorker
@@ -20,6 +23,11 @@ from subscriber.worker.tables import Tables
 
 def stored(relid: int, state: str, lsn: int | None = None) -> store.RelationState:
     return store.RelationState(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
+
+
+def local(relid: int, name: str | None = None) -> LocalRelation:
+    """The table of the target with that OID, and with the stored name or another one."""
+    return LocalRelation(relid, "s", name or f"t{relid}", False, "owner", (), (), "")
 
 
 def loaded(*rows: store.RelationState) -> Tables:
@@ -37,11 +45,23 @@ def test_what_the_catalog_says_is_taken_over() -> None:
     assert states(tables, 1, 2, 3, 4) == "rsi-"
     assert tables.names[1] == ("s", "t1")
     assert set(tables.unready) == {2, 3}
-    assert tables.applies(1, Lsn(50))
-    assert tables.applies(2, Lsn(70))
-    assert not tables.applies(2, Lsn(69))
-    assert not tables.applies(3, Lsn(99))
-    assert not tables.applies(4, Lsn(99))
+    assert tables.applies(local(1), Lsn(50))
+    assert tables.applies(local(2), Lsn(70))
+    assert not tables.applies(local(2), Lsn(69))
+    assert not tables.applies(local(3), Lsn(99))
+    assert not tables.applies(local(4), Lsn(99))
+
+
+def test_a_table_under_the_name_of_another_gets_no_change_unnoticed() -> None:
+    lost = LostTable("sub", 3, "s", "t3", "r", exists=False, has_successor=True)
+    tables = loaded(stored(1, "r"), stored(2, "r"))
+    tables.load([stored(1, "r"), stored(2, "r")], (), [lost])
+    assert not tables.applies(local(1, "elsewhere"), Lsn(9))
+    for table in (local(2, "t1"), local(7, "t1")):
+        with pytest.raises(StaleCatalog, match=r'table "s\.t1" was replaced'):
+            tables.applies(table, Lsn(9))
+    with pytest.raises(MappingError, match=r'table "s\.t3" of subscription "sub" was dropped and created again'):
+        tables.applies(local(8, "t3"), Lsn(9))
 
 
 def test_tables_come_and_go() -> None:
@@ -126,8 +146,8 @@ def test_a_table_is_quiet_if_nothing_of_it_was_passed_over_since_its_snapshot(
     tables = loaded(stored(1, "f", 50), stored(2, "i"))
     tables.watch(Lsn(30))
     for finish_lsn in passed_over:
-        assert not tables.applies(1, Lsn(finish_lsn))
-    assert not tables.applies(2, Lsn(70))
+        assert not tables.applies(local(1), Lsn(finish_lsn))
+    assert not tables.applies(local(2), Lsn(70))
     assert handed_over(tables, 50, 80) is quiet
 
 
