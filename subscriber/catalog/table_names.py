@@ -61,7 +61,7 @@ class LostTable:
         """What became of the table, in a few words."""
         if not self.has_successor:
             return "renamed" if self.exists else "dropped"
-        return "replaced during its copy" if self.exists else "dropped and created again"
+        return "replaced" if self.exists else "dropped and created again"
 
     def error(self) -> MappingError:
         """Return the error for changes that arrive for the table."""

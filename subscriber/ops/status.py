@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from subscriber.catalog import schema, sessions, stats, store
+from subscriber.catalog import hooked, identity, schema, sessions, stats, store, table_names
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import open_session
 from subscriber.display import json_text, printable
@@ -75,6 +76,9 @@ SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s
   FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {slot}
   LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
 """
+_PUBLISHED = """
+SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN ({names})
+"""
 
 
 async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
@@ -98,14 +102,19 @@ async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool
 async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
     """Everything the catalog knows about the subscriptions called `names` (empty: all), and their tables.
 
-    Raises StatementError for a name that does not exist.
+    Raises:
+        StatementError: a name does not exist.
+        CatalogMoved: the catalog belongs to another database.
+        ConnectionLost: the target is a standby, or is lost.
     """
     async with catalog.use() as connection:
         if await schema.current_revision(connection) is None:
             subscriptions: list[Subscription] = []
             look = Look(datetime.now(UTC), None, subscriptions, [], {})
         else:
+            await identity.refuse_standby(connection)
             await schema.restore(connection)  # a crash of the server empties the tables: that is not "no subscriptions"
+            await identity.check(connection)
             subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
             look = await _read(connection, subscriptions)
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
@@ -139,6 +148,8 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
         prepared=prepared,
         launcher_age=leader.age if leader is not None else None,
         lock_waits=lock_waits,
+        lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
+        sources={s.oid: await hooked.sources(connection, s.oid) for s in subscriptions},
     )
 
 
@@ -168,9 +179,12 @@ async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
             )
             try:
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
+                names = ", ".join(map(literal, subscription.publications))
+                tables = await session.rows(_PUBLISHED.format(names=names))
             finally:
                 session.abort()
-        return _publisher_answer(rows, slot)
+        published = frozenset((schema or "", name or "") for schema, name in tables)
+        return replace(_publisher_answer(rows, slot), published=published)
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:

@@ -136,6 +136,9 @@ def _find(
         yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
     if publisher.slot_exists is False and subscription.slot_name is not None:
         yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')
+    for lost in look.lost.get(subscription.oid, ()):
+        replaced = lost.error()
+        yield Problem(TABLE, replaced.message, replaced.hint)
     for table in tables:
         if table.error:
             yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_hint)

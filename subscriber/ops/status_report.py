@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from subscriber.catalog.hooked import Sources
 from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
+from subscriber.catalog.table_names import LostTable
+from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
 from subscriber.ops import status_problems, status_unfinished, units
 from subscriber.ops.status_problems import LockWait, Problem
 from subscriber.ops.status_unfinished import Prepared, Unfinished
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.subscription import Subscription
 
 TABLE_STATES = {
@@ -32,6 +36,7 @@ TABLE_STATES = {
 SYNC_FAILED = "failed"
 _SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems have lines already
 LATE = 15.0  # seconds; the worker hears of the publisher every 10 s, and reports every second
+NAMES_SHOWN = 10  # of published tables that are not subscribed; in JSON there are all
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +51,7 @@ class PublisherAnswer:
     retained_bytes: int | None = None  # WAL it keeps because of the slot
     replay_lag: float | None = None  # seconds, as the publisher measures it; None when nothing is outstanding
     now: datetime | None = None  # its clock
+    published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
     error: str | None = None
 
 
@@ -120,6 +126,8 @@ class SubscriptionStatus:
     conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
     format: str | None = None  # how values are received: binary or text; None: no stream yet
     format_reason: str | None = None  # why as text, where the subscription does not say
+    lost: tuple[LostTable, ...] = ()  # tables whose changes would be an error
+    not_subscribed: tuple[str, ...] = ()  # published tables that are not part of the subscription, schema.table
 
     problems: tuple[Problem, ...] = ()
 
@@ -145,6 +153,8 @@ class Look:
     conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
     launcher_age: float | None = None  # seconds since the launcher has renewed its lease; None: not known
     lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long ones
+    lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
+    sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: whose rows tables with hooks take
 
 
 def assess(
@@ -161,7 +171,8 @@ def assess(
     lag_bytes = None
     if publisher.position is not None and confirmed:
         lag_bytes = max(0, publisher.position - confirmed)
-    tables, not_ready = _tables(subscription, look)
+    lost, not_subscribed = _published(subscription, look, publisher)
+    tables, not_ready = _tables(subscription, look, lost)
     retry_in = None
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
@@ -200,6 +211,8 @@ def assess(
         format=worker_alive.format if worker_alive else None,
         format_reason=worker_alive.format_reason if worker_alive else None,
         problems=problems,
+        lost=lost,
+        not_subscribed=not_subscribed,
     )
 
 
@@ -241,11 +254,32 @@ def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rate
     )
 
 
-def _tables(subscription: Subscription, look: Look) -> tuple[dict[str, int], tuple[TableStatus, ...]]:
+def _published(
+    subscription: Subscription, look: Look, publisher: PublisherAnswer
+) -> tuple[tuple[LostTable, ...], tuple[str, ...]]:
+    """Return the lost tables that are published, and the names of published tables that the subscription lacks."""
+    sources = look.sources.get(subscription.oid, {})
+    lost = look.lost.get(subscription.oid, ())
+    known = {sources.get(t.relid, (t.namespace, t.name)) for t in look.relations.get(subscription.oid, ())}
+    names = {table: sources.get(table.relid, (table.namespace, table.name)) for table in lost}
+    missing = publisher.published - known - set(names.values())
+    if publisher.error is None:
+        lost = [table for table in lost if names[table] in publisher.published]
+    return tuple(lost), tuple(sorted(f"{schema}.{name}" for schema, name in missing if schema != OWN_SCHEMA))
+
+
+def _tables(
+    subscription: Subscription, look: Look, lost: Sequence[LostTable]
+) -> tuple[dict[str, int], tuple[TableStatus, ...]]:
     workers = {w.relid: w for w in look.workers if w.subid == subscription.oid and w.relid != APPLY_WORKER}
     counted: dict[str, int] = {}
     not_ready = []
+    for table in lost:
+        counted[table.what] = counted.get(table.what, 0) + 1
+    gone = {table.relid for table in lost}
     for relation in look.relations.get(subscription.oid, ()):
+        if relation.relid in gone:
+            continue
         state = TABLE_STATES.get(relation.state, relation.state)
         worker = workers.get(relation.relid)
         if relation.state != "r":
@@ -332,7 +366,18 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
         lines.append(("errors so far", f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"))
     counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
     lines.append(("tables", counts or "none"))
+    for table in status.lost:
+        error = table.error()
+        lines += [("lost table", error.message), ("hint", error.hint or "")]
+    if status.not_subscribed:
+        lines.append(("not subscribed", _shortened(status.not_subscribed)))
+        lines.append(("hint", f"ALTER SUBSCRIPTION {sql_identifier(status.name)} REFRESH PUBLICATION;"))
     return lines
+
+
+def _shortened(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _slot(status: SubscriptionStatus) -> str:
@@ -412,6 +457,8 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "conflicts": dict(status.conflicts),
         "tables": dict(status.tables),
         "not_ready": [_table_json(table) for table in status.not_ready],
+        "lost": [{"table": table.label, "what": table.what} for table in status.lost],
+        "not_subscribed": list(status.not_subscribed),
     }
 
 

@@ -11,6 +11,8 @@ from contextlib import suppress
 import asyncpg
 import pytest
 
+from subscriber.ops.status import show
+from tests.plugins.fix_cluster import fresh_database
 from tests.scenarios.conftest import Pair
 
 SWAP = "ALTER TABLE t RENAME TO t_old; ALTER TABLE t_new RENAME TO t"
@@ -186,3 +188,51 @@ async def test_a_table_that_is_published_later_and_swapped(pair: Pair) -> None:
     await pair.subscriber.wait_for_ready(pair.source)
     await pair.change("INSERT INTO u VALUES (2)")
     await pair.assert_same("SELECT * FROM u ORDER BY 1")
+
+
+async def test_postgresqls_own_worker_goes_into_the_new_table(pair: Pair) -> None:
+    """What test_a_swapped_table_gets_the_changes asks of ours is what the built-in worker does."""
+    async with fresh_database(pair.target.server) as native:
+        await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+        await native.execute(
+            "CREATE TABLE t (id int PRIMARY KEY)",
+            f"CREATE SUBSCRIPTION s CONNECTION '{pair.source.dsn()}' PUBLICATION p",
+        )
+        try:
+            await pair.source.execute("INSERT INTO t VALUES (1)")
+            await native.wait_for("SELECT count(*) FROM t", 1)
+            await native.wait_for("SELECT srsubstate::text FROM pg_subscription_rel", "r")
+            # Before its first change in state r, the built-in worker would pass over the new table's changes.
+            await pair.source.execute("INSERT INTO t VALUES (2)")
+            await native.wait_for("SELECT count(*) FROM t", 2)
+            await native.execute(REPLACE)
+            await pair.source.execute("INSERT INTO t VALUES (3)")
+            await native.wait_for("SELECT count(*) FROM t", 3)
+            await native.execute("ALTER TABLE t RENAME TO elsewhere")
+            await pair.source.execute("INSERT INTO t VALUES (4)")
+            await native.wait_for("SELECT apply_error_count > 0 FROM pg_stat_subscription_stats", True)
+        finally:
+            await native.execute("DROP SUBSCRIPTION s")
+
+
+async def test_status_names_tables_that_are_lost_or_not_subscribed(
+    pair: Pair, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await subscribed(pair)
+    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert "not subscribed" not in capsys.readouterr().out
+    await pair.source.execute("CREATE TABLE later (id int PRIMARY KEY)", "ALTER PUBLICATION p ADD TABLE later")
+    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
+    assert "  not subscribedpublic.later\n" in capsys.readouterr().out
+    for statements, what in [
+        ("ALTER TABLE t RENAME TO elsewhere", "renamed"),
+        ("DROP TABLE elsewhere", "dropped"),
+        ("CREATE TABLE t (id int PRIMARY KEY, note text)", "dropped and created again"),
+    ]:
+        await pair.target.execute(statements)
+        assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+        shown = capsys.readouterr().out
+        assert f'  lost table    table "public.t" of subscription "s" was {what}\n' in shown
+        assert f"  tables        1 {what}\n" in shown
+    await pair.source.execute("ALTER PUBLICATION p DROP TABLE t")
+    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 0
