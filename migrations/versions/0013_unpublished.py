@@ -248,7 +248,10 @@ PROGRESS = [
         found oid;
     BEGIN
         PERFORM subscriber.check_manager(subscription);
-        SELECT p.record INTO found FROM subscriber.progress_record p WHERE (p.subid, p.relid) = (subscription, 0);
+        -- A restored dump without large objects has none.
+        SELECT p.record INTO found
+          FROM subscriber.progress_record p JOIN pg_catalog.pg_largeobject_metadata m ON m.oid = p.record
+         WHERE (p.subid, p.relid) = (subscription, 0);
         IF found IS NOT NULL
            AND (reached IS NULL OR reached > coalesce(subscriber.read_confirmed(found), '0/0')) THEN
             PERFORM pg_catalog.lo_put(found, {CONFIRMED_AT}, pg_catalog.pg_lsn_send(coalesce(reached, '0/0')));

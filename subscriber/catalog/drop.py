@@ -59,13 +59,14 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
     if await bulk_copy.load(connection, subid) is not None:
         unfinished.append(bulk_copy.GROUP)
-    for origin in await origins.find_origins(connection, subid):
+    bound = await identity.is_bound(connection)
+    # The original of a copy in the same cluster has origins and slots of the same names.
+    for origin in await origins.find_origins(connection, subid) if bound else ():
         await origins.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
-    bound = await identity.is_bound(connection)
     await store.forget_prepared(connection, subid)
     await connection.execute(DELETE, subid)
-    if slot_name is None and not (unfinished and bound):  # else the slots are the original's
+    if slot_name is None and not (unfinished and bound):
         return
     sync_slots = [origins.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
     password = subscription.must_use_password
