@@ -14,7 +14,7 @@ from alembic import op
 revision = "0016"
 down_revision = "0015"
 
-READ = ("progress_record", "progress", "prepared", "session", "launcher")
+READ = ("progress_record", "progress", "prepared", "session", "launcher", "identity")
 WRITE = (
     "subscription_rel",
     "worker",
@@ -68,6 +68,7 @@ OWNER_FUNCTIONS = (
     "prepared_transactions()",
     "forget_prepared(oid)",
     "record_conflict_error(oid, jsonb)",
+    "present_identity()",
     "adopt_timeline()",
     "renumber(oid, oid[], oid[])",
     "follow_names(oid)",
@@ -156,10 +157,8 @@ PUBLIC = (
             "pg_stat_subscription_stats",
             "alembic_version",
             "complete",
-            "identity",
         )
     ],
-    "GRANT EXECUTE ON FUNCTION subscriber.present_identity() TO PUBLIC",
 )
 PRESENT_OWNERS = """
 SELECT subscriber.admit(r.rolname::text, 'owner') FROM pg_catalog.pg_roles r

@@ -15,6 +15,7 @@ from subscriber import telemetry
 from subscriber.errors import CatalogMoved, ConnectionLost
 
 IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
+MAY_COMPARE = "SELECT pg_catalog.has_function_privilege('subscriber.present_identity()', 'EXECUTE')"
 COMPARE = """
 SELECT i.system_identifier, i.timeline, i.database_oid, i.database_name::text,
        p.system_identifier, p.timeline, p.database_oid, p.database_name::text
@@ -53,11 +54,14 @@ async def check(connection: asyncpg.Connection) -> None:
     """Refuse a catalog that belongs to another database.
 
     `connection` is to a server that takes writes, and the tables are restored (schema.restore()). A new timeline is
-    stored where subscriber.accept_timelines(true) was called.
+    stored where subscriber.accept_timelines(true) was called. Does nothing for a role that owns no subscription and
+    runs none: what it attempts is refused with an error of its own.
 
     Raises:
         CatalogMoved: the database is another one than the catalog belongs to, or has a new timeline.
     """
+    if not await connection.fetchval(MAY_COMPARE):
+        return
     row = await connection.fetchrow(COMPARE)
     assert row is not None
     stored, present = tuple(row)[:4], tuple(row)[4:]
