@@ -76,6 +76,8 @@ class Subscription:
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
     system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
+    timeline: int | None = None  # the publisher's; None: unknown until the next connection
+    timeline_system: str | None = None  # the system identifier that the timeline belongs to
     version: str = ""  # of the row: another one after each statement about it
     conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
     conflict_history: ConflictHistory = ConflictHistory.DECIDED

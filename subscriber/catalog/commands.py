@@ -176,7 +176,7 @@ async def _alter(
             contact.check_conninfo(statement.conninfo, password=subscription.must_use_password)
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
             # The statement decides which server is the publisher from now on.
-            await store.set_publisher(connection, subscription.oid, None)
+            await store.forget_publisher(connection, subscription.oid)
             await progress_records.save_confirmed(connection, subscription.oid, None)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:

@@ -165,7 +165,7 @@ async def _ask_publisher(
         connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
     )
     identity = await publisher.identify_system()
-    await store.set_publisher(connection, subid, str(identity.systemid))
+    await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
     if options.create_slot:
         assert options.slot_name is not None
         await contact.refuse_own_cluster(connection, publisher, options.slot_name)

@@ -27,7 +27,7 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine, s.subapplysessions,
        s.subtrustedowners::text[] AS subtrustedowners,
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
-       s.subsystemid, s.xmin::text AS version
+       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
 """
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
@@ -79,8 +79,21 @@ REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AN
 
 # The worker that has failed is still registered, so nobody else records for the subscription.
 RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::text::jsonb)"
+# The timeline is kept: the next publisher may be a standby of the former one that was promoted.
+FORGET_PUBLISHER = "UPDATE subscriber.subscription SET subsystemid = NULL WHERE subid = $1 AND subsystemid IS NOT NULL"
 SET_PUBLISHER = """
-UPDATE subscriber.subscription SET subsystemid = $2::text WHERE subid = $1 AND subsystemid IS DISTINCT FROM $2::text
+UPDATE subscriber.subscription
+   SET subsystemid = $2::text, subtimeline = $3::bigint, subtimelinesystem = $2::text
+ WHERE subid = $1
+   AND (subsystemid, subtimeline, subtimelinesystem) IS DISTINCT FROM ($2::text, $3::bigint, $2::text)
+"""
+# Of all that was applied or copied. A table applies no change of a transaction that finishes before its own position.
+REACHED = """
+SELECT max(reached.lsn)::text
+  FROM (SELECT p.remote_lsn AS lsn FROM subscriber.progress p WHERE p.subid = $1
+        UNION ALL
+        SELECT r.srsublsn FROM subscriber.subscription_rel r
+         WHERE r.srsubid = $1 AND r.srsubstate IN ('f', 's', 'r')) reached
 """
 
 REPORT_WORKER = """
@@ -212,6 +225,8 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         apply_sessions=row["subapplysessions"],
         trusted_owners=tuple(row["subtrustedowners"]),
         system_id=row["subsystemid"],
+        timeline=row["subtimeline"],
+        timeline_system=row["subtimelinesystem"],
         version=row["version"],
     )
 
@@ -323,9 +338,19 @@ async def record_conflict_error(connection: asyncpg.Connection, subid: int, line
     await connection.execute(RECORD_CONFLICT_ERROR, subid, line)
 
 
-async def set_publisher(connection: asyncpg.Connection, subid: int, system_id: str | None) -> None:
-    """Store the publisher's system identifier; None: the next connection finds it out."""
-    await connection.execute(SET_PUBLISHER, subid, system_id)
+async def set_publisher(connection: asyncpg.Connection, subid: int, system_id: str, timeline: int) -> None:
+    """Store the publisher's system identifier and timeline."""
+    await connection.execute(SET_PUBLISHER, subid, system_id, timeline)
+
+
+async def forget_publisher(connection: asyncpg.Connection, subid: int) -> None:
+    """Have the next connection find out which cluster the publisher is."""
+    await connection.execute(FORGET_PUBLISHER, subid)
+
+
+async def load_reached(connection: asyncpg.Connection, subid: int) -> Lsn:
+    """Return the highest position of changes of the publisher that were applied or copied."""
+    return _lsn(await connection.fetchval(REACHED, subid)) or Lsn(0)
 
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:

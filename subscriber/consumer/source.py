@@ -34,7 +34,7 @@ from subscriber.lsn import Lsn
 from subscriber.source.answers import count, parsing
 from subscriber.source.commands import StreamOptions, negotiated_streaming
 from subscriber.source.publisher import Publisher
-from subscriber.source.walsender import ReplicationStream, check_publisher
+from subscriber.source.walsender import ReplicationStream, check_publisher, check_timeline
 
 Create = Literal["never", "missing", "replace", "temporary"]
 
@@ -57,6 +57,7 @@ class SlotSource:
         self._conninfo = conninfo
         self._name = name
         self._system_id: int | None = None
+        self._timeline: int | None = None
         self._publisher: Publisher | None = None  # connected, and not streaming yet
 
     @classmethod
@@ -122,7 +123,8 @@ class SlotSource:
         try:
             identity = await publisher.identify_system()
             check_publisher(identity, self._system_id, position)
-            self._system_id = identity.systemid
+            await check_timeline(publisher, identity, self._timeline, position)
+            self._system_id, self._timeline = identity.systemid, identity.timeline
             rows = await publisher.session.rows(_TIMEOUT)
             with parsing("wal_sender_timeout"):
                 timeout = count(rows[0][0]) / 1000

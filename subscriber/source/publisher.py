@@ -153,6 +153,15 @@ class Publisher:
             systemid, timeline, position, dbname = (value or "" for value in rows[0])
             return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, standby)
 
+    async def timeline_ends(self, timeline: int) -> dict[int, Lsn]:
+        """Return where each of the timelines ended that `timeline` has come from, by their numbers."""
+        rows = await self._rows(
+            f"TIMELINE_HISTORY {timeline}", f"could not receive the history of timeline {timeline} from the publisher"
+        )
+        with parsing(f"the history of timeline {timeline}"):
+            lines = [line.split(None, 2) for line in (rows[0][1] or "").splitlines()]
+            return {count(line[0]): Lsn.parse(line[1]) for line in lines if line and not line[0].startswith("#")}
+
     async def is_running(self, pid: int, xid: str) -> bool:
         """Whether a transaction of this number is running here, in a backend with that process id."""
         rows = await self._rows(

@@ -197,6 +197,7 @@ def check_publisher(identity: SystemIdentity, known_system_id: int | None, posit
     `position` is that progress, 0 when there is none.
 
     Raises PublisherReplaced; or ConnectionLost for a standby that has not replayed far enough yet.
+    check_timeline() finds what positions do not show.
     """
     if known_system_id is not None and identity.systemid != known_system_id:
         raise PublisherReplaced(
@@ -219,4 +220,45 @@ def check_publisher(identity: SystemIdentity, known_system_id: int | None, posit
         detail=detail,
         hint="It was restored from a backup, or is a standby that was promoted before it had everything. "
         "Drop the subscription and create it again with a fresh copy of its tables.",
+    )
+
+
+async def check_timeline(
+    publisher: Publisher, identity: SystemIdentity, known_timeline: int | None, position: Lsn
+) -> Lsn | None:
+    """Refuse a publisher that failed over to a standby without everything that was applied.
+
+    The position alone does not show it: the new primary may have written past it.
+
+    Args:
+        known_timeline: the timeline that `position` belongs to; None accepts any.
+        position: the highest position of changes that were applied or copied.
+
+    Returns:
+        Where the known timeline ended; None if the publisher is still on it.
+
+    Raises:
+        PublisherReplaced: changes up to `position` are not part of the publisher's history.
+        ConnectionLost: the publisher is a standby, which has not reached the known timeline yet.
+    """
+    if known_timeline is None or identity.timeline == known_timeline:
+        return None
+    if identity.timeline < known_timeline:
+        detail = f"It was on timeline {known_timeline}, and is on timeline {identity.timeline}."
+        if identity.in_recovery:
+            raise ConnectionLost("the publisher, a standby, is behind the subscription", detail=detail)
+        raise PublisherReplaced(
+            "the publisher is on an earlier timeline than before",
+            detail=detail,
+            hint="Another server has become the primary since. Correct the subscription's connection.",
+        )
+    end = (await publisher.timeline_ends(identity.timeline)).get(known_timeline)
+    if end is not None and position <= end:
+        return end
+    left = f"left timeline {known_timeline} at {end}" if end is not None else f"has no timeline {known_timeline}"
+    raise PublisherReplaced(
+        "the publisher has failed over to a server without all changes that were applied",
+        detail=f"Changes up to {position} of timeline {known_timeline} were applied; the publisher, on timeline"
+        f" {identity.timeline}, {left}.",
+        hint="Drop the subscription and create it again with a fresh copy of its tables.",
     )

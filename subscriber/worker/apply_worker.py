@@ -10,7 +10,7 @@ from subscriber.apply.conflict import Conflict
 from subscriber.apply.context import error_context
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.subrel import State
-from subscriber.catalog import store
+from subscriber.catalog import progress_records, store
 from subscriber.catalog.origins import apply_origin
 from subscriber.connection.failures import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
@@ -18,7 +18,7 @@ from subscriber.lsn import Lsn
 from subscriber.source.answers import count, parsing
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
-from subscriber.source.walsender import ReplicationStream, check_publisher
+from subscriber.source.walsender import ReplicationStream, check_publisher, check_timeline
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.target.batch import BatchingTarget
 from subscriber.target.note import Note
@@ -220,7 +220,23 @@ class ApplyWorker:
             found = await store.load_subscription(connection, subid)
             known = found and found.system_id
             check_publisher(identity, int(known) if known else None, claimed.position)
-            await store.set_publisher(connection, subid, str(identity.systemid))
+            reached = await store.load_reached(connection, subid)
+        same = found is not None and found.timeline_system == str(identity.systemid)
+        timeline = found.timeline if found is not None and same else None
+        end = await check_timeline(publisher, identity, timeline, reached)
+        async with self._catalog.use() as connection, connection.transaction():
+            if end is not None and claimed.confirmed is not None and claimed.confirmed > end:
+                # What was confirmed after the end has another meaning on the new timeline.
+                await progress_records.save_confirmed(connection, subid, None)
+                await progress_records.save_confirmed(connection, subid, end)
+                claimed = replace(claimed, confirmed=end)
+            await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+        if end is not None:
+            telemetry.log(
+                telemetry.LOG,
+                f"the publisher continues on timeline {identity.timeline}; timeline {timeline} ended at {end}",
+                event="publisher.timeline",
+            )
         return claimed
 
     def _tell_limits(self, limits: tuple[str, ...]) -> None:

@@ -41,7 +41,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.walstream import Keepalive, XLogData, decode_from_publisher
 from subscriber.source.commands import StreamOptions
 from subscriber.source.publisher import Publisher
-from subscriber.source.walsender import ReplicationStream, check_publisher
+from subscriber.source.walsender import ReplicationStream, check_publisher, check_timeline
 from subscriber.spool.blocks import BlockBuilder
 from subscriber.spool.logfiles import Identity
 from subscriber.spool.logwriter import ChangeLogWriter
@@ -70,6 +70,7 @@ class Archiver:
         self._slot = slot
         self._publications = tuple(sorted(set(publications)))
         self._writer = writer
+        self._timeline: int | None = None  # of the publisher, in this run
         self._until = until
 
     async def run(self) -> None:
@@ -121,6 +122,8 @@ class Archiver:
         writer, known = self._writer, self._writer.identity
         identity = await publisher.identify_system()
         check_publisher(identity, known.system_id if known else None, writer.position)
+        await check_timeline(publisher, identity, self._timeline, writer.position)
+        self._timeline = identity.timeline
         if missing := await publisher.missing_publications(self._publications):
             raise PublisherError(
                 f'publication "{missing[0]}" does not exist on the publisher',

@@ -95,10 +95,14 @@ async def test_progress(database: asyncpg.Connection, subid: int) -> None:
     await progress_records.save(database, subid, 5, Lsn(1))
     await progress_records.remove(database, subid, 5)
     assert await progress_records.load(database, subid, 5) is None
-    await store.set_publisher(database, subid, "77")
+    await store.set_publisher(database, subid, "77", 3)
     loaded = await store.load_subscription(database, subid)
     assert loaded is not None
-    assert loaded.system_id == "77"
+    assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == ("77", 3, "77")
+    await store.forget_publisher(database, subid)
+    loaded = await store.load_subscription(database, subid)
+    assert loaded is not None
+    assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == (None, 3, "77")
 
 
 async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Connection, subid: int) -> None:

@@ -8,14 +8,12 @@ from subscriber.ops.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS
 
 
-async def standby_of(primary: Server, servers: Servers, name: str) -> Server:
-    """Start a hot standby of `primary`, which streams from it."""
-    standby = await servers.create(name, {**SETTINGS, **primary.settings})
+async def standby_of(primary: Server, servers: Servers, name: str, **settings: str) -> Server:
+    """Start a hot standby of `primary`, which streams from it through a slot; `settings` are the standby's own."""
+    standby = await servers.create(name, {**SETTINGS, **primary.settings, **settings})
     shutil.rmtree(standby.data)
-    await standby.program(
-        "pg_basebackup", "--pgdata", str(standby.data), "--write-recovery-conf", "--checkpoint=fast",
-        "--dbname", primary.dsn(),
-    )  # fmt: skip
+    options = ("--write-recovery-conf", "--create-slot", "--slot", name, "--checkpoint=fast")
+    await standby.program("pg_basebackup", "--pgdata", str(standby.data), *options, "--dbname", primary.dsn())
     await standby.start()
     return standby
 

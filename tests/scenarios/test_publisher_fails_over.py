@@ -1,0 +1,95 @@
+"""A publisher that fails over to a standby: with everything that was applied, or without."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from subscriber.ops.servers import Servers
+from subscriber.ops.status import show
+from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.scenarios.conftest import Pair
+from tests.scenarios.standbys import promote, standby_of
+
+SYNCHRONIZED = "SELECT count(*) FROM pg_replication_slots WHERE slot_name = 's' AND NOT temporary"
+REPLACED = "the publisher has failed over to a server without all changes that were applied"
+
+
+async def failing_over(servers: Servers, pair: Pair) -> tuple[Database, Database]:
+    """A primary that the subscription follows, and its standby."""
+    primary = await servers.create("primary", SETTINGS)
+    await primary.start()
+    pair.source = Database(primary, "postgres")
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t", failover=await pair.source.major() >= 17)
+    await pair.subscriber.wait_for_ready(pair.source)
+    standby = await standby_of(primary, servers, "standby", hot_standby_feedback="on")
+    return pair.source, Database(standby, "postgres")
+
+
+async def synchronize_slot(pair: Pair, standby: Database) -> None:
+    """Until the standby has slot "s": the primary's must have moved past the position where the standby began."""
+    session = await standby.connect()
+    with anyio.fail_after(20):
+        while not await session.fetchval(SYNCHRONIZED):
+            await pair.change("SELECT pg_logical_emit_message(true, 'test', ''); SELECT pg_log_standby_snapshot()")
+            await session.execute("SELECT pg_sync_replication_slots()")
+    await session.close()
+
+
+@pytest.mark.parametrize("by", ["address", "statement"])
+async def test_applied_changes_that_the_new_primary_lacks_are_noticed(servers: Servers, pair: Pair, by: str) -> None:
+    """The new primary has written past our position, with the same system identifier, and has a slot of the name."""
+    primary, standby = await failing_over(servers, pair)
+    await standby.server.stop()
+    await pair.change("INSERT INTO t VALUES (1)")
+    await pair.subscriber.stop()
+    await primary.server.stop("immediate")
+    if by == "address":
+        standby.server.port = primary.server.port
+    await standby.server.start()
+    await promote(standby.server)
+    await standby.execute(
+        "SELECT pg_create_logical_replication_slot('s', 'pgoutput')",
+        "INSERT INTO t VALUES (2)",
+        "CREATE TABLE junk AS SELECT generate_series(1, 100000)",
+    )
+    if by == "statement":
+        await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{standby.dsn()}'")
+    pair.subscriber.start()
+    status = await pair.subscriber.wait_for_state("stopped")
+    assert status["error"] == REPLACED
+    assert pair.subscriber.log.has("DETAIL:  Changes up to [0-9A-F/]+ of timeline 1 were applied; the publisher, on")
+    assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
+    assert await pair.rows("SELECT id FROM t") == [(1,)]
+    await standby.server.stop()
+
+
+async def test_a_standby_with_everything_takes_over(servers: Servers, pair: Pair) -> None:
+    await pair.source.needs(17, "slots are synchronized to a standby")
+    primary, standby = await failing_over(servers, pair)
+    await pair.change("INSERT INTO t VALUES (1)")
+    position = await primary.value("SELECT pg_current_wal_lsn()::text")
+    await standby.wait_for(f"SELECT pg_last_wal_replay_lsn() >= '{position}'")
+    await synchronize_slot(pair, standby)
+    await primary.server.stop()
+    await promote(standby.server)
+    await standby.execute("INSERT INTO t VALUES (2)")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{standby.dsn()}'")
+    pair.source = standby
+    await pair.fails("LOG:  the publisher continues on timeline 2; timeline 1 ended at [0-9A-F/]+")
+    await pair.change("INSERT INTO t VALUES (3)")
+    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,), (3,)]
+    assert await pair.rows("SELECT subtimeline FROM subscriber.subscription") == [(2,)]
+    await pair.subscriber.stop()
+    # The former primary is back, and the connection leads there again.
+    await standby.server.stop()
+    await primary.server.start()
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{primary.dsn()}'")
+    pair.subscriber.start()
+    status = await pair.subscriber.wait_for_state("stopped")
+    assert status["error"] in (
+        "the publisher is on an earlier timeline than before",
+        "the publisher is behind the subscription",
+    )
+    await primary.server.stop()
