@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
+        CatalogMoved,
         ConnectionLost,
         ConninfoError,
         HookError,
@@ -62,6 +63,7 @@ __all__ = [
     "NOT_SENT",
     "UNCHANGED",
     "ApplyError",
+    "CatalogMoved",
     "Change",
     "Column",
     "Conflict",

@@ -16,6 +16,7 @@ EXPORTS = {
     "NOT_SENT",
     "UNCHANGED",
     "ApplyError",
+    "CatalogMoved",
     "Change",
     "Column",
     "Conflict",

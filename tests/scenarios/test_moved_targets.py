@@ -299,6 +299,32 @@ async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
         await assert_followed(Pair(source_db, standby, subscriber))
 
 
+@pytest.mark.parametrize("first", ["original", "clone"])
+async def test_of_a_physical_clone_and_its_original_one_stops(
+    servers: Servers, source_db: Database, quick_retries: None, first: str
+) -> None:
+    """Nothing inside of them differs; the slot shows which one has fallen behind."""
+    original = await server(servers, "original")
+    async with subscribed(source_db, original) as pair:
+        await pair.subscriber.stop()
+        await original.server.stop()
+        twin = await servers.create("clone", SETTINGS)
+        shutil.rmtree(twin.data)
+        subprocess.run(["cp", "-a", original.server.data, twin.data], check=True)
+        await original.server.start()
+        await twin.start()
+        clone = Database(twin, "postgres")
+        async with running_subscriber(clone, start=False) as other:
+            leading, late = (pair.subscriber, other) if first == "original" else (other, pair.subscriber)
+            leading.start()
+            await leading.wait_for_state("streaming")
+            await source_db.execute("INSERT INTO t SELECT generate_series(101, 200)")
+            await source_db.wait_for_catchup("s")
+            late.start()
+            assert (await late.wait_for_state("stopped"))["error"] == 'the target is behind replication slot "s"'
+            assert await show(late.database.dsn(), [], json=False, watch=False, interval=1) == 1
+
+
 @pytest.mark.parametrize("during_copy", [False, True])
 async def test_pg_upgrade(servers: Servers, source_db: Database, quick_retries: None, during_copy: bool) -> None:
     """The system identifier is new, OIDs are the same. A copy that was interrupted continues with its slot."""
