@@ -16,12 +16,11 @@ from typing import Any
 from subscriber.catalog.hooked import Sources
 from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
 from subscriber.catalog.table_names import LostTable
-from subscriber.display import sql_identifier
 from subscriber.lsn import Lsn
-from subscriber.ops import status_problems, status_unfinished, units
+from subscriber.ops import status_absent, status_problems, status_unfinished, units
+from subscriber.ops.status_absent import Absent
 from subscriber.ops.status_problems import LockWait, Problem
 from subscriber.ops.status_unfinished import Prepared, Unfinished
-from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.subscription import Subscription
 
 TABLE_STATES = {
@@ -36,7 +35,6 @@ TABLE_STATES = {
 SYNC_FAILED = "failed"
 _SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems have lines already
 LATE = 15.0  # seconds; the worker hears of the publisher every 10 s, and reports every second
-NAMES_SHOWN = 10  # of published tables that are not subscribed; in JSON there are all
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +124,7 @@ class SubscriptionStatus:
     conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
     format: str | None = None  # how values are received: binary or text; None: no stream yet
     format_reason: str | None = None  # why as text, where the subscription does not say
-    lost: tuple[LostTable, ...] = ()  # tables whose changes would be an error
-    not_subscribed: tuple[str, ...] = ()  # published tables that are not part of the subscription, schema.table
+    absent: Absent = field(default_factory=Absent)
 
     problems: tuple[Problem, ...] = ()
 
@@ -171,8 +168,13 @@ def assess(
     lag_bytes = None
     if publisher.position is not None and confirmed:
         lag_bytes = max(0, publisher.position - confirmed)
-    lost, not_subscribed = _published(subscription, look, publisher)
-    tables, not_ready = _tables(subscription, look, lost)
+    absent = status_absent.find(
+        None if publisher.error is not None else publisher.published,
+        look.relations.get(subscription.oid, ()),
+        look.lost.get(subscription.oid, ()),
+        look.sources.get(subscription.oid, {}),
+    )
+    tables, not_ready = _tables(subscription, look, absent.lost)
     retry_in = None
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
@@ -211,8 +213,7 @@ def assess(
         format=worker_alive.format if worker_alive else None,
         format_reason=worker_alive.format_reason if worker_alive else None,
         problems=problems,
-        lost=lost,
-        not_subscribed=not_subscribed,
+        absent=absent,
     )
 
 
@@ -252,20 +253,6 @@ def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rate
         (worker.changes - earlier.changes) / seconds,
         (worker.bytes - earlier.bytes) / seconds,
     )
-
-
-def _published(
-    subscription: Subscription, look: Look, publisher: PublisherAnswer
-) -> tuple[tuple[LostTable, ...], tuple[str, ...]]:
-    """Return the lost tables that are published, and the names of published tables that the subscription lacks."""
-    sources = look.sources.get(subscription.oid, {})
-    lost = look.lost.get(subscription.oid, ())
-    known = {sources.get(t.relid, (t.namespace, t.name)) for t in look.relations.get(subscription.oid, ())}
-    names = {table: sources.get(table.relid, (table.namespace, table.name)) for table in lost}
-    missing = publisher.published - known - set(names.values())
-    if publisher.error is None:
-        lost = [table for table in lost if names[table] in publisher.published]
-    return tuple(lost), tuple(sorted(f"{schema}.{name}" for schema, name in missing if schema != OWN_SCHEMA))
 
 
 def _tables(
@@ -366,18 +353,8 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
         lines.append(("errors so far", f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"))
     counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
     lines.append(("tables", counts or "none"))
-    for table in status.lost:
-        error = table.error()
-        lines += [("lost table", error.message), ("hint", error.hint or "")]
-    if status.not_subscribed:
-        lines.append(("not subscribed", _shortened(status.not_subscribed)))
-        lines.append(("hint", f"ALTER SUBSCRIPTION {sql_identifier(status.name)} REFRESH PUBLICATION;"))
+    lines += status_absent.describe(status.absent, status.name)
     return lines
-
-
-def _shortened(names: Sequence[str]) -> str:
-    more = f" and {len(names) - NAMES_SHOWN:,} more" if len(names) > NAMES_SHOWN else ""
-    return ", ".join(names[:NAMES_SHOWN]) + more
 
 
 def _slot(status: SubscriptionStatus) -> str:
@@ -457,8 +434,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "conflicts": dict(status.conflicts),
         "tables": dict(status.tables),
         "not_ready": [_table_json(table) for table in status.not_ready],
-        "lost": [{"table": table.label, "what": table.what} for table in status.lost],
-        "not_subscribed": list(status.not_subscribed),
+        **status_absent.as_json(status.absent),
     }
 
 
