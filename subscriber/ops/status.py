@@ -20,6 +20,7 @@ from subscriber.connection.connect import open_session
 from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.ops import status_tables
 from subscriber.ops.status_problems import LOCK_PATIENCE, LockWait
 from subscriber.ops.status_report import (
     Look,
@@ -28,7 +29,6 @@ from subscriber.ops.status_report import (
     as_json,
     assess,
     describe,
-    describe_table,
     state_in_words,
 )
 from subscriber.ops.status_unfinished import Prepared
@@ -228,7 +228,7 @@ def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
     for status in statuses:
         lines.append(f"{status.name}: {state_in_words(status)}")
         lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
-        lines += [f"    {table.name}: {describe_table(table)}" for table in status.not_ready]
+        lines += [f"    {table.name}: {status_tables.describe(table)}" for table in status.not_ready]
     return "\n".join(map(printable, lines))
 
 
@@ -250,7 +250,7 @@ def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableTyp
         for label, text in describe(status, look.at):
             grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
         for table in status.not_ready:
-            line = printable(f"{table.name}: {describe_table(table)}")
+            line = printable(f"{table.name}: {status_tables.describe(table)}")
             grid.add_row("", Text(line, style="red" if table.error else "cyan"))
         title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
         panels.append(Panel(grid, title=title, title_align="left", border_style=style))

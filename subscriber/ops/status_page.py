@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from html import escape
 
 from subscriber.display import printable
-from subscriber.ops.status_report import Look, SubscriptionStatus, describe, describe_table, state_in_words
+from subscriber.ops import status_tables
+from subscriber.ops.status_report import Look, SubscriptionStatus, describe, state_in_words
 
 REFRESH = 5  # seconds
 
@@ -58,7 +59,10 @@ def page_without_target(error: str) -> str:
 def _subscription(status: SubscriptionStatus, look: Look) -> str:
     style = "wrong" if status.is_wrong else "good" if status.state == "streaming" else "busy"
     rows = [_row(label, text, "wrong" if label == "last error" else "") for label, text in describe(status, look.at)]
-    rows += [_row(table.name, describe_table(table), "wrong" if table.error else "busy") for table in status.not_ready]
+    rows += [
+        _row(table.name, status_tables.describe(table), "wrong" if table.error else "busy")
+        for table in status.not_ready
+    ]
     return (
         f'<h2>{_shown(status.name)} <span class="{style}">{_shown(state_in_words(status))}</span></h2>\n'
         f"<table>\n{chr(10).join(rows)}\n</table>"

@@ -18,7 +18,8 @@ from subscriber.ops import units
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
-    from subscriber.ops.status_report import Look, PublisherAnswer, TableStatus
+    from subscriber.ops.status_report import Look, PublisherAnswer
+    from subscriber.ops.status_tables import TableStatus
 
 STATES = (
     "streaming",

@@ -17,9 +17,10 @@ from subscriber.catalog.hooked import Sources
 from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.lsn import Lsn
-from subscriber.ops import status_absent, status_problems, status_unfinished, units
+from subscriber.ops import status_absent, status_problems, status_tables, status_unfinished, units
 from subscriber.ops.status_absent import Absent
 from subscriber.ops.status_problems import LockWait, Problem
+from subscriber.ops.status_tables import TableStatus
 from subscriber.ops.status_unfinished import Prepared, Unfinished
 from subscriber.subscription import Subscription
 
@@ -60,35 +61,6 @@ class Rates:
     transactions: float
     changes: float
     bytes: float
-
-
-@dataclass(frozen=True, slots=True)
-class TableStatus:
-    """A table that is not ready."""
-
-    name: str  # schema.table
-    state: str  # a value of TABLE_STATES, or SYNC_FAILED
-    activity: str | None  # what its sync worker does just now; None without one
-    copy_rows: int
-    copy_bytes: int
-    copy_total_bytes: int  # an estimate: bytes on the publisher's disk
-    copy_seconds: float | None  # since the copy began, None: not known
-    error: str | None
-    error_hint: str | None
-
-    @property
-    def seconds_left(self) -> float | None:
-        """Of the copy, if it goes on as it did; None while that cannot be said. As much an estimate as the size."""
-        if self.percent is None or not self.copy_bytes or self.copy_seconds is None:
-            return None
-        return self.copy_seconds * max(0, self.copy_total_bytes - self.copy_bytes) / self.copy_bytes
-
-    @property
-    def percent(self) -> int | None:
-        """Of the copy; None before its size is known. 99 at most: the size is an estimate."""
-        if not self.copy_total_bytes or self.state != "copying":
-            return None
-        return min(99, self.copy_bytes * 100 // self.copy_total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,21 +343,6 @@ def _slot(status: SubscriptionStatus) -> str:
     return f"{status.slot} ({', '.join(notes)})" if notes else status.slot
 
 
-def describe_table(table: TableStatus) -> str:
-    """What happens with a table that is not ready."""
-    if table.error:
-        return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
-    words = table.activity if table.activity and table.state != "copying" else table.state
-    if not table.copy_rows and not table.copy_bytes:
-        return words
-    copied = f"{table.copy_rows:,} rows, {units.in_bytes(table.copy_bytes)}"
-    if table.percent is not None:
-        copied += f" of about {units.in_bytes(table.copy_total_bytes)}, {table.percent} %"
-    if table.seconds_left:
-        copied += f", about {units.in_seconds(max(1, round(table.seconds_left)))} left"
-    return f"{words} ({copied})"
-
-
 def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
     """The same as values: positions as text, times in ISO 8601, sizes in bytes, times passed in seconds."""
     publisher = status.publisher
@@ -433,23 +390,8 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "sync_error_count": status.sync_errors,
         "conflicts": dict(status.conflicts),
         "tables": dict(status.tables),
-        "not_ready": [_table_json(table) for table in status.not_ready],
+        "not_ready": [status_tables.as_json(table) for table in status.not_ready],
         **status_absent.as_json(status.absent),
-    }
-
-
-def _table_json(table: TableStatus) -> dict[str, Any]:
-    return {
-        "table": table.name,
-        "state": table.state,
-        "activity": table.activity,
-        "copy_rows": table.copy_rows,
-        "copy_bytes": table.copy_bytes,
-        "copy_total_bytes": table.copy_total_bytes,
-        "percent": table.percent,
-        "seconds_left": None if table.seconds_left is None else round(table.seconds_left, 1),
-        "error": table.error,
-        "error_hint": table.error_hint,
     }
 
 
