@@ -12,7 +12,7 @@ from pathlib import Path
 
 from subscriber.redaction import HIDDEN, RedactedStatement, redact_conninfo
 
-DSN_OPTIONS = ("--target", "--source")
+DSN_OPTIONS = ("--target", "--source", "--apply-target")
 
 
 def hide_passwords() -> None:

@@ -23,7 +23,7 @@ from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.ops import arguments, cli_log, logs
 from subscriber.ops.config import run_async
-from subscriber.ops.dsn import MaybeSource, Source, Target
+from subscriber.ops.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.ops.logs import LogFormat
 from subscriber.redaction import redact
 
@@ -113,6 +113,7 @@ def exec_(
 @app.command()
 def run(
     target: Target,
+    apply_target: ApplyTarget = None,
     log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
     debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
     spool_dir: Annotated[
@@ -146,6 +147,10 @@ def run(
             show_default="localhost, this machine's name and addresses",
         ),
     ] = None,
+    takeover_after: Annotated[
+        float,
+        typer.Option(help="Take over from another launcher after this silence.", metavar="SECONDS", min=1),
+    ] = 30.0,
 ) -> None:
     """Run all enabled subscriptions until SIGTERM or Ctrl-C.
 
@@ -167,7 +172,8 @@ def run(
     elif http_hosts:
         raise typer.BadParameter("--http-host needs --http")
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
-    _finish(run, target, spool_dir, None if spool_limit is None else spool_limit * 1024 * 1024, address)
+    limit = None if spool_limit is None else spool_limit * 1024 * 1024
+    _finish(run, target, apply_target, spool_dir, limit, address, takeover_after)
 
 
 @app.command()
@@ -241,6 +247,7 @@ def check(
 def copy_(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    apply_target: ApplyTarget = None,
     master: Annotated[
         str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
     ] = "local[*,4]",
@@ -264,7 +271,8 @@ def copy_(
     if end_with_stdin:
         end_with_parent()
     part_bytes = part_size * 1024 * 1024
-    _finish(run_copy, target, name, master=master, part_bytes=part_bytes, indexes=indexes, quiet=quiet)
+    options = {"apply_target": apply_target, "master": master, "part_bytes": part_bytes, "indexes": indexes}
+    _finish(run_copy, target, name, **options, quiet=quiet)
 
 
 app.command()(cli_log.archive)

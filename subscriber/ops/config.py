@@ -10,9 +10,10 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The variables that --target and --source are taken from when they are not given.
+# The variables that --target, --source and --apply-target are taken from when they are not given.
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
 SOURCE_VARIABLE = "SUBSCRIBER_SOURCE_DSN"
+APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
 
 
 def run_async(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:

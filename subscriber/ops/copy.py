@@ -75,13 +75,21 @@ def summary(tables: Sequence[TableProgress]) -> str:
     return f"{words}, about {units.in_seconds(left)} left" if left else words
 
 
-async def run_copy(target: str, name: str, *, master: str, part_bytes: int, indexes: bool, quiet: bool) -> int:
+async def run_copy(
+    target: str, name: str, *, apply_target: str | None, master: str, part_bytes: int, indexes: bool, quiet: bool
+) -> int:
     """Copy, show how far it is, and print what was copied; the exit status."""
     started = monotonic()
     with ExitStack() as stack:
         show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stdout.isatty() else Plain()
         tables = await copy_tables(
-            target, name, master=master, part_bytes=part_bytes, indexes=indexes, on_progress=show
+            target,
+            name,
+            apply_target=apply_target,
+            master=master,
+            part_bytes=part_bytes,
+            indexes=indexes,
+            on_progress=show,
         )
     if not quiet:
         seconds = units.in_seconds(monotonic() - started)

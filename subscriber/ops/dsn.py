@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from subscriber.errors import ConninfoError
-from subscriber.ops.config import SOURCE_VARIABLE, TARGET_VARIABLE
+from subscriber.ops.config import APPLY_VARIABLE, SOURCE_VARIABLE, TARGET_VARIABLE
 
 
 def read_dsn(value: str | None) -> str | None:
@@ -74,6 +74,16 @@ MaybeSource = Annotated[
         envvar=SOURCE_VARIABLE,
         metavar="DSN",
         show_default=False,
+        callback=read_dsn,
+    ),
+]
+ApplyTarget = Annotated[
+    str | None,
+    typer.Option(
+        help=f"The target database again, for the role that applies changes: {_FORMS}.",
+        envvar=APPLY_VARIABLE,
+        metavar="DSN",
+        show_default="--target",
         callback=read_dsn,
     ),
 ]

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.worker.launcher import Launcher
+from subscriber.worker.launcher import TAKEOVER_AFTER, Launcher
 from subscriber.worker.surroundings import SpoolPlace
 
 if TYPE_CHECKING:
@@ -21,18 +21,27 @@ if TYPE_CHECKING:
 
 
 async def run(
-    target: str, spool_dir: str | None = None, spool_limit: int | None = None, http: Address | None = None
+    target: str,
+    apply_target: str | None = None,
+    spool_dir: str | None = None,
+    spool_limit: int | None = None,
+    http: Address | None = None,
+    takeover_after: float = TAKEOVER_AFTER,
 ) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
-    `spool_dir` and `spool_limit`, in bytes, are those of SpoolPlace; None: its defaults. `http`: where the status is
-    served; None: nowhere.
+    Args:
+        apply_target: the connection string of the role that applies changes; None: `target`.
+        spool_dir: the folder of SpoolPlace; None: its default.
+        spool_limit: bytes, the limit of SpoolPlace; None: its default.
+        http: where the status is served; None: nowhere.
+        takeover_after: seconds without a renewed lease after which this launcher takes over from another one.
     """
     _collect_rarely()
     spool = SpoolPlace(limit=spool_limit) if spool_dir is None else SpoolPlace(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
-        launcher = Launcher(target, spool=spool)
+        launcher = Launcher(target, spool=spool, takeover_after=takeover_after, apply_target=apply_target)
         if http is not None:
             from subscriber.ops.http import serve
 

@@ -12,6 +12,8 @@ from tests.site.markdown import code
 OURS = {
     "SUBSCRIBER_TARGET_DSN": "the target database, where `--target` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, where `--apply-target` is not given; a "
+    "DSN or `@FILE`",
     "SUBSCRIBER_SPOOL_DIR": "where streamed transactions wait until they end, where `--spool-dir` is not given; for a "
     "program that embeds subscriber, too",
     "SUBSCRIBER_ONE_BY_ONE": "not empty: every change is applied by a statement of its own, see "
@@ -31,7 +33,7 @@ A `.env` file is not read, and nothing else of subscriber's is configured by the
 """.strip()
 
 PASSWORDS = """
-Keep the password of `--target` and `--source` where no other user of the machine can read it:
+Keep the password of `--target`, `--apply-target` and `--source` where no other user of the machine can read it:
 
 | place | how | who can read it |
 |---|---|---|
