@@ -10,14 +10,19 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 
-from subscriber.catalog import hooked
+from subscriber.catalog import hooked, store
 from subscriber.catalog.session import Catalog, Connection
 from subscriber.connection.connect import connect, open_session
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.defaults import complete
 from subscriber.display import json_text, printable
 from subscriber.errors import ServerError, StatementError, SubscriberError
-from subscriber.ops import check_facts, units
+from subscriber.ops import check_facts, check_recipe_facts, units
 from subscriber.ops.check_answers import Facts, Finding, Level, SourceTable
+from subscriber.ops.check_recipe import write_recipe
+from subscriber.ops.check_recipe_output import execute_recipe, print_recipe
 from subscriber.ops.check_rules import findings
 from subscriber.source.publisher import SETTINGS, Publisher
 from subscriber.subscription import Subscription, TwoPhaseState
@@ -35,16 +40,25 @@ async def run_checks(
     publications: Sequence[str],
     *,
     name: str | None = None,
+    apply_target: str | None = None,
     two_phase: bool = False,
     json: bool,
 ) -> int:
-    """Print each finding with its fix; OBSTACLE if one of them is an error.
+    """Print each finding with its fix.
 
-    `name` is that of a subscription that exists, and then the source and publications are its own. `two_phase`: it is
-    to have that, if it does not already.
-    Raises StatementError if there is no such subscription.
+    Args:
+        name: a subscription that exists; the source and publications are its own. None: one that does not exist yet.
+        apply_target: the connection string of the role that applies changes; None: `target_dsn`.
+        two_phase: the subscription is to have two_phase, if it does not have it already.
+
+    Returns:
+        OBSTACLE if one of the findings is an error, else 0.
+
+    Raises:
+        StatementError: there is no subscription called `name`.
     """
-    found = findings(await collect(target_dsn, source_dsn, publications, name, two_phase=two_phase))
+    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase)
+    found = findings(facts)
     if json:
         print(json_text([asdict(finding) for finding in found]))
     else:
@@ -52,8 +66,50 @@ async def run_checks(
     return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
 
 
+async def run_fix(
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    *,
+    name: str | None = None,
+    apply_target: str | None = None,
+    json: bool = False,
+    execute: bool = False,
+    credentials: Path | None = None,
+) -> int:
+    """Print the recipe of least privilege; with `execute` do the target's part, and print the publisher's.
+
+    Args:
+        name: a subscription that exists, whose publisher is part of the recipe; None: that of `source_dsn`, if any.
+        apply_target: the connection string of the role that applies changes; None: the recipe creates one.
+        credentials: with `execute`, the directory for connection strings; None: they are printed.
+
+    Returns:
+        OBSTACLE if a server did not answer, else 0.
+
+    Raises:
+        StatementError: there is no subscription called `name`, or the recipe cannot be executed.
+        ServerError: a statement of the recipe failed.
+    """
+    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
+    recipe = write_recipe(facts.target_roles, facts.publisher_roles)
+    for failure in facts.failures:
+        print(f"{failure.level.upper()}:  {printable(f'{failure.subject}: {failure.message}')}", file=sys.stderr)
+    if execute and recipe.target is not None:
+        await execute_recipe(recipe, target_dsn, credentials)
+        recipe = write_recipe(None, facts.publisher_roles)
+    print_recipe(recipe, json=json)
+    return OBSTACLE if facts.failures else 0
+
+
 async def collect(
-    target_dsn: str, source_dsn: str | None, publications: Sequence[str], name: str | None, *, two_phase: bool = False
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    name: str | None,
+    *,
+    apply_target: str | None = None,
+    two_phase: bool = False,
 ) -> Facts:
     """Ask both servers. Raises StatementError if there is no subscription called `name`."""
     facts = Facts(is_new=name is None, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
@@ -66,14 +122,19 @@ async def collect(
         return facts
     try:
         async with Catalog(connection).use():
-            await _ask_both(connection, source_dsn, publications, name, facts)
+            await _ask_both(connection, source_dsn, publications, name, apply_target, facts)
     finally:
         connection.terminate()
     return facts
 
 
 async def _ask_both(
-    target: Connection, source_dsn: str | None, publications: Sequence[str], name: str | None, facts: Facts
+    target: Connection,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    name: str | None,
+    apply_target: str | None,
+    facts: Facts,
 ) -> None:
     facts.target = await check_facts.read_target(target)
     subscription: Subscription | None = None
@@ -84,7 +145,9 @@ async def _ask_both(
         source_dsn, publications = subscription.conninfo, subscription.publications
         if subscription.two_phase is not TwoPhaseState.DISABLED:
             facts.two_phase = subscription.two_phase
-    tables = await _ask_publisher(source_dsn or "", publications, subscription, facts)
+    tables = []
+    if source_dsn is not None:
+        tables = await _ask_publisher(source_dsn, publications, subscription, facts)
     # A program's hooks may send their rows to tables of other names and columns: it checks them when it starts.
     with_hooks = set() if subscription is None else {*(await hooked.sources(target, subscription.oid)).values()}
     facts.tables = [
@@ -92,6 +155,14 @@ async def _ask_both(
         for table in tables
         if (table.schema, table.name) not in with_hooks
     ]
+    facts.target_roles = await check_recipe_facts.read_target_roles(
+        target,
+        facts.target,
+        await store.load_subscriptions(target) if facts.target.has_schema else [],
+        tables,
+        None if apply_target is None else complete(Conninfo.parse(apply_target))["user"],
+        is_new=source_dsn is not None and subscription is None,
+    )
 
 
 async def _ask_publisher(
@@ -114,7 +185,9 @@ async def _ask_publisher(
         if subscription is not None:
             facts.slot = await check_facts.read_slot(publisher, subscription)
         existing = [publication.name for publication in facts.publications if publication.exists]
-        return await check_facts.read_source_tables(publisher, existing, facts) if existing else []
+        tables = await check_facts.read_source_tables(publisher, existing, facts) if existing else []
+        facts.publisher_roles = await check_recipe_facts.read_publisher_roles(session, facts.publisher, tables)
+        return tables
     except SubscriberError as error:
         facts.failures.append(Finding(Level.ERROR, "publisher", error.message, error.hint))
         return []

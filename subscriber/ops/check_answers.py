@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from subscriber.ops.check_recipe import PublisherRoles, TargetRoles
 from subscriber.subscription import TwoPhaseState
 
 
@@ -129,3 +130,5 @@ class Facts:
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # pending: wanted, of one that does not exist yet too
     tables: Sequence[tuple[SourceTable, TargetTable | None]] = ()
     failures: list[Finding] = field(default_factory=list)  # what could not be asked, and why
+    target_roles: TargetRoles | None = None  # for the recipe of least privilege
+    publisher_roles: PublisherRoles | None = None

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -103,7 +104,8 @@ def exec_(
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
     They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints
-    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription.
+    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription. Without any
+    statement ('') it creates or upgrades schema "subscriber" on the target, and nothing else.
     """
     from subscriber.ops.exec import run_statements
 
@@ -228,19 +230,44 @@ def check(
         list[str] | None,
         typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
     ] = None,
+    apply_target: ApplyTarget = None,
     two_phase: Annotated[bool, typer.Option("--two-phase", help="It is to have two_phase = true.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print statements for roles with the least privileges, for both servers.")
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="With --fix: run those of the target, as its superuser.")
+    ] = False,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --execute: the directory for the connection strings of new roles.",
+            metavar="DIRECTORY",
+            show_default="they are printed",
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Find what would keep a subscription from working.
 
     Each finding comes with its fix; exits 1 if one of them is an error. Of a subscription that exists give the
-    name, of one that does not yet its source and publications.
+    name, of one that does not yet its source and publications. --fix prints scripts for psql instead: they set up the
+    roles of the launcher, of the session that applies changes, and of the connection to the publisher.
     """
-    from subscriber.ops.check import run_checks
+    from subscriber.ops.check import run_checks, run_fix
 
-    if name is None and (source is None or not publications):
+    if name is None and (source is None or not publications) and not fix:
         raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")
-    _finish(run_checks, target, None if name else source, publications or [], name=name, two_phase=two_phase, json=json)
+    if execute and not fix:
+        raise typer.BadParameter("--execute needs --fix")
+    if credentials is not None and not execute:
+        raise typer.BadParameter("--credentials needs --execute")
+    where = {"name": name, "apply_target": apply_target, "json": json}
+    given = [target, None if name else source, publications or []]
+    if fix:
+        _finish(run_fix, *given, **where, execute=execute, credentials=credentials)
+    else:
+        _finish(run_checks, *given, **where, two_phase=two_phase)
 
 
 @app.command("copy")

@@ -30,7 +30,10 @@ def run_statements(target: str, statements: str) -> int:
 
 
 async def execute_statements(target: str, statements: str, output: TextIO) -> None:
-    """Connect, bring the schema up to date, execute; notices are printed as they come."""
+    """Connect, bring the schema up to date, execute; notices are printed as they come.
+
+    A text without statements creates or upgrades the schema, and nothing else.
+    """
     from subscriber.catalog.commands import execute
     from subscriber.catalog.identity import refuse_standby
     from subscriber.catalog.schema import ensure_schema
@@ -40,8 +43,7 @@ async def execute_statements(target: str, statements: str, output: TextIO) -> No
     def notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
         print_message(severity, message, detail, hint, output)
 
-    if not parse(statements):  # also: no use in connecting for a misspelt statement
-        return
+    parse(statements)  # there is no use in connecting for a misspelt statement
     connection = await connect(target, application_name="subscriber exec", settings={"synchronous_commit": "on"})
     try:
         await refuse_standby(connection)
