@@ -155,12 +155,13 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
     if not facts.everybody_connects:
         yield _connect(Side.TARGET, facts.database, f"{launcher}, {apply}")
     yield _admit("launcher", facts.launcher, "permission denied to run subscriptions on this database")
-    yield _admit("apply", facts.apply, "permission denied for function table_safety")
+    first = "bind_origin" if facts.schema_by_superuser else "table_safety"
+    yield _admit("apply", facts.apply, f"permission denied for function {first}")
     yield _on_target(
-        "launcher of apply",
-        "The launcher ends sessions of the apply role that block each other.",
-        "permission denied to terminate process: a deadlock between parallel workers lasts",
-        statements=(_grant(facts, facts.apply, facts.launcher, inherit=True, set_role=True),),
+        "launcher as apply",
+        "The owner of the subscriptions may act as the owners of tables, and ends sessions of the apply role.",
+        f'role "{facts.launcher}" cannot SET ROLE to the owner of a table; permission denied to terminate process',
+        statements=(_grant(facts, facts.apply, facts.launcher, inherit=True),),
     )
     yield from _creation(facts)
     yield from _ownership(facts)
@@ -170,13 +171,6 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
             f"Changes of tables of role {sql_identifier(owner)} are applied as that role.",
             f'permission denied to set role "{owner}"',
             statements=(_grant(facts, owner, facts.apply),),
-        )
-    for owner in table_owners(facts):
-        yield _on_target(
-            f"launcher as {owner}",
-            f"The owner of the subscriptions may act as role {sql_identifier(owner)}.",
-            f'role "{facts.launcher}" cannot SET ROLE to "{owner}"',
-            statements=(_grant(facts, owner, facts.launcher),),
         )
     schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
     if schemas:

@@ -125,6 +125,7 @@ class Scene:
     async def recipe(self, *options: str) -> str:
         done = await self.subscriber("check", "--fix", "--target", self.target.dsn(), *options)
         assert done.returncode == 0, done.stderr
+        self.said = ""  # else the recipe's own words would count
         return done.stdout
 
     def psql(self, database: Database, script: str) -> bool:
@@ -244,3 +245,105 @@ async def test_from_nothing_to_a_stream(scene: Scene) -> None:
     assert (await Subscriptions(scene.target).worker())["limits"] is None
     assert await scene.administrators(printed.replace("CREATE ROLE", "ALTER ROLE")), "it may run again"
     assert "WARNING" not in scene.program.text
+
+
+# Side and key of a step -> what a command says without it.
+LOST = {
+    ("target", "schema"): 'schema "subscriber" does not exist',
+    ("target", "launcher"): f'role "{LAUNCHER}" does not exist',
+    ("target", "apply"): f'role "{APPLY}" does not exist',
+    ("target", "connect"): "permission denied for database",
+    ("target", "admit launcher"): "permission denied to run subscriptions on this database",
+    ("target", "admit apply"): "permission denied for function bind_origin",
+    ("target", "creation"): "permission denied to create subscription",
+    ("target", "database"): "permission denied for database",
+    ("target", f"apply as {OWNER}"): f'permission denied to set role "{OWNER}"',
+    ("target", "launcher as apply"): f'role "{LAUNCHER}" cannot SET ROLE to',
+    ("target", "schemas"): "permission denied for schema app",
+    ("publisher", "role"): f'role "{PUBLISHER}" does not exist',
+    ("publisher", "connect"): "permission denied for database",
+    ("publisher", "replication"): "could not connect to the publisher",
+    ("publisher", "schemas"): "permission denied for schema app",
+    ("publisher", "tables"): "permission denied for table orders",
+}  # fmt: skip
+ELSEWHERE = {("target", "reserved connections"), ("target", "replica role")}
+
+
+def without(recipe: str, side: str, key: str, steps: list[dict[str, Any]]) -> str:
+    """The printed recipe but for one step."""
+    (step,) = [step for step in steps if (step["side"], step["key"]) == (side, key)]
+    blocks = recipe.split("\n\n")
+    start = 1 + next(number for number, block in enumerate(blocks) if f"the {side}, PostgreSQL" in block)
+    place = start + [found for found in steps if found["side"] == side].index(step)
+    assert blocks[place].splitlines()[1] == f"-- Without it: {step['without']}."
+    return "\n\n".join([*blocks[:place], *blocks[place + 1 :]])
+
+
+async def steps_of(scene: Scene, *options: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(await scene.recipe("--json", *options))["steps"]
+    return found
+
+
+@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+@pytest.mark.parametrize(("side", "key"), LOST, ids=str)
+async def test_without_a_step_what_it_says_is_lost(scene: Scene, side: str, key: str) -> None:
+    given = ("--source", scene.source.dsn(), "--publication", "p")
+    for database in (scene.source, scene.target):
+        await database.execute(f"REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC")
+    steps = await steps_of(scene, *given)
+    if scene.majors[1] < 16 and key in ("creation", "database"):
+        assert key not in {step["key"] for step in steps}  # a superuser does it
+        return
+    lost = LOST[side, key]
+    assert [lost in step["without"] for step in steps if (step["side"], step["key"]) == (side, key)] == [True]
+    await scene.administrators(without(await of_new(scene), side, key, steps))
+    await scene.create()
+    await scene.run()
+    await scene.says(lost)
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_every_step_has_a_test(scene: Scene) -> None:
+    for database in (scene.source, scene.target):
+        await database.execute(f"REVOKE CONNECT ON DATABASE {database.name} FROM PUBLIC")
+    given = ("--source", scene.source.dsn(), "--publication", "p")
+    found = {(step["side"], step["key"]) for step in await steps_of(scene, *given)}
+    assert found - ELSEWHERE == LOST.keys()
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_the_launcher_ends_a_session_that_blocks(scene: Scene) -> None:
+    """A session of the apply role, in a deadlock that no server sees."""
+    await scene.source.stream_everything()
+    assert await scene.administrators(await of_new(scene))
+    await scene.create(streaming="parallel")
+    await scene.run()
+    await scene.streams()
+    await scene.target.execute("CREATE UNIQUE INDEX here_only ON app.orders (v) WHERE id > 1000")
+    connection = await scene.source.connect()
+    await connection.execute("BEGIN; INSERT INTO app.orders VALUES (2000, 1)")
+    await scene.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
+    await scene.source.execute("INSERT INTO app.orders VALUES (3000, 1)")
+    await scene.program.wait_for("ERROR:  deadlock detected")
+    await scene.target.wait_for("SELECT count(*) FROM app.orders WHERE id = 3000", 1)
+    await connection.execute("DELETE FROM app.orders WHERE id = 2000; COMMIT")
+    await scene.source.wait_for_catchup("s")
+    assert "permission denied" not in scene.program.text
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: Scene) -> None:
+    assert await scene.administrators(await of_new(scene))
+    await scene.create()
+    await scene.run()
+    await scene.streams()
+    await scene.target.execute("CREATE UNIQUE INDEX here_only ON app.orders (v) WHERE id > 1000")
+    await scene.source.execute("BEGIN; INSERT INTO app.orders VALUES (2000, 1); PREPARE TRANSACTION 'g'")
+    await scene.target.wait_for("SELECT count(*) FROM pg_prepared_xacts", 1)
+    await scene.source.execute("INSERT INTO app.orders VALUES (3000, 1)")
+    await scene.program.wait_for('a lock that is needed is held by prepared transaction "pg_gid')
+    await scene.source.execute("ROLLBACK PREPARED 'g'")
+    await scene.program.wait_for("is in the way, and rolled back as on the publisher")
+    await scene.source.wait_for_catchup("s")
+    assert await scene.target.value("SELECT count(*) FROM app.orders WHERE id = 3000") == 1
+    assert "permission denied" not in scene.program.text
