@@ -155,6 +155,7 @@ async def _ask_both(
         for table in tables
         if (table.schema, table.name) not in with_hooks
     ]
+    await _ask_apply(target, tables, subscription, apply_target, facts)
     facts.target_roles = await check_recipe_facts.read_target_roles(
         target,
         facts.target,
@@ -163,6 +164,33 @@ async def _ask_both(
         None if apply_target is None else complete(Conninfo.parse(apply_target))["user"],
         is_new=source_dsn is not None and subscription is None,
     )
+
+
+async def _ask_apply(
+    target: Connection,
+    tables: list[SourceTable],
+    subscription: Subscription | None,
+    apply_target: str | None,
+    facts: Facts,
+) -> None:
+    """Ask a session of the role that applies changes."""
+    assert facts.target is not None
+    by_superuser = facts.target.origins_by_superuser
+    if apply_target is None:
+        facts.apply = await check_facts.read_apply(target, tables, subscription, origins_by_superuser=by_superuser)
+        return
+    try:
+        connection = await connect(apply_target, application_name=NAME, timeout=TIMEOUT)
+    except SubscriberError as error:
+        facts.failures.append(_unreachable("target", error, "the role that applies changes: "))
+        return
+    try:
+        async with Catalog(connection).use():
+            facts.apply = await check_facts.read_apply(
+                connection, tables, subscription, origins_by_superuser=by_superuser
+            )
+    finally:
+        connection.terminate()
 
 
 async def _ask_publisher(

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from subscriber.apply.relation_map import ForeignCode
 from subscriber.ops.check_recipe import PublisherRoles, TargetRoles
 from subscriber.subscription import TwoPhaseState
 
@@ -108,7 +109,6 @@ class TargetFacts:
     has_schema: bool  # schema "subscriber"
     may_create_subscription: bool  # pg_create_subscription, and CREATE on the database
     may_set_replication_role: bool
-    forbidden_functions: tuple[str, ...]  # for replication origins; signatures
     origins: int
     max_origins: int
     origins_setting: str  # its name: max_active_replication_origins since 18
@@ -116,6 +116,27 @@ class TargetFacts:
     max_prepared: int  # max_prepared_transactions
     may_create_schema: bool = True
     origins_by_superuser: bool = True  # schema "subscriber" is a superuser's, or will be, and so has origins
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedTable:
+    """A table of the target, for the session that applies changes."""
+
+    schema: str
+    name: str
+    owner: str
+    may_act_as_owner: bool
+    code: tuple[ForeignCode, ...]  # of roles that the session must not trust
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFacts:
+    """The session that applies changes."""
+
+    role: str
+    is_superuser: bool
+    is_admitted: bool  # it may use the functions of schema "subscriber"
+    tables: tuple[AppliedTable, ...] = ()
 
 
 @dataclass(slots=True)
@@ -130,5 +151,6 @@ class Facts:
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # pending: wanted, of one that does not exist yet too
     tables: Sequence[tuple[SourceTable, TargetTable | None]] = ()
     failures: list[Finding] = field(default_factory=list)  # what could not be asked, and why
+    apply: ApplyFacts | None = None  # None also without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege
     publisher_roles: PublisherRoles | None = None

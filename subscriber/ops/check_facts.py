@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+import asyncpg
+
+from subscriber.apply.relation_map import ForeignCode
 from subscriber.catalog import schema, store
 from subscriber.catalog.session import Connection
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.ops.check_answers import (
+    AppliedTable,
+    ApplyFacts,
     ColumnFacts,
     Facts,
     Finding,
@@ -60,14 +65,14 @@ SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalo
                   WHERE n.nspname = 'subscriber'), current_setting('is_superuser')::bool)
 """
 _MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
-_FORBIDDEN = """
-SELECT p.oid::regprocedure::text FROM pg_catalog.pg_proc p
- WHERE p.proname IN ('pg_replication_origin_progress', 'pg_replication_origin_advance',
-                     'pg_replication_origin_session_setup', 'pg_replication_origin_session_reset',
-                     'pg_replication_origin_xact_setup')
-   AND p.pronamespace = 'pg_catalog'::regnamespace AND NOT pg_catalog.has_function_privilege(p.oid, 'EXECUTE')
- ORDER BY 1
+_SESSION = "SELECT session_user::text, current_setting('is_superuser')::bool"
+_APPLIED_TABLE = """
+SELECT c.oid, r.rolname::text, pg_catalog.pg_has_role(session_user, r.oid, '{membership}')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+ WHERE n.nspname = $1 AND c.relname = $2
 """
+_SAFETY = "SELECT subscriber.table_safety($1::oid, $2::text[]::name[], $3, $4::text::name)::text"
 _TARGET_TABLE = """
 SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{membership}'),
        c.relrowsecurity AND c.relforcerowsecurity AND NOT (r.rolsuper OR r.rolbypassrls),
@@ -199,7 +204,6 @@ async def read_target(connection: Connection) -> TargetFacts:
         origins_by_superuser=await connection.fetchval(_OWNED_BY_SUPERUSER),
         may_create_subscription=may_create,
         may_set_replication_role=may_set,
-        forbidden_functions=tuple(row[0] for row in await connection.fetch(_FORBIDDEN)),
         origins=await connection.fetchval("SELECT count(*) FROM pg_catalog.pg_replication_origin"),
         max_origins=max_origins,
         origins_setting="max_active_replication_origins" if own_setting else "max_replication_slots",
@@ -231,6 +235,51 @@ async def read_target_table(connection: Connection, source: SourceTable, *, rows
         row_security=row_security,
         has_rows=has_rows,
     )
+
+
+async def read_apply(
+    connection: Connection,
+    sources: Sequence[SourceTable],
+    subscription: Subscription | None,
+    *,
+    origins_by_superuser: bool,
+) -> ApplyFacts | None:
+    """Ask the session that applies changes about its role and the tables.
+
+    Args:
+        connection: a session of that role.
+        sources: the published tables.
+        subscription: None: it does not exist yet.
+        origins_by_superuser: functions of schema "subscriber" set the replica role.
+
+    Returns:
+        None without schema "subscriber", whose functions know foreign code.
+    """
+    if await schema.current_revision(connection) != schema.HEAD:
+        return None
+    version = connection.get_server_version().major
+    row = await connection.fetchrow(_SESSION)
+    assert row is not None
+    role, is_superuser = row
+    is_replica = is_superuser or origins_by_superuser or (version >= 15 and await connection.fetchval(_MAY_SET))
+    acting = subscription.owner if subscription is not None and subscription.run_as_owner else None
+    trusted = list(subscription.trusted_owners) if subscription is not None else []
+    query = _APPLIED_TABLE.format(membership="SET" if version >= 16 else "MEMBER")
+    tables = []
+    for source in sources:
+        row = await connection.fetchrow(query, source.schema, source.name)
+        if row is None:
+            continue
+        oid, owner, may_act = row
+        try:
+            safety = json.loads(await connection.fetchval(_SAFETY, oid, trusted, is_replica, acting))
+        except asyncpg.InsufficientPrivilegeError:
+            return ApplyFacts(role, is_superuser, is_admitted=False)
+        sent = {column.name for column in source.columns}
+        code = [ForeignCode(*found) for found in safety["foreign"] or []]
+        runs = tuple(found for found in code if found.default_of not in sent)
+        tables.append(AppliedTable(source.schema, source.name, owner, may_act or acting is not None, runs))
+    return ApplyFacts(role, is_superuser, is_admitted=True, tables=tuple(tables))
 
 
 async def find_subscription(connection: Connection, name: str) -> Subscription | None:

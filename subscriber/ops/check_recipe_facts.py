@@ -32,7 +32,8 @@ SELECT ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolname =
        coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int
 """
 _TABLE = """
-SELECT r.rolname::text, r.rolsuper, c.oid, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE') FROM pg_catalog.pg_class c
+SELECT r.rolname::text, r.rolsuper, c.oid, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE')
+  FROM pg_catalog.pg_class c
   JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
  WHERE n.nspname = $1 AND c.relname = $2
 """

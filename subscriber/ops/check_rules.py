@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from subscriber.display import shell_word, sql_identifier, sql_name, sql_type
+from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
 from subscriber.ops.check_answers import (
     Facts,
     Finding,
@@ -20,6 +20,7 @@ from subscriber.ops.check_answers import (
     TargetFacts,
     TargetTable,
 )
+from subscriber.ops.check_recipe import apply_statements
 from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.source.quoting import qualified
 from subscriber.subscription import TwoPhaseState
@@ -42,6 +43,7 @@ def findings(facts: Facts) -> list[Finding]:
         found += slot_findings(facts.slot)
     if facts.target is not None:
         found += target_findings(facts.target)
+        found += apply_findings(facts)
     if facts.publisher is not None and facts.target is not None:
         found += encoding_findings(facts.publisher, facts.target)
     if facts.two_phase is not TwoPhaseState.DISABLED:
@@ -183,17 +185,53 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
         if facts.version < 160000:
             grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 only the owner of schema subscriber may, too"
         yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
+    if facts.origins_by_superuser:  # functions of schema "subscriber" do both
+        return
     if not facts.may_set_replication_role:
         fix = f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};"
         if facts.version < 150000:
             fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix)
-    if not facts.origins_by_superuser:
-        fix = "Have a superuser run any subscriber exec on this database before anybody else does."
-        yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
-    elif facts.forbidden_functions:
-        fix = f"{before}GRANT EXECUTE ON FUNCTION {', '.join(facts.forbidden_functions)} TO {role};"
-        yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
+    fix = "Have a superuser run any subscriber exec on this database before anybody else does."
+    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
+
+
+def apply_findings(facts: Facts) -> Iterator[Finding]:
+    """Findings about the session that applies changes: whose code it runs, and what that code could do there."""
+    session = facts.apply
+    if session is None:
+        return
+    role = sql_identifier(session.role)
+    if not session.is_admitted:
+        fix = f"SELECT subscriber.admit({sql_literal(session.role)}, 'apply'); -- as the owner of schema subscriber"
+        yield Finding(Level.ERROR, "target", f'role "{session.role}" may not apply changes', fix)
+        return
+    refused = False
+    for table in session.tables:
+        who = f"table {table.schema}.{table.name}"
+        if not session.is_superuser and not table.may_act_as_owner:
+            refused = True
+            fix = f"GRANT {sql_identifier(table.owner)} TO {role};"
+            yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', fix)
+        if exceeded := [code for code in table.code if code.exceeded]:
+            refused = True
+            owners = ", ".join(f'"{owner}"' for owner in sorted({code.owner for code in exceeded}))
+            message = (
+                f'role "{session.role}" must not apply its changes: they run code of role {owners}, which could do '
+                f"there whatever the session's role may do: {'; '.join(code.what for code in exceeded)}"
+            )
+            yield Finding(Level.ERROR, who, message, _apply_role(facts))
+    if not refused and session.is_superuser:
+        message = f'role "{session.role}", a superuser, applies changes: no table runs code of another role'
+        yield Finding(Level.OK, "target", message)
+    elif not refused:
+        yield Finding(Level.OK, "target", f'role "{session.role}" applies changes')
+
+
+def _apply_role(facts: Facts) -> str | None:
+    if facts.target_roles is None:
+        return None
+    return " ".join(apply_statements(facts.target_roles)) + " -- and give that role to --apply-target"
 
 
 def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterator[Finding]:

@@ -104,8 +104,8 @@ def exec_(
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
     They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints
-    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription. Without any
-    statement ('') it creates or upgrades schema "subscriber" on the target, and nothing else.
+    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription.
+    Without any statement ('') it creates or upgrades schema "subscriber" on the target, and nothing else.
     """
     from subscriber.ops.exec import run_statements
 

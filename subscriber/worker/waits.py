@@ -27,9 +27,9 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog import sessions
-from subscriber.catalog.session import Catalog
+from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import ApplyError
-from subscriber.source.quoting import literal
+from subscriber.source.quoting import identifier, literal
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.parallel import ParallelWorker, Pool
@@ -57,6 +57,7 @@ SELECT DISTINCT x.gid
 NAMES = """
 SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
 """
+PREPARED_BY = "SELECT x.owner::text FROM pg_catalog.pg_prepared_xacts x WHERE x.gid = $1"
 
 
 class Waits:
@@ -146,7 +147,7 @@ class Waits:
             what = f'prepared transaction "{name}" is in the way, and rolled back as on the publisher'
             telemetry.log(telemetry.LOG, what)
             async with self._catalog.use() as connection:
-                await connection.execute(f"ROLLBACK PREPARED {literal(name)}")
+                await _roll_back(connection, name)
             self._two_phase.forget(name)
         return gid in gone
 
@@ -227,3 +228,15 @@ def _hopeless(gid: str) -> ApplyError:
         " prepared transaction on the publisher with two_phase off for a time.",
         sqlstate="55006",
     )
+
+
+async def _roll_back(connection: Connection, gid: str) -> None:
+    """Roll back a prepared transaction as the role that has prepared it, which the server insists on."""
+    owner = await connection.fetchval(PREPARED_BY, gid)
+    if owner is None:
+        return
+    await connection.execute(f"SET ROLE {identifier(owner)}")
+    try:
+        await connection.execute(f"ROLLBACK PREPARED {literal(gid)}")
+    finally:
+        await connection.execute("RESET ROLE")

@@ -327,6 +327,7 @@ async def test_the_launcher_ends_a_session_that_blocks(scene: Scene) -> None:
     await scene.program.wait_for("ERROR:  deadlock detected")
     await scene.target.wait_for("SELECT count(*) FROM app.orders WHERE id = 3000", 1)
     await connection.execute("DELETE FROM app.orders WHERE id = 2000; COMMIT")
+    await scene.target.execute("DROP INDEX app.here_only")
     await scene.source.wait_for_catchup("s")
     assert "permission denied" not in scene.program.text
 
@@ -347,3 +348,114 @@ async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: S
     await scene.source.wait_for_catchup("s")
     assert await scene.target.value("SELECT count(*) FROM app.orders WHERE id = 3000") == 1
     assert "permission denied" not in scene.program.text
+
+
+# --- executed by the program ------------------------------------------------------------------------
+
+
+def secrets_of(text: str) -> list[str]:
+    """The passwords in connection strings."""
+    return re.findall(r"password=([\w-]+)", text)
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_the_program_executes_the_targets_part(scene: Scene) -> None:
+    await scene.target.execute(f"ALTER DATABASE {scene.target.name} SET log_statement = 'all'")
+    given = ("check", "--fix", "--target", scene.target.dsn(), "--source", scene.source.dsn(), "--publication", "p")
+    folder = scene.folder / "credentials"
+    done = await scene.subscriber(*given, "--execute", "--credentials", str(folder))
+    assert done.returncode == 0, done.stderr
+    assert "the target" not in done.stdout
+    files = {file.name: file for file in folder.iterdir()}
+    assert {(name, file.stat().st_mode & 0o777) for name, file in files.items()} == {
+        ("launcher", 0o600),
+        ("apply", 0o600),
+    }
+    assert folder.stat().st_mode & 0o777 == 0o700
+    passwords = [secret for file in files.values() for secret in secrets_of(file.read_text())]
+    assert len({*passwords}) == 2
+    log = scene.target.server.log.read_text()
+    assert "SCRAM-SHA-256$4096:" in log
+    for password in passwords:
+        assert len(password) == 32
+        assert password not in done.stdout + done.stderr + log
+    assert await to_thread(scene.psql, scene.source, done.stdout)
+    scene.program = Program(
+        f"@{files['launcher']}", scene.folder / "own.log", options=["--apply-target", f"@{files['apply']}"]
+    )
+    await scene.run()
+    secret = Path(scene.dsn_file(PUBLISHER, scene.source)[1:]).read_text().replace("'", "''")
+    create = f"CREATE SUBSCRIPTION s CONNECTION '{secret}' PUBLICATION p WITH (two_phase)"
+    assert (await scene.subscriber("exec", "--target", f"@{files['launcher']}", create)).returncode == 0, scene.said
+    await scene.streams()
+    scene.program.kill()
+    again = await scene.subscriber(*given, "--execute", "--credentials", str(folder))
+    assert again.returncode == 0, again.stderr
+    assert f'role "{LAUNCHER}" keeps its password' in again.stderr
+    assert (await scene.subscriber("status", "--target", f"@{files['launcher']}")).stdout.startswith("s")
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_connection_strings_are_printed_once_where_no_file_is_named(scene: Scene) -> None:
+    given = ("check", "--fix", "--execute", "--target", scene.target.dsn())
+    done = await scene.subscriber(*given)
+    assert done.returncode == 0, done.stderr
+    found = dict(re.findall(r"^(SUBSCRIBER_\w+)='(.*)'$", done.stdout, re.MULTILINE))
+    assert found.keys() == {"SUBSCRIBER_TARGET_DSN", "SUBSCRIBER_APPLY_DSN"}
+    status = await to_thread(scene.command, [str(scene.folder / "subscriber"), "status"], **found)
+    assert (status.returncode, status.stdout) == (0, "no subscriptions\n"), status.stderr
+    assert secrets_of((await scene.subscriber(*given)).stdout) == []
+
+
+@pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
+async def test_nothing_is_changed_where_a_part_fails(scene: Scene) -> None:
+    given = ("check", "--fix", "--execute", "--credentials", str(scene.folder / "credentials"))
+    await scene.target.execute(f"CREATE ROLE {OWNER}_2 LOGIN")
+    try:
+        plain = scene.target.dsn(user=f"{OWNER}_2")
+        done = await scene.subscriber(*given, "--target", plain)
+        assert done.returncode == 3
+        assert "Only superusers may do so." in done.stderr
+        (scene.folder / "credentials" / "apply").write_text("mine")
+        done = await scene.subscriber(*given, "--target", scene.target.dsn())
+        assert "could not write connection strings to directory" in done.stderr
+        assert [file.name for file in (scene.folder / "credentials").iterdir()] == ["apply"]
+        roles = "SELECT count(*) FROM pg_roles WHERE rolname LIKE 'subscriber%'"
+        assert await scene.target.value(roles) == 0
+    finally:
+        await scene.target.execute(f"DROP ROLE {OWNER}_2")
+
+
+# --- rated by subscriber check ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+async def test_check_names_the_code_that_a_session_must_not_run(scene: Scene) -> None:
+    assert await scene.administrators(await of_new(scene))
+    assert await scene.create(enabled="false"), scene.said
+
+    async def check(*options: str) -> tuple[int, list[dict[str, Any]]]:
+        done = await scene.subscriber("check", "s", "--json", "--target", scene.target.dsn(), *options)
+        return done.returncode, json.loads(done.stdout)
+
+    status, found = await check()
+    (wrong,) = [finding for finding in found if finding["level"] != "ok"]
+    assert (status, wrong["level"], wrong["subject"]) == (1, "error", "table app.orders")
+    assert wrong["message"] == (
+        f'role "postgres" must not apply its changes: they run code of role "{OWNER}", which could do there whatever the'
+        " session's role may do: trigger note: function app.note()"
+    )
+    options = " WITH INHERIT FALSE, SET TRUE" if scene.majors[1] >= 16 else ""
+    assert f'GRANT "{OWNER}" TO "{APPLY}"{options};' in wrong["fix"]
+    assert f"SELECT subscriber.admit('{APPLY}', 'apply');" in wrong["fix"]
+    status, found = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
+    assert (status, {finding["level"] for finding in found}) == (0, {"ok"})
+    assert f'role "{APPLY}" applies changes' in {finding["message"] for finding in found}
+    await scene.target.execute("DROP TRIGGER note ON app.orders")
+    status, found = await check()
+    assert (status, {finding["level"] for finding in found}) == (0, {"ok"})
+    note = 'role "postgres", a superuser, applies changes: no table runs code of another role'
+    assert note in {finding["message"] for finding in found}
+    await scene.target.execute(f"SELECT subscriber.dismiss('{APPLY}', 'apply')")
+    status, found = await check("--apply-target", scene.dsn_file(APPLY, scene.target))
+    assert f'role "{APPLY}" may not apply changes' in {finding["message"] for finding in found if status == 1}
