@@ -76,6 +76,7 @@ class TargetRoles:
     launcher: str
     apply: str
     roles: frozenset[str]  # those of the two that exist
+    logins: frozenset[str]  # those of them that may log in
     has_schema: bool  # schema "subscriber", at the newest revision
     schema_by_superuser: bool  # it is a superuser's, or will be
     everybody_connects: bool  # PUBLIC has CONNECT on the database
@@ -83,6 +84,7 @@ class TargetRoles:
     subscriptions: tuple[OwnedSubscription, ...] = ()
     tables: tuple[OwnedTable, ...] = ()
     is_new: bool = True  # a subscription is still to be created
+    launcher_creates: bool = False  # the launcher's role may create it already
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,15 +145,13 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
             'the next steps fail: schema "subscriber" does not exist',
             exec="",
         )
-    yield _login(Side.TARGET, "launcher", "The role of the launcher.", facts.launcher, facts.launcher in facts.roles)
-    yield _login(
-        Side.TARGET,
-        "apply",
-        "The role that applies changes.",
-        facts.apply,
-        facts.apply in facts.roles,
-        "" if facts.version >= GRANT_OPTIONS else " NOINHERIT",
-    )
+    attributes = "" if facts.version >= GRANT_OPTIONS else " NOINHERIT"
+    for key, what, role, more in (
+        ("launcher", "The role of the launcher.", facts.launcher, ""),
+        ("apply", "The role that applies changes.", facts.apply, attributes),
+    ):
+        if role not in facts.logins:
+            yield _login(Side.TARGET, key, what, role, role in facts.roles, more)
     if not facts.everybody_connects:
         yield _connect(Side.TARGET, facts.database, f"{launcher}, {apply}")
     yield _admit("launcher", facts.launcher, "permission denied to run subscriptions on this database")
@@ -181,13 +181,6 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
             f"permission denied for schema {schemas[0]}: no subscription is created or refreshed",
             statements=(f"GRANT USAGE ON SCHEMA {names} TO {launcher};",),
         )
-    if not facts.schema_by_superuser and facts.version >= SET_PARAMETER:
-        yield _on_target(
-            "replica role",
-            "The apply role sets session_replication_role. A superuser grants that.",
-            WITHOUT_REPLICA_ROLE,
-            statements=(f"GRANT SET ON PARAMETER session_replication_role TO {apply};",),
-        )
     if facts.reserved_connections:
         yield _on_target(
             "reserved connections",
@@ -198,7 +191,7 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
 
 
 def _creation(facts: TargetRoles) -> Iterator[Step]:
-    if not facts.is_new or facts.version < OWN_CREATE:
+    if not facts.is_new or facts.version < OWN_CREATE or facts.launcher_creates:
         return
     launcher = sql_identifier(facts.launcher)
     yield _on_target(
@@ -263,7 +256,7 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
         "pg_hba.conf lets both roles connect with a password: "
         f"host {sql_identifier(facts.database)} {launcher},{sql_identifier(facts.apply)} ADDRESS scram-sha-256"
     )
-    if facts.is_new and facts.version < OWN_CREATE:
+    if facts.is_new and facts.version < OWN_CREATE and facts.schema_by_superuser:
         yield (
             "before PostgreSQL 16 a superuser creates subscriptions: CREATE SUBSCRIPTION … WITH (enabled = false); "
             f"ALTER SUBSCRIPTION … OWNER TO {launcher}; ALTER SUBSCRIPTION … ENABLE;"
@@ -283,7 +276,10 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
     if not facts.schema_by_superuser:
         yield f"schema subscriber does not belong to a superuser: {WITHOUT_ORIGINS}"
         if facts.version < SET_PARAMETER:
-            yield f"before PostgreSQL 15 nobody can grant this: {WITHOUT_REPLICA_ROLE}"
+            yield f"before PostgreSQL 15 nobody can grant it: {WITHOUT_REPLICA_ROLE}"
+        else:
+            grant = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.apply)};"
+            yield f"a superuser grants this: {grant} Without it: {WITHOUT_REPLICA_ROLE}"
     owners = _acted_as(facts)
     trusted = {owner for subscription in facts.subscriptions for owner in subscription.trusted_owners}
     code_of = sorted({owner for table in facts.tables for owner in table.code_of} - trusted - {facts.apply})
@@ -367,7 +363,7 @@ def _login(side: Side, key: str, what: str, role: str, exists: bool, attributes:
         what,
         f'role "{role}" is not permitted to log in' if exists else f'role "{role}" does not exist',
         statements=(f"{verb} ROLE {sql_identifier(role)} LOGIN{attributes};",),
-        password_of=role,
+        password_of=None if exists else role,
     )
 
 

@@ -28,6 +28,7 @@ from subscriber.subscription import Subscription
 _TARGET = """
 SELECT ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolname = ANY ($1::text[])),
        ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolsuper AND r.rolname = ANY ($1::text[])),
+       ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND r.rolname = ANY ($1::text[])),
        pg_catalog.has_database_privilege('public', pg_catalog.current_database(), 'CONNECT'),
        coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int
 """
@@ -71,7 +72,7 @@ async def read_target_roles(
     launcher = LAUNCHER if facts.is_superuser else facts.role
     row = await connection.fetchrow(_TARGET, [launcher, APPLY, apply_role])
     assert row is not None
-    roles, superusers, everybody_connects, reserved = row
+    roles, superusers, logins, everybody_connects, reserved = row
     apply = APPLY if apply_role is None or apply_role in superusers else apply_role
     names = {(table.schema, table.name) for table in published}
     for subscription in subscriptions:
@@ -86,6 +87,7 @@ async def read_target_roles(
         launcher=launcher,
         apply=apply,
         roles=frozenset(roles),
+        logins=frozenset(logins),
         has_schema=has_schema,
         schema_by_superuser=facts.origins_by_superuser,
         everybody_connects=everybody_connects,
@@ -93,6 +95,7 @@ async def read_target_roles(
         subscriptions=tuple(map(_owned, subscriptions)),
         tables=tuple(table for table in tables if table is not None),
         is_new=is_new,
+        launcher_creates=not facts.is_superuser and facts.may_create_subscription,
     )
 
 

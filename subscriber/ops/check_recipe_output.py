@@ -39,9 +39,13 @@ def script(recipe: Recipe, side: Side) -> str:
 def _lines(recipe: Recipe, side: Side, server: TargetRoles | PublisherRoles) -> Iterator[str]:
     where = f'the {side}, PostgreSQL {server.version_text}, database "{server.database}"'
     yield f"-- Least privilege for subscriber: {printable(where)}."
-    yield "-- Run this there as a superuser, with psql -v ON_ERROR_STOP=1 -f FILE. It may run again."
+    who = "a superuser"
+    if isinstance(server, TargetRoles) and not server.schema_by_superuser:
+        who = "the owner of schema subscriber, who may create roles and grant those of the tables' owners"
+    yield f"-- Run this there as {printable(who)}:"
+    yield "-- psql -v ON_ERROR_STOP=1 -f FILE"
     if any(step.exec is not None for step in recipe.steps if step.side is side):
-        yield f"-- {TARGET_VARIABLE} names the same database and superuser for lines with subscriber exec."
+        yield f"-- {TARGET_VARIABLE} names the same database and role for lines with subscriber exec."
     for number, step in enumerate((step for step in recipe.steps if step.side is side), 1):
         yield from ("", f"-- {number}. {printable(step.what)}", f"-- Without it: {printable(step.without)}.")
         yield from _parts(step)

@@ -17,13 +17,16 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from subscriber.display import sql_literal
 from subscriber.ops.servers import Server, Servers, embedded_bin
+from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 from tests.matrix.programs import NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriptions
 
 OWNER, LAUNCHER, APPLY, PUBLISHER = "app_owner", "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
-PASSWORDS = {LAUNCHER: "launcher's own", APPLY: "apply's own", PUBLISHER: "publisher's own"}
+ADMIN = "app_admin"
+PASSWORDS = {ADMIN: "secret", LAUNCHER: "launcher's own", APPLY: "apply's own", PUBLISHER: "publisher's own"}
 # Publisher and target.
 PAIRS = [(13, 18), (14, 14), (15, 15), (16, 16), (17, 17), (18, 18)]
 CURRENT = [(18, 18)]
@@ -49,7 +52,7 @@ def server(portal: BlockingPortal, servers: Servers, side: str, major: int) -> S
     async def start() -> Server:
         created = await servers.create(f"{side} of {major} for the recipe", SETTINGS, bin=bin)
         hba = created.data / "pg_hba.conf"
-        roles = ",".join(PASSWORDS)
+        roles = ",".join((LAUNCHER, APPLY, PUBLISHER))
         hba.write_text(f"host all {roles} 127.0.0.1/32 md5\n{hba.read_text()}")  # SCRAM, too, if that is stored
         await created.start()
         return created
@@ -128,14 +131,14 @@ class Scene:
         self.said = ""  # else the recipe's own words would count
         return done.stdout
 
-    def psql(self, database: Database, script: str) -> bool:
-        """Run a script as the superuser; whether it has worked. It asks for passwords."""
+    def psql(self, database: Database, script: str, user: str = "postgres") -> bool:
+        """Run a script as that role; whether it has worked. It asks for passwords."""
         file = self.folder / "script.sql"
         file.write_text(script)
         asked = re.findall(r'^\\password "(\w+)"$', script, re.MULTILINE)
-        psql = [str(embedded_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", "-f", str(file), database.dsn()]
+        psql = [str(embedded_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", "-f", str(file), database.dsn(user=user)]
         given = "".join(f"{PASSWORDS[role]}\n" * 2 for role in asked)
-        return self.command(psql, given=given, SUBSCRIBER_TARGET_DSN=self.target.dsn()).returncode == 0
+        return self.command(psql, given=given, SUBSCRIBER_TARGET_DSN=self.target.dsn(user=user)).returncode == 0
 
     async def administrators(self, recipe: str) -> bool:
         """The administrators of both servers run what is printed; whether it has worked."""
@@ -213,12 +216,12 @@ async def scene(
         await source_db.execute(*ON_PUBLISHER)
         await target_db.execute(*ON_TARGET)
         yield scene
-        scene.program.kill()
-        if await target_db.value("SELECT to_regclass('subscriber.subscription')"):
-            await Subscriptions(target_db).execute("DROP SUBSCRIPTION IF EXISTS s")
     finally:
         scene.program.kill()
-        for database, roles in ((target_db, (LAUNCHER, APPLY, OWNER)), (source_db, (PUBLISHER,))):
+        owner = await target_db.value("SELECT nspowner::regrole::text FROM pg_namespace WHERE nspname = 'subscriber'")
+        if owner is not None:
+            await scene.subscriber("exec", "--target", target_db.dsn(user=owner), "DROP SUBSCRIPTION IF EXISTS s")
+        for database, roles in ((target_db, (LAUNCHER, APPLY, ADMIN, OWNER)), (source_db, (PUBLISHER,))):
             for role in roles:
                 if await database.value("SELECT true FROM pg_roles WHERE rolname = $1", role):
                     await database.execute(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
@@ -230,8 +233,7 @@ async def of_new(scene: Scene) -> str:
 
 @pytest.mark.parametrize("majors", PAIRS, indirect=True, ids=named)
 async def test_from_nothing_to_a_stream(scene: Scene) -> None:
-    printed = await of_new(scene)
-    assert await scene.administrators(printed), scene.said
+    assert await scene.administrators(await of_new(scene)), scene.said
     assert await scene.create(), scene.said
     await scene.run()
     await scene.streams()
@@ -243,7 +245,9 @@ async def test_from_nothing_to_a_stream(scene: Scene) -> None:
     assert set(await scene.source.rows(f"{who} 's'")) == {(PUBLISHER, False)}
     assert await scene.target.value("SELECT subowner::regrole::text FROM subscriber.subscription") == LAUNCHER
     assert (await Subscriptions(scene.target).worker())["limits"] is None
-    assert await scene.administrators(printed.replace("CREATE ROLE", "ALTER ROLE")), "it may run again"
+    again = await of_new(scene)
+    assert "\\password" not in again
+    assert await scene.administrators(again), scene.said
     assert "WARNING" not in scene.program.text
 
 
@@ -266,7 +270,7 @@ LOST = {
     ("publisher", "schemas"): "permission denied for schema app",
     ("publisher", "tables"): "permission denied for table orders",
 }  # fmt: skip
-ELSEWHERE = {("target", "reserved connections"), ("target", "replica role")}
+ELSEWHERE = {("target", "reserved connections")}
 
 
 def without(recipe: str, side: str, key: str, steps: list[dict[str, Any]]) -> str:
@@ -348,6 +352,79 @@ async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: S
     await scene.source.wait_for_catchup("s")
     assert await scene.target.value("SELECT count(*) FROM app.orders WHERE id = 3000") == 1
     assert "permission denied" not in scene.program.text
+
+
+# --- subscriptions that are there, and a target without a superuser ---------------------------------
+
+
+@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+async def test_a_subscription_of_a_superuser_changes_hands(scene: Scene) -> None:
+    """The recipe for what is there: it has been streaming, with rights that it does not need."""
+    await scene.source.execute(f"CREATE ROLE {PUBLISHER} LOGIN PASSWORD {sql_literal(PASSWORDS[PUBLISHER])}")
+    await scene.target.execute("ALTER TABLE app.orders DISABLE TRIGGER note")
+    secret = Path(scene.dsn_file(PUBLISHER, scene.source)[1:]).read_text().replace("'", "''")
+    await scene.source.execute(
+        f"ALTER ROLE {PUBLISHER} REPLICATION",
+        f"GRANT USAGE ON SCHEMA app TO {PUBLISHER}",
+        f"GRANT SELECT ON app.orders TO {PUBLISHER}",
+    )
+    create = f"CREATE SUBSCRIPTION s CONNECTION '{secret}' PUBLICATION p"
+    assert (await scene.subscriber("exec", "--target", scene.target.dsn(), create)).returncode == 0, scene.said
+    as_superuser = Program(scene.target.dsn(), scene.folder / "superuser.log")
+    try:
+        await as_superuser.start()
+        await scene.target.wait_for("SELECT count(*) > 0 FROM subscriber.pg_subscription_rel WHERE srsubstate = 'r'")
+    finally:
+        as_superuser.kill()
+    printed = await scene.recipe("s")
+    assert 'ALTER SUBSCRIPTION "s" OWNER TO "subscriber_launcher"' in printed
+    assert "pg_create_subscription" not in printed
+    assert await scene.administrators(printed), scene.said
+    await scene.target.execute("ALTER TABLE app.orders ENABLE ALWAYS TRIGGER note")
+    await scene.run()
+    await scene.source.execute("INSERT INTO app.orders VALUES (200, 200)")
+    await scene.source.wait_for_catchup("s")
+    assert await scene.target.rows("SELECT * FROM app.seen") == [(200, OWNER)]
+
+
+@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+async def test_a_target_without_a_superuser(scene: Scene) -> None:
+    """As on a managed service: an administrator who is no superuser owns schema subscriber and runs the launcher."""
+    await scene.target.execute(
+        f"CREATE ROLE {ADMIN} LOGIN CREATEROLE PASSWORD '{PASSWORDS[ADMIN]}'",
+        f"GRANT {OWNER} TO {ADMIN} WITH ADMIN OPTION",
+        f"GRANT CREATE ON DATABASE {scene.target.name} TO {ADMIN}",
+        "ALTER TABLE app.orders ENABLE TRIGGER note",  # an ordinary trigger
+    )
+    if scene.majors[1] >= 16:
+        await scene.target.execute(f"GRANT pg_create_subscription TO {ADMIN}")
+    mine = scene.target.dsn(user=ADMIN)
+    assert (await scene.subscriber("exec", "--target", mine, "")).returncode == 0, scene.said
+    given = ("check", "--fix", "--target", mine, "--source", scene.source.dsn(), "--publication", "p")
+    printed = (await scene.subscriber(*given)).stdout
+    _, of_target, of_publisher = printed.split("-- Least privilege for subscriber: ")
+    assert await to_thread(scene.psql, scene.source, f"-- {of_publisher}")
+    assert await to_thread(scene.psql, scene.target, f"-- {of_target}", ADMIN), scene.said
+    secret = Path(scene.dsn_file(PUBLISHER, scene.source)[1:]).read_text().replace("'", "''")
+    create = f"CREATE SUBSCRIPTION s CONNECTION '{secret}' PUBLICATION p"
+    assert (await scene.subscriber("exec", "--target", mine, create)).returncode == 0, scene.said
+    options = ["--apply-target", scene.dsn_file(APPLY, scene.target)]
+    scene.program = Program(scene.dsn_file(ADMIN, scene.target), scene.folder / "own.log", options=options)
+    await scene.run()
+    await scene.target.wait_for("SELECT string_agg(srsubstate::text, '') FROM subscriber.subscription_rel", "r")
+    assert WITHOUT_ORIGINS in printed
+    assert f"WARNING:  {WITHOUT_ORIGINS}" in scene.program.text
+    assert f"WARNING:  {WITHOUT_REPLICA_ROLE}" in scene.program.text
+    (grant,) = re.findall(r"a superuser grants this: (GRANT SET ON PARAMETER [^;]*;)", printed)
+    scene.program.kill()
+    before = await scene.target.value("SELECT count(*) FROM app.seen")
+    await scene.target.execute(grant)
+    seen = len(scene.program.text)
+    await scene.run()
+    await scene.source.execute("INSERT INTO app.orders VALUES (200, 200)")
+    await scene.source.wait_for_catchup("s")
+    assert WITHOUT_REPLICA_ROLE not in scene.program.text[seen:]
+    assert await scene.target.value("SELECT count(*) FROM app.seen") == before
 
 
 # --- executed by the program ------------------------------------------------------------------------
@@ -442,8 +519,8 @@ async def test_check_names_the_code_that_a_session_must_not_run(scene: Scene) ->
     (wrong,) = [finding for finding in found if finding["level"] != "ok"]
     assert (status, wrong["level"], wrong["subject"]) == (1, "error", "table app.orders")
     assert wrong["message"] == (
-        f'role "postgres" must not apply its changes: they run code of role "{OWNER}", which could do there whatever the'
-        " session's role may do: trigger note: function app.note()"
+        f'role "postgres" must not apply its changes: they run code of role "{OWNER}", which could do there whatever'
+        " the session's role may do: trigger note: function app.note()"
     )
     options = " WITH INHERIT FALSE, SET TRUE" if scene.majors[1] >= 16 else ""
     assert f'GRANT "{OWNER}" TO "{APPLY}"{options};' in wrong["fix"]
