@@ -14,6 +14,7 @@ DOCUMENTS = sorted(
     for path in [
         ROOT / "README.md",
         ROOT / "CHANGELOG.md",
+        ROOT / "SECURITY.md",
         ROOT / "benchmarks/README.md",
         *(ROOT / "docs").rglob("*.md"),
     ]

@@ -23,6 +23,7 @@ ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "licence.md",
+    "SECURITY.md": "reporting.md",
     "benchmarks/README.md": "benchmarks.md",
     "examples": "examples.md",
 } | {f"examples/{name}": f"examples.md#{name.removesuffix('.py')}" for name in EXAMPLES}
