@@ -169,7 +169,7 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
         yield _on_target(
             f"apply as {owner}",
             f"Changes of tables of role {sql_identifier(owner)} are applied as that role.",
-            f'permission denied to set role "{owner}"',
+            f'role "{facts.launcher}" cannot SET ROLE to "{owner}"',
             statements=(_grant(facts, owner, facts.apply),),
         )
     schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
