@@ -49,10 +49,14 @@ class Means:
 
 
 async def become_replica(connection: asyncpg.Connection) -> bool:
-    """find_means() for a session of asyncpg: whether it has the replica role now."""
+    """find_means() for a session of asyncpg: whether it has the replica role now.
+
+    A transaction that is open stays usable: each attempt is a transaction, or a savepoint, of its own.
+    """
     for statement in (_SET_REPLICA, BECOME_REPLICA):
         with suppress(asyncpg.InsufficientPrivilegeError):
-            await connection.execute(statement)
+            async with connection.transaction():
+                await connection.execute(statement)
             return True
     return False
 
