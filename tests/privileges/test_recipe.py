@@ -358,7 +358,7 @@ async def test_the_launcher_rolls_back_what_the_apply_role_has_prepared(scene: S
 
 
 @pytest.mark.parametrize("majors", CURRENT, indirect=True, ids=named)
-async def test_spark_copies_and_compares_with_these_roles(scene: Scene) -> None:
+async def test_spark_copies_with_these_roles(scene: Scene) -> None:
     assert await scene.administrators(await of_new(scene))
     assert await scene.create(copy_engine="spark"), scene.said
     launcher, apply = scene.dsn_file(LAUNCHER, scene.target), scene.dsn_file(APPLY, scene.target)
@@ -366,8 +366,6 @@ async def test_spark_copies_and_compares_with_these_roles(scene: Scene) -> None:
     assert (copied.returncode, "100 rows" in copied.stdout) == (0, True), scene.said
     await scene.run()
     await scene.streams()
-    same = await scene.subscriber("verify", "s", "--target", launcher, "--master", "local[2]")
-    assert (same.returncode, same.stdout[:4]) == (0, "same"), scene.said
 
 
 # --- subscriptions that are there, and a target without a superuser ---------------------------------
