@@ -83,8 +83,8 @@ class ReplicationStream:
 
         Transactions whose commit record lies below `start` do not come; with 0 the slot decides.
         `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes. `without_own` removes
-        what is about the publisher's own subscriptions (own_schema.py). Apply workers need not: they only apply changes
-        of their subscription's tables.
+        what is about the publisher's own subscriptions (own_schema.py). Apply workers need not: they pass over such
+        changes (applier.py).
         """
         session = publisher.session
         session.on_notice = on_notice

@@ -23,6 +23,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.target.explaining import add_context
 from subscriber.target.note import Note, Wants
 from subscriber.target.postgres import PostgresTarget
@@ -113,6 +114,8 @@ class Applier:
     async def _change(self, action: Change) -> None:
         mapping = self.dispatcher.relations.get(action.message.relid)
         if mapping is None:
+            if self._is_own(action.message.relid):
+                return
             mapping = await self._map(action.message.relid)
         if self._wants(mapping.local, action.transaction.finish_lsn):
             message = action.message
@@ -126,10 +129,15 @@ class Applier:
 
     async def _empty(self, action: Empty) -> None:
         relations = self.dispatcher.relations
-        mappings = [relations.get(relid) or await self._map(relid) for relid in action.message.relids]
+        relids = [relid for relid in action.message.relids if not self._is_own(relid)]
+        mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
         wanted = [m for m in mappings if self._wants(m.local, action.transaction.finish_lsn)]
         if wanted:
             await self._target.empty(action.transaction, wanted, action.message)
+
+    def _is_own(self, relid: int) -> bool:
+        """Whether the table is one of the publisher's subscriptions, see source/own_schema.py."""
+        return self.dispatcher.relations.relation(relid).schema == OWN_SCHEMA
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations
