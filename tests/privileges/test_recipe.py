@@ -288,7 +288,9 @@ async def steps_of(scene: Scene, *options: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
+@pytest.mark.parametrize(
+    "majors", [*CURRENT, *(pytest.param(pair, marks=pytest.mark.soak) for pair in OLD)], indirect=True, ids=named
+)
 @pytest.mark.parametrize(("side", "key"), LOST, ids=str)
 async def test_without_a_step_what_it_says_is_lost(scene: Scene, side: str, key: str) -> None:
     given = ("--source", scene.source.dsn(), "--publication", "p")
