@@ -180,10 +180,13 @@ class _Compare:
 
     async def _states(self) -> tuple[dict[int, str], set[tuple[str | None, str | None]]]:
         """In the target's snapshot: OID -> state; and the published tables that have hooks."""
-        found = await self._snapshot.target_session.rows(
+        session = self._snapshot.target_session
+        await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
+        found = await session.rows(
             "SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel"
             f" WHERE srsubid = {self._subscription.oid}"
         )
+        await session.query("SET LOCAL row_security = off")
         with_hooks: set[tuple[str | None, str | None]] = {
             (schema, name) for _, _, schema, name in found if name is not None
         }
