@@ -30,7 +30,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
-from subscriber.connection.settings import NO_JIT, ONLY_QUALIFIED_NAMES, SINCE, known
+from subscriber.connection.settings import LATER, NO_JIT, ONLY_QUALIFIED_NAMES, known
 from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
@@ -167,8 +167,8 @@ async def connect(
     limit = _time_limit(parameters, timeout)
     if not replication:
         settings = {**NO_JIT, **ONLY_QUALIFIED_NAMES, **settings}
-    later = {name: value for name, value in settings.items() if name in SINCE}
-    given = {name: value for name, value in settings.items() if name not in SINCE}
+    later = {name: value for name, value in settings.items() if name in LATER}
+    given = {name: value for name, value in settings.items() if name not in LATER}
     startup = _server_settings(parameters, application_name, given, replication)
     wanted = parameters["target_session_attrs"]
     failures: list[SubscriberError] = []

@@ -25,6 +25,10 @@ NO_TIMEOUTS = {
 # The major version that brought a setting. Publishers may be older than those that are tested.
 SINCE = {"jit": 11, "idle_session_timeout": 14, "transaction_timeout": 17}
 
+# What is set when the session is there, instead of when it starts: the server's version has to be known, or PgBouncer
+# would refuse the session.
+LATER = (*SINCE, "search_path")
+
 
 def known(settings: Mapping[str, str], major: int) -> dict[str, str]:
     """Those of `settings` that a server of this major version knows."""

@@ -161,7 +161,7 @@ async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Da
     dsn = source_db.dsn(options="-c jit=on")
     connection = await connect(dsn, settings=NO_TIMEOUTS)  # whether the server knows all of them or not
     assert await connection.fetchval("SHOW jit") == "off"
-    assert await connection.fetchval("SHOW search_path") == ""
+    assert await connection.fetchval("SHOW search_path") == '""'
     assert {await connection.fetchval(f"SHOW {name}") for name in timeouts} == {"0"}
     connection.terminate()
     connection = await connect(dsn, settings={"jit": "on"})
