@@ -12,6 +12,7 @@ from subscriber.target.two_phase import TwoPhase
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions
 from tests.scenarios.conftest import Pair
+from tests.scenarios.former_catalog import add_former_subscription, install_former_catalog
 
 
 @pytest.mark.parametrize(
@@ -30,14 +31,14 @@ async def test_tables_of_the_system_are_no_targets(
 
 
 async def test_a_publisher_that_is_a_target_itself(pair: Pair) -> None:
-    """FOR ALL TABLES publishes permanent tables of its schema subscriber, which older versions had."""
-    await Subscriptions(pair.source).execute()
-    await pair.source.execute("CREATE TABLE subscriber.of_older_versions (subid oid PRIMARY KEY)")
+    """FOR ALL TABLES publishes schema subscriber of a former version, too, which is no more than a catalog."""
+    await install_former_catalog(pair.source)
+    await add_former_subscription(pair.source, "former", "host=nowhere", "p", "0/1")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)")
     await pair.subscribe("FOR ALL TABLES")
     assert await pair.rows("SELECT srrelid::regclass::text FROM subscriber.subscription_rel") == [("t",)]
-    await pair.change("INSERT INTO subscriber.of_older_versions VALUES (1); INSERT INTO t VALUES (2)")
+    await pair.change("UPDATE subscriber.progress SET subid = subid; INSERT INTO t VALUES (2)")
     await pair.assert_same("SELECT id FROM t ORDER BY 1")
 
 
