@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import anyio
 from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, StaticPool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog.schema import scripts
+from subscriber.catalog import schema
 from tests.plugins.fix_cluster import Database
 
 REVISION = "0010"  # the last one whose tables are permanent
@@ -30,7 +31,7 @@ async def install_former_catalog(database: Database) -> None:
         connection.execute(text("CREATE TABLE subscriber.alembic_version (version_num varchar(32) PRIMARY KEY)"))
         connection.execute(text("SET LOCAL search_path = pg_catalog"))
         with Operations.context(MigrationContext.configure(connection)):
-            directory = ScriptDirectory(str(scripts()))
+            directory = ScriptDirectory(str(schema.scripts()))
             for script in reversed(list(directory.iterate_revisions(REVISION, "base"))):
                 script.module.upgrade()
         connection.execute(text("INSERT INTO subscriber.alembic_version VALUES (:revision)"), {"revision": REVISION})
@@ -41,8 +42,13 @@ async def install_former_catalog(database: Database) -> None:
             return given
 
         engine = create_async_engine("postgresql+asyncpg://", async_creator=same, poolclass=StaticPool)
-        async with engine.begin() as connection:
-            await connection.run_sync(install)
+        while not schema._upgrading.acquire(blocking=False):  # a launcher of this process upgrades its database
+            await anyio.sleep(schema.UPGRADE_POLL)
+        try:
+            async with engine.begin() as connection:
+                await connection.run_sync(install)
+        finally:
+            schema._upgrading.release()
 
 
 async def add_former_subscription(database: Database, name: str, conninfo: str, publication: str, reached: str) -> int:
