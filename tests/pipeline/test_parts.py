@@ -17,7 +17,7 @@ from tests.plugins.fix_cluster import Database
 
 @asynccontextmanager
 async def session(database: Database) -> AsyncIterator[Session]:
-    opened = await open_session(database.dsn())
+    opened = await open_session(database.dsn(), settings={"search_path": "public"})
     try:
         yield opened
     finally:
