@@ -47,10 +47,10 @@ DIFFERENT = 1  # the exit status
 
 # What pgbench keeps equal in each of its transactions, whatever else happens; and where the target is.
 _BALANCES = """
-SELECT (SELECT coalesce(sum(abalance), 0) FROM pgbench_accounts),
-       (SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),
-       (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches),
-       (SELECT coalesce(sum(delta), 0) FROM pgbench_history),
+SELECT (SELECT coalesce(sum(abalance), 0) FROM public.pgbench_accounts),
+       (SELECT coalesce(sum(tbalance), 0) FROM public.pgbench_tellers),
+       (SELECT coalesce(sum(bbalance), 0) FROM public.pgbench_branches),
+       (SELECT coalesce(sum(delta), 0) FROM public.pgbench_history),
        (SELECT remote_lsn::text FROM subscriber.progress WHERE relid = 0)
 """
 _CONFLICT = "conflict detected on relation"  # in the worker's log, which has none unless a change was misplaced
