@@ -11,9 +11,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from subscriber.catalog import store
+from subscriber.catalog import bulk_copy, store
 from subscriber.catalog.session import Catalog
 from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
 from subscriber.ops.check import run_checks
 from subscriber.ops.exec import execute_statements, print_error
 from subscriber.ops.logs import JsonFormatter, PostgresFormatter, RichHandler
@@ -243,12 +244,7 @@ async def copy(scene: Scene) -> None:
         subscription = await store.find_subscription(connection, "s")
         assert subscription is not None
         tables = await store.load_relation_states(connection, subscription.oid)
-        copyid = await connection.fetchval(
-            "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, '0/1') RETURNING copyid", subscription.oid
-        )
-        await connection.execute(
-            "INSERT INTO subscriber.bulk_copy_rel SELECT $1, srrelid, 1 FROM subscriber.subscription_rel", copyid
-        )
+        copy = await bulk_copy.add(connection, subscription.oid, Lsn(1), {table.relid: 1 for table in tables})
 
         async def run() -> None:
             publisher = await Publisher.connect(scene.dsn, application_name="test")
@@ -258,7 +254,7 @@ async def copy(scene: Scene) -> None:
                 target = scene.target.dsn()
                 plans, failures = await plan_tables(connection, subscription, target, snapshot, tables, 1 << 20)
                 tasks = tuple(
-                    task for plan in plans for task in plan.tasks(subscription, target, snapshot, copyid, set())
+                    task for plan in plans for task in plan.tasks(subscription, target, snapshot, copy, set())
                 )
                 if tasks:
                     failures += await anyio.to_thread.run_sync(copy_parts, tasks)
