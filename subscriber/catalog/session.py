@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import anyio
 import asyncpg
+from anyio import CancelScope, get_cancelled_exc_class
 
 from subscriber.connection.connect import connect
 from subscriber.connection.failures import server_fields
@@ -18,6 +19,8 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
 # So that the server notices within a minute when we are gone without a word, and lets go of our locks.
 KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
+
+ROLLBACK_TIMEOUT = 5.0  # seconds
 
 
 class Catalog:
@@ -40,13 +43,30 @@ class Catalog:
 
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
-        """The connection, for this task alone. Raises ServerError and ConnectionLost for asyncpg's errors."""
+        """The connection, for this task alone. Raises ServerError and ConnectionLost for asyncpg's errors.
+
+        Cancellation: a transaction of the block is rolled back, although the block cannot wait for that any more.
+        """
         async with self._lock:
             try:
                 yield self._connection
+            except get_cancelled_exc_class():
+                await self._roll_back()
+                raise
             # InternalClientError: used between a server's last words and the end of the connection
             except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
                 raise translate(error) from error
+
+    async def _roll_back(self) -> None:
+        """End a transaction that was cancelled anywhere in it, perhaps in its BEGIN; or else the connection."""
+        with CancelScope(shield=True), anyio.move_on_after(ROLLBACK_TIMEOUT) as waiting:
+            try:
+                await self._connection.execute("ROLLBACK")  # a warning if there is no transaction
+                self._connection._top_xact = None  # type: ignore[attr-defined]  # asyncpg keeps the one whose BEGIN was cancelled
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                self._connection.terminate()
+        if waiting.cancelled_caught:
+            self._connection.terminate()
 
     def on_lost(self, callback: Callable[[], None]) -> None:
         """Have `callback` called when the connection ends, for whatever reason."""
