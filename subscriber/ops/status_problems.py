@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from subscriber.catalog.store import WorkerStatus
+from subscriber.catalog.table_names import LostTable
 from subscriber.ops import units
 from subscriber.subscription import Subscription
 
@@ -85,14 +86,16 @@ def find(
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
+    lost: Sequence[LostTable] = (),
 ) -> tuple[Problem, ...]:
     """Return all problems of one subscription, the most severe first.
 
     Args:
         worker: the report of the apply worker; None if there is none.
         tables: those that are not ready.
+        lost: published tables whose changes would be an error.
     """
-    return tuple(_find(subscription, look, worker, publisher, tables))
+    return tuple(_find(subscription, look, worker, publisher, tables, lost))
 
 
 def _find(
@@ -101,6 +104,7 @@ def _find(
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
+    lost: Sequence[LostTable],
 ) -> Iterator[Problem]:
     state = state_of(subscription, look, worker)
     error, hint = (worker.error, worker.error_hint) if worker is not None else (None, None)
@@ -137,8 +141,8 @@ def _find(
         yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
     if publisher.slot_exists is False and subscription.slot_name is not None:
         yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')
-    for lost in look.lost.get(subscription.oid, ()):
-        replaced = lost.error()
+    for table_lost in lost:
+        replaced = table_lost.error()
         yield Problem(TABLE, replaced.message, replaced.hint)
     for table in tables:
         if table.error:

@@ -151,7 +151,7 @@ def assess(
     if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
     error, hint = (worker.error, worker.error_hint) if worker else (None, None)
-    problems = status_problems.find(subscription, look, worker, publisher, not_ready)
+    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent.lost)
     if problems and problems[0].kind == status_problems.READ_ONLY:  # what the worker could still write is older
         error, hint = problems[0].message, problems[0].hint
     return SubscriptionStatus(

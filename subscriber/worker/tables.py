@@ -76,8 +76,8 @@ class Tables:
             MappingError: another table had the name, and load() has not found them again.
         """
         relid = self.relid(local)
-        if relid is None:
-            return None
+        if relid is None:  # renamed on both sides, if it is one of the subscription's
+            return self._states.get(local.oid)
         if relid != local.oid:
             lost = self._lost.get((local.schema, local.name))
             if lost is not None:
