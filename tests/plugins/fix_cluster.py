@@ -40,6 +40,14 @@ SETTINGS = {
 PUBLISHER_BIN = "SUBSCRIBER_TEST_PUBLISHER_BIN"
 TARGET_BIN = "SUBSCRIBER_TEST_TARGET_BIN"
 
+# What each session of a database does.
+SESSIONS = """
+SELECT pg_catalog.concat_ws(' | ', pid, application_name, state, wait_event, 'since ' || state_change,
+       'waits for ' || nullif(pg_catalog.pg_blocking_pids(pid)::text, '{}'), 'xid ' || backend_xid, query)
+  FROM pg_catalog.pg_stat_activity
+ WHERE datname = pg_catalog.current_database() AND pid <> pg_catalog.pg_backend_pid()
+"""
+
 numbers = itertools.count(1)
 
 
@@ -104,14 +112,15 @@ class Database:
         await self.execute(f"ALTER DATABASE {self.name} SET {name} = immediate")
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
-        """Ask until value(query) is `expected`; fails with what came last after `timeout` seconds."""
+        """Ask until value(query) is `expected`; fails with what came last, and who does what, after `timeout` seconds."""
         last = None
         with anyio.move_on_after(timeout):
             async with self.connection() as connection:
                 while (last := await connection.fetchval(query)) != expected:
                     await anyio.sleep(0.02)
                 return
-        pytest.fail(f"after {timeout} s {query!r} gives {last!r}, not {expected!r}")
+        sessions = "".join(f"\n  {session}" for (session,) in await self.rows(SESSIONS))
+        pytest.fail(f"after {timeout} s {query!r} gives {last!r}, not {expected!r}; the sessions:{sessions}")
 
     async def wait_for_catchup(self, application_name: str, *, timeout: float = 20.0) -> None:
         """On a publisher: wait until that subscriber has confirmed everything written up to now."""

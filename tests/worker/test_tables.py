@@ -56,7 +56,7 @@ def test_a_table_under_the_name_of_another_gets_no_change_unnoticed() -> None:
     lost = LostTable("sub", 3, "s", "t3", "r", exists=False, has_successor=True)
     tables = loaded(stored(1, "r"), stored(2, "r"))
     tables.load([stored(1, "r"), stored(2, "r")], (), [lost])
-    assert not tables.applies(local(1, "elsewhere"), Lsn(9))
+    assert tables.applies(local(1, "renamed on both sides"), Lsn(9))
     for table in (local(2, "t1"), local(7, "t1")):
         with pytest.raises(StaleCatalog, match=r'table "s\.t1" was replaced'):
             tables.applies(table, Lsn(9))
