@@ -112,7 +112,7 @@ class Database:
         await self.execute(f"ALTER DATABASE {self.name} SET {name} = immediate")
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
-        """Ask until value(query) is `expected`; fails with what came last, and who does what, after `timeout` seconds."""
+        """Ask until value(query) is `expected`; after `timeout` seconds, fails with what came last and the sessions."""
         last = None
         with anyio.move_on_after(timeout):
             async with self.connection() as connection:
