@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 
@@ -16,3 +19,22 @@ def cache_directory(name: str) -> Path:
     directory = Path(base) / "subscriber" / name
     directory.mkdir(parents=True, exist_ok=True)
     return directory
+
+
+def fill(place: Path, make: Callable[[Path], None]) -> Path:
+    """`place`, made if it is not there: `make(work)` fills an empty directory beside it, which then gets the name.
+
+    One process makes it, and others that need it wait. What `make` raises leaves nothing behind.
+    """
+    with place.with_name(f"{place.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not place.is_dir():
+            work = place.with_name(f"{place.name}.tmp")
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            try:
+                make(work)
+                work.rename(place)
+            finally:
+                shutil.rmtree(work, ignore_errors=True)
+    return place

@@ -17,11 +17,12 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from subscriber.ops.servers import Account
-from tests.cache import cache_directory
+from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 
 # Major -> the suite that has it, and packages that apt installs with it unless told otherwise.
@@ -74,12 +75,7 @@ def fetched(major: int) -> Path:
     """The same, out of the cache, whatever is installed. Raises NotAvailable."""
     if major not in SUITES:
         raise NotAvailable(f"no suite of Debian has PostgreSQL {major}")
-    place = cache_directory("debian") / str(major)
-    if not place.is_dir():
-        work = place.with_name(f"{major}.tmp")
-        shutil.rmtree(work, ignore_errors=True)
-        _fetch(major, work)
-        work.rename(place)
+    place = fill(cache_directory("debian") / str(major), partial(_fetch, major))
     command = [str(place / "bin/postgres"), "--version"]
     _run(command, "fetched programs do not run here", **Account.current().keywords)
     return place / "bin"

