@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,45 +45,21 @@ def read_dsn(value: str | None) -> str | None:
     return line
 
 
-_FORMS = "a URI, key=value pairs, or @FILE with one of them"
+def _option(what: str, variable: str, *, default: str | None = None) -> Any:
+    """`default`: what --help shows of a value that nobody gives; None: nothing."""
+    return typer.Option(
+        help=f"{what}: a URI, key=value pairs, or @FILE with one of them.",
+        envvar=variable,
+        metavar="DSN",
+        show_default=default or False,
+        callback=read_dsn,
+    )
 
-Target = Annotated[
-    str,
-    typer.Option(
-        help=f"The target database: {_FORMS}.",
-        envvar=TARGET_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-        callback=read_dsn,
-    ),
-]
-Source = Annotated[
-    str,
-    typer.Option(
-        help=f"The publisher's database: {_FORMS}.",
-        envvar=SOURCE_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-        callback=read_dsn,
-    ),
-]
-MaybeSource = Annotated[
-    str | None,
-    typer.Option(
-        help=f"The publisher's database: {_FORMS}.",
-        envvar=SOURCE_VARIABLE,
-        metavar="DSN",
-        show_default=False,
-        callback=read_dsn,
-    ),
-]
-ApplyTarget = Annotated[
-    str | None,
-    typer.Option(
-        help=f"The target database again, for the role that applies changes: {_FORMS}.",
-        envvar=APPLY_VARIABLE,
-        metavar="DSN",
-        show_default="--target",
-        callback=read_dsn,
-    ),
-]
+
+_SOURCE = _option("The publisher's database", SOURCE_VARIABLE)
+_APPLY = _option("The target database again, for the role that applies changes", APPLY_VARIABLE, default="--target")
+
+Target = Annotated[str, _option("The target database", TARGET_VARIABLE)]
+Source = Annotated[str, _SOURCE]
+MaybeSource = Annotated[str | None, _SOURCE]
+ApplyTarget = Annotated[str | None, _APPLY]
