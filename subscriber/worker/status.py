@@ -112,7 +112,8 @@ class Board:
     def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
         """Add a row. `recovery` has the error of earlier attempts; None: there were none."""
         report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery)
-        self._reports = [r for r in self._reports if (r.status.subid, r.status.relid) != (subid, relid)]
+        for earlier in self._reports:  # its row is removed before the new one is written
+            earlier.ended |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
         self._reports.append(report)
         self.publish()
         return report
@@ -130,30 +131,32 @@ class Board:
             with anyio.move_on_after(INTERVAL):
                 await self._wake.wait()
             self._wake = anyio.Event()
-            await self._write()
+            await self.write()
 
-    async def _write(self) -> None:
+    async def write(self) -> None:
+        """Write what has changed, and remove the rows of workers that have ended."""
         for report in list(self._reports):
+            ended = report.ended  # the worker may end while its row is being written: the next round removes that
             report.update()
             try:
-                await self._write_one(report)
+                await self._write_one(report, ended=ended)
             except ServerError as error:
                 if error.sqlstate.startswith(CANNOT_WRITE):
                     continue
                 if error.sqlstate != FOREIGN_KEY_VIOLATION:
                     raise
-                report.ended = True  # the subscription is being dropped at this moment
-            if report.ended:
+                ended = True  # the subscription is being dropped at this moment
+            if ended:
                 self._reports.remove(report)
 
-    async def _write_one(self, report: Report) -> None:
+    async def _write_one(self, report: Report, *, ended: bool) -> None:
         status = report.status
         if report.counts:
             counts = Counter(report.counts)
             async with self._catalog.use() as connection:
                 await stats.add_stats(connection, status.subid, counts)
             report.counts -= counts
-        if report.ended:
+        if ended:
             async with self._catalog.use() as connection:
                 await store.remove_worker(connection, status.subid, status.relid)
         elif status != report.written or monotonic() - report.written_at >= HEARTBEAT:

@@ -1,0 +1,66 @@
+"""What workers tell about themselves reaches the catalog, and goes with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import asyncpg
+import pytest
+
+from subscriber.catalog import store
+from subscriber.catalog.session import Catalog
+from subscriber.catalog.store import WorkerStatus
+from subscriber.worker.status import Board
+
+ROWS = "SELECT relid::int, state FROM subscriber.worker ORDER BY 1"
+Meanwhile = list[Callable[[], object]]
+
+
+@pytest.fixture
+def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
+    """What happens, once, while a row is being written."""
+    happens: Meanwhile = []
+    report_worker = store.report_worker
+
+    async def write(connection: asyncpg.Connection, status: WorkerStatus) -> None:
+        await report_worker(connection, status)
+        if happens:
+            happens.pop()()
+
+    monkeypatch.setattr(store, "report_worker", write)
+    return happens
+
+
+async def test_the_row_of_a_worker_that_ends_while_it_is_written(
+    dsn: str, database: asyncpg.Connection, subid: int, meanwhile: Meanwhile
+) -> None:
+    async with Catalog.open(dsn, "test") as catalog:
+        board = Board(catalog)
+        report = board.add(subid, 7, "table synchronization")
+        meanwhile.append(lambda: board.remove(report))
+        await board.write()
+        await board.write()
+    assert await database.fetch(ROWS) == []
+
+
+async def test_the_next_worker_in_the_same_place(
+    dsn: str, database: asyncpg.Connection, subid: int, meanwhile: Meanwhile
+) -> None:
+    """It starts while rows are being written; nothing that the earlier one has counted is lost."""
+    async with Catalog.open(dsn, "test") as catalog:
+        board = Board(catalog)
+        leader = board.add(subid, 0, "apply")
+        earlier = board.add(subid, 7, "table synchronization")
+        await board.write()
+        earlier.counts["sync_error_count"] += 1
+        leader.status.state = "waiting"
+
+        def restart() -> None:
+            board.remove(earlier)
+            board.add(subid, 7, "table synchronization").status.state = "copying"
+
+        meanwhile.append(restart)
+        await board.write()
+        await board.write()
+    assert await database.fetch(ROWS) == [(0, "waiting"), (7, "copying")]
+    assert await database.fetchval("SELECT sync_error_count FROM subscriber.pg_stat_subscription_stats") == 1
