@@ -306,7 +306,10 @@ class ParallelWorker:
         assignment.end(outcome)
 
     def _failed(self, error: SubscriberError) -> None:
-        if isinstance(error, StaleMapping | TextNeeded) or self.assignment is None:
+        if self.assignment is None:
+            return
+        if isinstance(error, StaleMapping | TextNeeded):
+            telemetry.log(telemetry.DEBUG, f"parallel apply worker gives up: {error}", xid=self.assignment.spooled.xid)
             return
         telemetry.log_error(error)
         telemetry.log(
