@@ -60,8 +60,7 @@ async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
     await kept.clean(database, SUBID)
     await database.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")  # of others, too
     yield database
-    for connection in database._connections:
-        connection.terminate()
+    await kept.leave(database, SUBID)
 
 
 class Deciding:

@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import anyio
@@ -39,6 +39,7 @@ class Beside:
     binary: bool
     sessions: int = 1  # of ours, in which transactions are applied side by side
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
+    calm: anyio.Lock = field(default_factory=anyio.Lock)  # nothing is cut off while somebody has it
 
     async def create_tables(self) -> None:
         await self.source.execute(*TYPES, *[statement for table in self.tables for statement in table.source])
@@ -94,7 +95,8 @@ class Beside:
 
     async def compare(self) -> None:
         """Both targets have the same rows, and the source's where nothing was done to them."""
-        await self.wait()
+        async with self.calm:
+            await self.wait()
         for table in self.tables:
             native = await _rows(self.native, table.name)
             ours = await _rows(self.ours, table.name)
@@ -172,15 +174,16 @@ async def disturb(pair: Beside, random: Random) -> None:
     )
     while True:
         await anyio.sleep(random.uniform(0.05, 0.5))
-        match random.randint(1, 3):
-            case 1:
-                await pair.subscriber.restart()
-            case number:
-                database, condition = (pair.ours, ours) if number == 2 else (pair.source, theirs)
-                await database.execute(
-                    "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity"
-                    f" WHERE ({condition}) AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) a"
-                )
+        async with pair.calm:
+            match random.randint(1, 3):
+                case 1:
+                    await pair.subscriber.restart()
+                case number:
+                    database, condition = (pair.ours, ours) if number == 2 else (pair.source, theirs)
+                    await database.execute(
+                        "SELECT pg_terminate_backend(pid) FROM (SELECT pid FROM pg_stat_activity"
+                        f" WHERE ({condition}) AND pid <> pg_backend_pid() ORDER BY random() LIMIT 1) a"
+                    )
 
 
 async def run(pair: Beside, seed: int, steps: int, *, undisturbed: bool = True) -> Workload:

@@ -38,6 +38,13 @@ def command_lines(pid: int) -> list[str]:
     return [" ".join(command_line(each)) for each in family(pid)]
 
 
+async def watch(pid: int, lines: set[str]) -> None:
+    """Collect the command lines of a process and its descendants, until cancelled."""
+    while True:
+        lines.update(command_lines(pid))
+        await anyio.sleep(0.1)
+
+
 async def test_a_session_shows_no_password(source_db: Database, target_db: Database, tmp_path: Path) -> None:
     await prepare(source_db, target_db)
     given = {"source": marked(source_db), "target": marked(target_db), "broken": BROKEN[0], "events": str(tmp_path)}
@@ -51,11 +58,13 @@ async def test_a_session_shows_no_password(source_db: Database, target_db: Datab
         process.stdin.write(json.dumps(given) + "\n")
         process.stdin.flush()
         said, lines = "", set[str]()
-        while not said.endswith("\ndone\n"):
-            line = await asyncio.to_thread(process.stdout.readline)
-            assert line, said
-            said += line
-            lines.update(command_lines(process.pid))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch, process.pid, lines)
+            while not said.endswith("\ndone\n"):
+                line = await asyncio.to_thread(process.stdout.readline)
+                assert line, said
+                said += line
+            tasks.cancel_scope.cancel()
         said += process.communicate("\n", timeout=60)[0]
     finally:
         process.kill()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -20,7 +20,7 @@ OWNER, APPLY, OTHER = "app_owner", "app_apply", "app_other"
 
 
 @pytest.fixture(scope="session", params=MAJORS)
-def target(request: pytest.FixtureRequest, portal: BlockingPortal, session_servers: Servers) -> Server:
+def target(request: pytest.FixtureRequest, portal: BlockingPortal, session_servers: Servers) -> Iterator[Server]:
     major = request.param
     try:
         bin = programs(major)
@@ -32,7 +32,9 @@ def target(request: pytest.FixtureRequest, portal: BlockingPortal, session_serve
         await server.start()
         return server
 
-    return portal.call(start)
+    server = portal.call(start)
+    yield server
+    portal.call(session_servers.remove, server)
 
 
 @dataclass

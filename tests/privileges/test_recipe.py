@@ -331,6 +331,7 @@ async def test_the_launcher_ends_a_session_that_blocks(scene: Scene) -> None:
     await scene.target.execute("CREATE UNIQUE INDEX here_only ON app.orders (v) WHERE id > 1000")
     connection = await scene.source.connect()
     await connection.execute("BEGIN; INSERT INTO app.orders VALUES (2000, 1)")
+    await scene.source.flush_wal()
     await scene.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
     await scene.source.execute("INSERT INTO app.orders VALUES (3000, 1)")
     await scene.program.wait_for("ERROR:  deadlock detected")

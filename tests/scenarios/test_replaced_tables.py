@@ -85,6 +85,7 @@ async def test_swapped_in_the_middle_of_a_streamed_transaction(pair: Pair, strea
         transaction = connection.transaction()
         await transaction.start()
         await connection.execute("INSERT INTO t SELECT generate_series(10, 20)")
+        await pair.source.flush_wal()
         await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 1)
         with suppress(asyncpg.LockNotAvailableError):  # a parallel worker has the table locked until the end
             await pair.target.execute(f"SET lock_timeout = '200ms'; {REPLACE}")

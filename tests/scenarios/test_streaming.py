@@ -193,6 +193,7 @@ async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -
     await subscribed(pair, streaming)
     connection = await pair.source.connect()
     await connection.execute("BEGIN; UPDATE t SET v = 'x'")
+    await pair.source.flush_wal()
     await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 1)
     many = "SELECT (streamed->0->>'changes')::int > 900 FROM subscriber.worker WHERE relid = 0"
     await pair.target.wait_for(many)  # not all: the publisher sends what is on its disk
@@ -218,6 +219,7 @@ async def test_a_deadlock_that_no_server_sees_is_resolved(pair: Pair) -> None:
     await pair.target.execute("CREATE UNIQUE INDEX here_only ON t (v) WHERE id > 1000")
     connection = await pair.source.connect()
     await connection.execute("BEGIN; INSERT INTO t VALUES (2000, 'same')")
+    await pair.source.flush_wal()
     await pair.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
     inserted = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND backend_xid IS NOT NULL"
     await pair.target.wait_for(inserted, 1)
@@ -246,6 +248,7 @@ async def test_a_worker_sees_what_was_committed_before_its_change(pair: Pair) ->
     await pair.subscriber.wait_for_state("streaming")
     connection = await pair.source.connect()
     await connection.execute("BEGIN; INSERT INTO t SELECT i, 'early' FROM generate_series(10000, 11000) i")
+    await pair.source.flush_wal()
     await pair.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")
     await pair.source.execute("BEGIN; INSERT INTO t VALUES (5000, 'x'); INSERT INTO slow VALUES (1); COMMIT")
     await connection.execute("UPDATE t SET v = 'streamed' WHERE id = 5000")
@@ -262,6 +265,7 @@ async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) ->
         await connection.execute(
             f"BEGIN; INSERT INTO t SELECT i, 'x' FROM generate_series({number + 1}0000, {number + 1}0400) i"
         )
+    await pair.source.flush_wal()
     await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 5)
     for connection in reversed(open_ones):
         await connection.execute("COMMIT")

@@ -49,8 +49,7 @@ async def db(target: Server, database_name: str) -> AsyncIterator[Database]:
     database = Database(target, database_name)
     await kept.clean(database, SUBID)
     yield database
-    for connection in database._connections:
-        connection.terminate()
+    await kept.leave(database, SUBID)
 
 
 class Applier:

@@ -9,13 +9,15 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.ops.servers import Server
 from tests.plugins.fix_cluster import Database, numbers
 
-_CLEAN = """
-SET client_min_messages = error;
+_LEAVE = """
 SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
  WHERE datname = current_database() AND pid <> pg_backend_pid();
+SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname LIKE 'pg\\_{subid}%';
+"""
+_CLEAN = """
+SET client_min_messages = error;
 DROP SCHEMA IF EXISTS public, s, ext CASCADE;
 CREATE SCHEMA public;
-SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname LIKE 'pg\\_{subid}%';
 DELETE FROM subscriber.subscription;
 INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
        subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
@@ -45,3 +47,10 @@ def make(portal: BlockingPortal, server: Server, prefix: str) -> str:
 async def clean(database: Database, subid: int) -> None:
     """Leave subscription `s` in it, with that number, and nothing else."""
     await database.execute(f"ALTER DATABASE {database.name} RESET ALL", _CLEAN.format(subid=subid))
+
+
+async def leave(database: Database, subid: int) -> None:
+    """End what is connected to it, and remove the subscription's origins, which all databases of the server see."""
+    for connection in database._connections:
+        connection.terminate()
+    await database.execute(_LEAVE.format(subid=subid))
