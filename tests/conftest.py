@@ -1,6 +1,10 @@
-"""Nothing global but the plugins; a fixture lives with what it is about."""
+"""Nothing global but the plugins, and how a run is shared out; a fixture lives with what it is about."""
 
 from __future__ import annotations
+
+import gc
+
+import pytest
 
 pytest_plugins = [
     "tests.plugins.fix_cluster",
@@ -8,3 +12,20 @@ pytest_plugins = [
     "tests.plugins.fix_proxy",
     "tests.plugins.fix_subscriber",
 ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have one process run the tests that share what takes seconds to start: a Spark session, servers of a major."""
+    for item in items:
+        if "spark" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("spark"))
+        elif item.path.parent.name == "vendor":
+            item.add_marker(pytest.mark.xdist_group("vendor"))
+        elif (parameters := getattr(item, "callspec", None)) is not None and "target" in parameters.params:
+            item.add_marker(pytest.mark.xdist_group(f"target of {parameters.params['target']}"))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests need not be looked at in each garbage collection."""
+    gc.collect()
+    gc.freeze()

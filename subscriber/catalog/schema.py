@@ -8,6 +8,7 @@ commands on a new database at once are ordinary, and the second finds the work d
 from __future__ import annotations
 
 import threading
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from time import monotonic
@@ -188,6 +189,7 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
         raise translate(error) from error
 
 
+@cache
 def upgrade_script(revision: str | None) -> str:
     """Return the statements that upgrade from a revision to HEAD; None: there is no schema yet."""
     from alembic.config import Config

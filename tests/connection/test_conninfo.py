@@ -115,7 +115,7 @@ URIS = [
 def agree(mine: dict[str, str] | str, theirs: dict[str, str] | str) -> bool:
     """Whether we read what libpq reads, but for secrets in messages and for what may be one in a URI."""
     if isinstance(mine, str) and mine.startswith("invalid host or port in URI"):
-        return isinstance(theirs, str) or "@" in theirs.get("host", "")[1:] or not is_port_list(theirs.get("port", ""))
+        return isinstance(theirs, str) or "@" in theirs.get("host", "") or not is_port_list(theirs.get("port", ""))
     if isinstance(mine, str) and mine.startswith("URI scheme"):
         return isinstance(theirs, str)
     if isinstance(mine, str) and HIDDEN in mine:

@@ -34,7 +34,8 @@ async def test_the_consumer_of_the_readme_runs(source_db: Database, capsys: pyte
     with anyio.move_on_after(20):
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(names["follow"], source_db.dsn())
-            await source_db.wait_for("SELECT count(*) FROM pg_stat_replication WHERE application_name = 'mine'", 1)
+            streaming = "application_name = 'mine' AND state = 'streaming'"
+            await source_db.wait_for(f"SELECT count(*) FROM pg_stat_replication WHERE {streaming}", 1)
             await source_db.execute("TRUNCATE t", "INSERT INTO t VALUES (1, 'Ulm')", "DELETE FROM t")
             printed = ""
             while "delete" not in printed:

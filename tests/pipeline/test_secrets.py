@@ -111,7 +111,9 @@ async def in_words(target: Database) -> list[str]:
         return [status.to_json(look, await status.assess_all(look))]
 
 
-@pytest.mark.parametrize("dsn", [BROKEN[0], f"postgresql://app:{MARK}@127.0.0.1:1/db"])
+@pytest.mark.parametrize(
+    "dsn", [BROKEN[0], pytest.param(f"postgresql://app:{MARK}@127.0.0.1:1/db", marks=pytest.mark.soak)]
+)
 async def test_commands_that_start_spark_first(dsn: str, source_db: Database, tmp_path: Path) -> None:
     async with archived(source_db, tmp_path):
         log = str(tmp_path / "log")

@@ -117,7 +117,7 @@ class Database:
 
     async def flush_wal(self) -> None:
         """On a publisher: have walsenders see what an open transaction has written; else that takes up to 15 s."""
-        await self.execute("SELECT pg_logical_emit_message(true, 'flush', '')")
+        await self.execute("CHECKPOINT")
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
         """Ask until value(query) is `expected`; after `timeout` seconds, fails with what came last and the sessions."""

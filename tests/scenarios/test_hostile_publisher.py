@@ -299,6 +299,7 @@ def is_quick(name: str) -> bool:
 
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
 @pytest.mark.parametrize("play", [statements, worker, copy, new])
+@pytest.mark.xdist_group("lies")
 @pytest.mark.timeout(1800)
 async def test_a_lie_in_each_field(scene: Scene, play: Callable[[Scene], Awaitable[None]], at_length: bool) -> None:
     await play(scene)
@@ -307,6 +308,8 @@ async def test_a_lie_in_each_field(scene: Scene, play: Callable[[Scene], Awaitab
     await scene.clear()
     assert not scene.wrong
     told = [name for name in scene.liar.seen if at_length or (is_quick(name) and name not in DONE)]
+    if not at_length:
+        told = told[::3]
     DONE.update(told)
     assert len(scene.liar.seen) > 20
     for number, name in enumerate(told):
