@@ -42,6 +42,7 @@ class Report:
         self.written: WorkerStatus | None = None
         self.written_at = 0.0  # on the monotonic clock
         self.ended = False
+        self.replaced = False  # another report has the row, which stays: an error in it is shown all the time
         self.counts: Counter[str] = Counter()  # of pg_stat_subscription_stats, not yet written
         self._loop: ApplyLoop | None = None
         self._samples: deque[tuple[Lsn, int]] = deque()  # (position, when the publisher has sent it), both rising
@@ -112,8 +113,8 @@ class Board:
     def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
         """Add a row. `recovery` has the error of earlier attempts; None: there were none."""
         report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery)
-        for earlier in self._reports:  # its row is removed before the new one is written
-            earlier.ended |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
+        for earlier in self._reports:
+            earlier.replaced |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
         self._reports.append(report)
         self.publish()
         return report
@@ -136,26 +137,31 @@ class Board:
     async def write(self) -> None:
         """Write what has changed, and remove the rows of workers that have ended."""
         for report in list(self._reports):
-            ended = report.ended  # the worker may end while its row is being written: the next round removes that
+            # The worker may end while its row is being written. Then the next round removes the row.
+            ended, replaced = report.ended, report.replaced
             report.update()
             try:
-                await self._write_one(report, ended=ended)
+                await self._write_counts(report)
+                if not replaced:
+                    await self._write_row(report, ended=ended)
             except ServerError as error:
                 if error.sqlstate.startswith(CANNOT_WRITE):
                     continue
                 if error.sqlstate != FOREIGN_KEY_VIOLATION:
                     raise
                 ended = True  # the subscription is being dropped at this moment
-            if ended:
+            if ended or replaced:
                 self._reports.remove(report)
 
-    async def _write_one(self, report: Report, *, ended: bool) -> None:
-        status = report.status
+    async def _write_counts(self, report: Report) -> None:
         if report.counts:
             counts = Counter(report.counts)
             async with self._catalog.use() as connection:
-                await stats.add_stats(connection, status.subid, counts)
+                await stats.add_stats(connection, report.status.subid, counts)
             report.counts -= counts
+
+    async def _write_row(self, report: Report, *, ended: bool) -> None:
+        status = report.status
         if ended:
             async with self._catalog.use() as connection:
                 await store.remove_worker(connection, status.subid, status.relid)

@@ -64,3 +64,22 @@ async def test_the_next_worker_in_the_same_place(
         await board.write()
     assert list(map(tuple, await database.fetch(ROWS))) == [(0, "waiting"), (7, "copying")]
     assert await database.fetchval("SELECT sync_error_count FROM subscriber.pg_stat_subscription_stats") == 1
+
+
+async def test_an_error_is_shown_while_the_next_worker_starts(
+    dsn: str, database: asyncpg.Connection, subid: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its row is never away."""
+    removed = []
+
+    async def remove_worker(_connection: asyncpg.Connection, _subid: int, relid: int) -> None:
+        removed.append(relid)
+
+    monkeypatch.setattr(store, "remove_worker", remove_worker)
+    async with Catalog.open(dsn, "test") as catalog:
+        board = Board(catalog)
+        board.remove(board.add(subid, 7, "table synchronization"))
+        board.add(subid, 7, "table synchronization").status.state = "copying"
+        await board.write()
+    assert removed == []
+    assert list(map(tuple, await database.fetch(ROWS))) == [(7, "copying")]
