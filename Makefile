@@ -23,7 +23,7 @@ test: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 4 --dist loadgroup
+	$(BIN)/pytest -q -n 3 --dist loadgroup
 
 soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800

@@ -143,7 +143,7 @@ def test_commands_with_a_server_that_does_not_answer(command: Callable[..., str]
         assert command(*arguments)[0] in "0123"
 
 
-@pytest.mark.parametrize("dsn", [BROKEN[0], BROKEN[2], UNREACHABLE[0]])
+@pytest.mark.parametrize("dsn", [BROKEN[0], pytest.param(BROKEN[2], marks=pytest.mark.soak), UNREACHABLE[0]])
 @pytest.mark.parametrize(
     "arguments",
     [

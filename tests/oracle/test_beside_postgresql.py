@@ -46,8 +46,15 @@ def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         monkeypatch.setenv(ONE_BY_ONE, "1")
 
 
-@pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-@pytest.mark.parametrize("seed", [SEED, SEED + 1])
+@pytest.mark.parametrize(
+    ("seed", "binary"),
+    [
+        (SEED, False),
+        (SEED + 1, True),
+        pytest.param(SEED, True, marks=pytest.mark.soak),
+        pytest.param(SEED + 1, False, marks=pytest.mark.soak),
+    ],
+)
 async def test_both_targets_have_the_same_rows(
     source_db: Database,
     native_db: Database,

@@ -33,6 +33,8 @@ async def test_a_lie_in_each_field(scene: Scene, spark: SparkSession, at_length:
     assert any(output.startswith("identical") for output in scene.outputs)
     told = [name for name in scene.liar.seen if at_length or (is_quick(name) and not name.startswith("parameter"))]
     assert len(told) > 10
+    if not at_length:
+        told = told[::3]
     for number, name in enumerate(told):
         for lie in LIES if at_length else [LIES[number % len(LIES)]]:
             scene.liar.tell(name, lie)
