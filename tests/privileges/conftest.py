@@ -15,8 +15,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.scenarios.conftest import Pair
 
-# PostgreSQL 16 has new rules for memberships and for sessions that act as an owner; 18 for deferred triggers.
-MAJORS = [14, pytest.param(15, marks=pytest.mark.soak), 16, pytest.param(17, marks=pytest.mark.soak), 18]
+MAJORS = (14, 15, 16, 17, 18)
 OWNER, APPLY, OTHER = "app_owner", "app_apply", "app_other"
 
 
