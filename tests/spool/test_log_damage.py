@@ -134,7 +134,9 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Sample:
 
 @pytest.fixture
 def sample(shared: Sample) -> Iterator[Sample]:
+    files = shared.files
     yield shared
+    shared.files = files
     shared.restore()
 
 
