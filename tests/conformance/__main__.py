@@ -88,6 +88,23 @@ class Run:
         }
 
 
+def _check_reach(account: Account) -> None:
+    """Exit with the next step where the account that PostgreSQL runs as cannot start our command."""
+    program = ["/bin/sh", "-c", 'exec "$0" -c "import subscriber"', sys.executable]
+    found = subprocess.run(
+        program,
+        cwd="/",
+        env={"PYTHONPATH": str(HERE.parent.parent)},
+        capture_output=True,
+        text=True,
+        **account.keywords,
+    )
+    if found.returncode:
+        closed = [str(place) for place in Path(sys.executable).resolve().parents if not account.can_enter(place)]
+        hint = f"; open its directories: chmod o+x {' '.join(closed)}" if closed else f":\n{found.stderr}"
+        sys.exit(f"the account that runs PostgreSQL cannot run {sys.executable}{hint}")
+
+
 def main() -> int:
     options = _options()
     installed = find_installation()
@@ -95,6 +112,8 @@ def main() -> int:
     if options.files:
         names = [name for name in names if any(name.startswith(wanted) for wanted in options.files)]
     account = Account.current()
+    if not options.native:
+        _check_reach(account)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="subscriber-conformance-", dir="/tmp") as place:
         run = Run(installed, Path(place), account, native=options.native)
