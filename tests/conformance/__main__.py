@@ -100,7 +100,7 @@ def _check_reach(account: Account) -> None:
         **account.keywords,
     )
     if found.returncode:
-        closed = [str(place) for place in Path(sys.executable).resolve().parents if not account.can_enter(place)]
+        closed = [str(place) for place in Path(sys.executable).resolve().parents if not place.stat().st_mode & 0o001]
         hint = f"; open its directories: chmod o+x {' '.join(closed)}" if closed else f":\n{found.stderr}"
         sys.exit(f"the account that runs PostgreSQL cannot run {sys.executable}{hint}")
 
