@@ -192,11 +192,12 @@ async def _drop(server: Server, name: str) -> None:
 
 
 def memory() -> Path | None:
-    """Where files are in memory; None where that is scarce, as in a container."""
+    """Where files are in memory; None where that is scarce, as in a container, or no program can be run from."""
     if not MEMORY.is_dir():
         return None
     found = os.statvfs(MEMORY)
-    return MEMORY if found.f_bavail * found.f_frsize >= ENOUGH_MEMORY else None
+    enough = found.f_bavail * found.f_frsize >= ENOUGH_MEMORY
+    return MEMORY if enough and not found.f_flag & os.ST_NOEXEC else None
 
 
 @pytest.fixture(scope="session")
