@@ -67,7 +67,12 @@ AFTER = (
     f"COMMENT ON SCHEMA {SCHEMA} IS '{COMMENT}{HEAD}'",
     f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC",
 )
-EXISTS = "SELECT pg_catalog.to_regclass('subscriber.alembic_version') IS NOT NULL"
+# By the rows of the system catalog and not by to_regclass(), which keeps the answer "no such schema" in the session. A
+# commit makes its rows visible before other sessions are told to forget such an answer.
+EXISTS = """
+SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+                WHERE n.nspname = 'subscriber' AND c.relname = 'alembic_version')
+"""
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
 IS_COMPLETE = "SELECT EXISTS (SELECT FROM subscriber.complete)"
 RESTORE = "SELECT subscriber.restore()"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import shutil
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +61,43 @@ async def test_two_starters_at_once_make_one_schema(dsn: str) -> None:
     assert await schema.current_revision(first) == schema.HEAD
     assert await locks.try_lock(first, locks.SCHEMA_UPGRADE)
     await locks.unlock(first, locks.SCHEMA_UPGRADE)
+    await first.close()
+    await second.close()
+
+
+async def test_a_starter_sees_the_whole_of_anothers_commit(dsn: str) -> None:
+    """Rows of a commit are visible before other sessions are told to forget what they know of the system catalogs."""
+    if not (gdb := shutil.which("gdb")):
+        pytest.skip("only gdb can stop a server's process in the middle of its commit, and it is not installed")
+    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+    assert await schema.current_revision(second) is None
+    upgrade = first.transaction()
+    await upgrade.start()
+    await first.execute(schema.upgrade_script(None))
+    debugger = await asyncio.create_subprocess_exec(
+        *(gdb, "-q", "-nx", "-p", str(first.get_server_pid())), stdin=PIPE, stdout=PIPE, stderr=STDOUT
+    )
+    assert debugger.stdin is not None
+    assert debugger.stdout is not None
+    try:
+        async with asyncio.timeout(60):
+            debugger.stdin.write(b"set confirm off\nbreak AtEOXact_Inval\ncontinue\n")
+            await debugger.stdout.readuntil(b"Breakpoint 1 at")
+            await debugger.stdout.readuntil(b"Continuing.")
+            commit = asyncio.create_task(upgrade.commit())
+            await debugger.stdout.readuntil(b"Breakpoint 1, ")
+            other = asyncio.create_task(schema.ensure_schema(second))
+            await asyncio.wait({commit, other}, timeout=0.5)  # the other waits for locks that the commit still holds
+            assert not commit.done()
+            debugger.stdin.write(b"delete\ndetach\nquit\n")
+            await asyncio.gather(commit, other)
+    except asyncio.IncompleteReadError as end:
+        pytest.skip(f"gdb cannot stop a process here: {end.partial.decode()[-200:]}")
+    finally:
+        debugger.stdin.close()
+        await debugger.stdout.read()
+        await debugger.wait()
+    assert await schema.current_revision(second) == schema.HEAD
     await first.close()
     await second.close()
 

@@ -85,17 +85,17 @@ ALTER FUNCTION app.attack() OWNER TO {OWNER};
 async def attacked(source_db: Database, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Attacked]:
     major = await target_db.value("SELECT current_setting('server_version_num')::int / 10000")
     inherit = "NOINHERIT" if major < 16 else ""
-    await target_db.execute(
-        f"CREATE ROLE {OWNER} LOGIN",
-        f"CREATE ROLE {OTHER} LOGIN",
-        f"CREATE ROLE {APPLY} LOGIN {inherit}",
-        GRANT[14 if major < 16 else 16],
-        LOOT,
-    )
-    async with target_db.connection() as connection:
-        await ensure_schema(connection)
-        await connection.execute(f"SELECT subscriber.admit('{APPLY}', 'apply')")
     try:
+        await target_db.execute(
+            f"CREATE ROLE {OWNER} LOGIN",
+            f"CREATE ROLE {OTHER} LOGIN",
+            f"CREATE ROLE {APPLY} LOGIN {inherit}",
+            GRANT[14 if major < 16 else 16],
+            LOOT,
+        )
+        async with target_db.connection() as connection:
+            await ensure_schema(connection)
+            await connection.execute(f"SELECT subscriber.admit('{APPLY}', 'apply')")
         yield Attacked(source_db, target_db, subscriber, major)
         await subscriber.execute("DROP SUBSCRIPTION IF EXISTS s")
     finally:
