@@ -55,26 +55,27 @@ class Noticing:
             return
         if tag.split()[-1] != "0":
             return
-        values = searched(note.change).split()
-        if note.mapping.local.row_may_be_suppressed:
-            self._look_for(note, values)
-        else:
-            self._report_missing(note, values)
+        if not note.mapping.local.row_may_be_suppressed:  # else look_for() has told
+            self._report_missing(note)
 
-    def _look_for(self, note: Note, values: Row) -> None:
-        """Nothing was changed: is the row missing, or did a BEFORE trigger refuse?"""
-        assert note.mapping is not None
+    def look_for(self, row: int, new: Row, old: Row, note: Note) -> None:
+        """Is the row there that is about to be changed? Where a BEFORE trigger may refuse, the change does not tell."""
+        mapping = note.mapping
+        if mapping is None or note.resolved or not mapping.local.row_may_be_suppressed:
+            return
 
-        def found(rows: Rows) -> None:
-            if not rows:
-                self._report_missing(note, values)
+        def absent(_note: object, _tag: str, _rows: Rows) -> None:
+            self._report_missing(note)
 
-        self._ask(_Question(statements.exists(note.mapping, statements.OLD, values[0]), NO_ROW, values, note, found))
+        plan = statements.lock(mapping, row)
+        formats, parameters = bind(plan, new, old)
+        self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=absent)
 
-    def _report_missing(self, note: Note, values: Row) -> None:
+    def _report_missing(self, note: Note) -> None:
         mapping, change = note.mapping, note.change
         assert mapping is not None
         assert isinstance(change, Update | Delete)
+        values = searched(change).split()
 
         def report(leaf: Partition | None) -> None:
             self._in_text(change, note, lambda shown: self._on_conflict(conflict.missing(mapping, shown, leaf), note))

@@ -186,6 +186,7 @@ class PostgresTarget:
                 identity_changed = True
         row = NEW if change.old is None else OLD
         self._find(row, new, old, note)
+        self.noticing.look_for(row, new, old, note)
         self.noticing.look_at_writer(row, new, old, note)
         self._run(statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
 
@@ -193,6 +194,7 @@ class PostgresTarget:
         old = change.old.split()
         require_columns(mapping, old[0])
         self._find(OLD, NO_ROW, old, note)
+        self.noticing.look_for(OLD, NO_ROW, old, note)
         self.noticing.look_at_writer(OLD, NO_ROW, old, note)
         self._run(statements.delete(mapping), NO_ROW, old, note)
 

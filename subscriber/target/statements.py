@@ -171,7 +171,7 @@ def _update(mapping: RelationMapping, row: int, new_status: bytes, identity_chan
         return replace(build, sent, where_searched(build, row))
     sent = [i for i in sent if not mapping.attributes[i].identity_always]
     if not sent:  # nothing that UPDATE may set: only see whether the row is there
-        return build.plan(f"SELECT 1 FROM {build.only} WHERE {where_searched(build, row)} FOR UPDATE", b"SELECT 1")
+        return lock(mapping, row)
     sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
     where = where_searched(build, row)
     return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
@@ -223,12 +223,15 @@ def delete(mapping: RelationMapping) -> Plan:
     return plan
 
 
-def exists(mapping: RelationMapping, row: int, status: bytes) -> Plan:
-    """Whether the row an UPDATE or DELETE looked for is there: returns one row if so."""
-    build = Builder(mapping)
-    search = mapping.search
-    where = build.where_row(row, status) if search is None else build.where_key(row, search)
-    return build.plan(f"SELECT 1 FROM {build.only} WHERE {where} LIMIT 1", b"SELECT 1")
+def lock(mapping: RelationMapping, row: int) -> Plan:
+    """Lock the row that an UPDATE or DELETE is about; returns no row if it is not there."""
+    key = ("lock", row)
+    if (plan := mapping.plans.get(key)) is None:
+        build = Builder(mapping)
+        sql = f"SELECT 1 FROM {build.only} WHERE {where_searched(build, row)} FOR UPDATE"
+        plan = mapping.plans[key] = build.plan(sql, b"SELECT 1")
+    assert isinstance(plan, Plan)
+    return plan
 
 
 def find(mapping: RelationMapping, row: int, status: bytes, *, own_first: bool = False) -> Plan:

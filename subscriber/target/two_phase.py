@@ -93,6 +93,8 @@ class TwoPhase:
         gid = self.gid(transaction.xid)
         if gid in self._prepared:
             return
+        # Questions that come of the answers are asked before PREPARE. After it they would wait for the locks it keeps.
+        await target.pipeline.settle()
         if not transaction.changed:  # also one that has nothing for us: COMMIT PREPARED will look for it
             target.begin(transaction)
         note = Note("PREPARE", transaction)

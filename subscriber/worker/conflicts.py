@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 
+import anyio
+
+from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.policy import Policy, Rule, parse_policies
 from subscriber.apply.relation_map import RelationMapping
@@ -20,6 +23,9 @@ from subscriber.target.history import History
 from subscriber.target.note import Note, OnConflict
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.resolving import Refusal, Resolver, Resolving
+
+PATIENCE = 10.0  # seconds for all questions about what made a transaction fail
+LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # somebody who waits for the table may have locked it
 
 
 def obey(
@@ -74,20 +80,29 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str,
     )
     if refusal is None and not violated and not target.noticing.unanswered:
         return error
-    with suppress(SubscriberError):  # then the server's own error has to do
-        session = await open_session(conninfo, application_name="subscriber conflict")
-        try:
-            asking = PostgresTarget(session, target.origin, lambda *_: None)
-            asking.means = target.means
-            await asking.configure("off")
-            asking.acting.adopt(target.acting)
-            await target.noticing.ask_elsewhere(asking.pipeline, asking.asking)
-            if refusal is not None:
-                await _record(catalog, target, refusal)
-            elif violated and isinstance(error, ServerError) and isinstance(note, Note):
-                return await _investigated(asking, catalog, target, error, note)
-        finally:
-            session.abort()
+    try:  # else the server's own error has to do
+        with anyio.fail_after(PATIENCE):
+            session = await open_session(conninfo, application_name="subscriber conflict")
+            try:
+                asking = PostgresTarget(session, target.origin, lambda *_: None)
+                asking.means = target.means
+                await asking.configure("off")
+                asking.pipeline.execute(LOCK_TIMEOUT, note=Note("SET"))
+                asking.acting.adopt(target.acting)
+                await target.noticing.ask_elsewhere(asking.pipeline, asking.asking)
+                if refusal is not None:
+                    await _record(catalog, target, refusal)
+                elif violated and isinstance(error, ServerError) and isinstance(note, Note):
+                    return await _investigated(asking, catalog, target, error, note)
+            finally:
+                session.abort()
+    except (SubscriberError, TimeoutError) as unknown:
+        telemetry.log(
+            telemetry.WARNING,
+            "the conflicts of the transaction that failed are not all known",
+            detail=str(unknown) or f"The target has not answered within {PATIENCE:g} seconds.",
+            event="conflict.unknown",
+        )
     return error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 
 import pytest
@@ -69,6 +70,28 @@ async def t(pair: Pair) -> Pair:
     await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY, a int, b text)")
     await pair.target.execute("CREATE TABLE t (b text, id int PRIMARY KEY, a int UNIQUE, more int DEFAULT 5)")
     return pair
+
+
+async def test_a_table_that_is_locked_while_a_conflict_is_looked_into(t: Pair) -> None:
+    """The stream does not wait longer for what it wants to say than for the lock itself, and says that it waited."""
+    await t.subscribe("FOR TABLE t")
+    first, second = await t.target.connect(), await t.target.connect()
+    await first.execute("BEGIN; INSERT INTO t (id, a) VALUES (1, 10)")
+    await t.source.execute("INSERT INTO t VALUES (1, 20, 'x')")
+    waiting = "SELECT count(*) FROM pg_locks WHERE NOT granted"
+    await t.target.wait_for(waiting, 1)  # for the row
+    locked = asyncio.create_task(second.execute("BEGIN; LOCK TABLE t"))
+    await t.target.wait_for(waiting, 2)
+    await first.execute("COMMIT")
+    await locked
+    await t.subscriber.log.wait_for(
+        "WARNING:  the conflicts of the transaction that failed are not all known\n.*canceling statement due to lock"
+    )
+    await t.subscriber.log.wait_for("duplicate key value violates unique constraint")
+    await second.execute("COMMIT")
+    await first.execute("DELETE FROM t")
+    await t.source.wait_for_catchup("s")
+    assert await t.target.value("SELECT a FROM t") == 20
 
 
 @pytest.mark.parametrize("binary", [False, True])

@@ -62,6 +62,43 @@ async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
+@pytest.mark.parametrize("streaming", ["off", "parallel"])
+async def test_a_row_that_a_trigger_leaves_out_of_a_prepared_transaction(pair: Pair, streaming: str) -> None:
+    """Nothing is asked about a table once the transaction that has truncated it is prepared: it holds the lock."""
+    await pair.source.execute("CREATE TABLE parts (id int PRIMARY KEY)")
+    await pair.target.execute(
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (modulus 1, remainder 0)",
+    )
+    await subscribed(pair, streaming=streaming)
+    await pair.target.execute(
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        *(
+            statement
+            for table in ("t", "part")
+            for statement in (
+                f"CREATE TRIGGER no BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION no()",
+                f"ALTER TABLE {table} ENABLE ALWAYS TRIGGER no",
+            )
+        ),
+    )
+    changes = [
+        f"{change} {table}{rest}"
+        for table in ("t", "parts")
+        for change, rest in (
+            ("TRUNCATE", ""),
+            ("INSERT INTO", " (id) VALUES (2)"),
+            ("UPDATE", " SET id = 3 WHERE id = 2"),
+            ("DELETE FROM", " WHERE id = 3"),
+        )
+    ]
+    await prepare(pair.source, "g", *changes)
+    await pair.change("COMMIT PREPARED 'g'")
+    assert await pair.rows("SELECT count(*) FROM t") == [(0,)]
+    counted = "SELECT (confl_update_missing, confl_delete_missing)::text FROM subscriber.pg_stat_subscription_stats"
+    await pair.target.wait_for(counted, "(2,2)")
+
+
 async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
     await subscribed(pair)
     await prepare(pair.source, "waits", "INSERT INTO t VALUES (2, 'p')")

@@ -35,6 +35,7 @@ EVENTS = {
     "archive.recovered": "what a crash left of a transaction was cut off the change log",
     "archive.started": "`subscriber archive` reads the slot",
     "archive.stopping": "`subscriber archive` was asked to end",
+    "conflict.unknown": "a transaction failed by a conflict, and the target did not answer all questions about it",
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",
     "copy.started": "the launcher has started `subscriber copy`",

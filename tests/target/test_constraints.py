@@ -98,6 +98,28 @@ async def test_a_row_that_a_trigger_keeps_from_changing_is_not_missing(db: Datab
     assert applier.committed == [200, 300]
 
 
+@pytest.mark.parametrize("columns", ["a int PRIMARY KEY, b text", "a int, b text"], ids=["key", "no key"])
+async def test_whether_a_row_was_missing_is_known_as_of_its_change(
+    db: Database, applier: Applier, columns: str
+) -> None:
+    """And not as of what follows in the same transaction."""
+    await db.execute(
+        f"CREATE TABLE t ({columns})",
+        "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",
+        "CREATE TRIGGER no BEFORE UPDATE ON t FOR EACH ROW EXECUTE FUNCTION no()",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER no",
+        "INSERT INTO t VALUES (1, 'x')",
+    )
+    t = Table("t", "a*", "b") if "KEY" in columns else Table("t", "a", "b", identity=FULL)
+    await applier.apply(
+        *(t.update("1", "y", old=("1", "x")), t.delete("1", "x")),
+        *(t.update("5", "y", old=("5", "x")), t.insert("5", "x")),
+        *(t.delete("6", "x"), t.insert("6", "x")),
+    )
+    await applier.target.settle()
+    assert applier.missing == ["UPDATE public.t", "DELETE public.t"]
+
+
 async def test_ordinary_rules_do_not_fire(db: Database, applier: Applier) -> None:
     await db.execute(
         "CREATE TABLE t (a int PRIMARY KEY)",
