@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from subscriber.display import sql_identifier, sql_name
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 
@@ -86,8 +87,11 @@ class LocalRelation:
     columns: tuple[LocalColumn, ...]  # in attribute order
     identity: tuple[str, ...]  # columns of the identity index or primary key; empty: there is none
     shape: str  # changes whenever anything here may have changed
-    # BEFORE row triggers that fire in replica role may turn a change into nothing.
+    deferrable_key: tuple[str, ...] = ()  # the columns of the primary key, if it is DEFERRABLE and so identifies no row
+    # BEFORE row triggers, of a partition too, and rules that fire for replicated changes may turn one into nothing.
     row_may_be_suppressed: bool = False
+    # Those of the table and of its columns' types that the role may not use as which changes are applied.
+    closed_schemas: tuple[str, ...] = ()
     may_set_role: bool = True  # the subscription's owner may SET ROLE to the table's
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
     one_by_one: str | None = None  # why changes must be applied one after another, in a few words; None: see batch.py
@@ -119,6 +123,14 @@ class Plans(dict[object, object]):
         super().__setitem__(key, plan)
 
 
+@dataclass(frozen=True, slots=True)
+class Unsearchable:
+    """Why the row that an UPDATE or DELETE is about cannot be found, and what to do about it."""
+
+    message: str
+    hint: str
+
+
 @dataclass(slots=True)
 class RelationMapping:
     """How the rows of one published table become rows of a target table.
@@ -132,7 +144,7 @@ class RelationMapping:
     local: LocalRelation
     attributes: tuple[LocalColumn, ...]
     search: tuple[int, ...] | None
-    unsearchable: str | None
+    unsearchable: Unsearchable | None
     local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
     plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
     runs_foreign_code: bool = False
@@ -233,22 +245,40 @@ def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> Non
     )
 
 
+def _keys(remote: Relation) -> list[str]:
+    return [sql_identifier(column.name) for column in remote.columns if column.is_key]
+
+
 def _quoted(names: list[str]) -> str:
     return ", ".join(f'"{name}"' for name in names)
 
 
-def _search(remote: Relation, local: LocalRelation, label: str) -> tuple[tuple[int, ...] | None, str | None]:
+def _search(remote: Relation, local: LocalRelation, label: str) -> tuple[tuple[int, ...] | None, Unsearchable | None]:
     if not local.identity:
         if remote.replica_identity is ReplicaIdentity.FULL:
             return None, None
-        return None, (
+        table = sql_name(local.schema, local.name)
+        if local.deferrable_key:
+            columns = ", ".join(sql_identifier(name) for name in local.deferrable_key)
+            index = sql_identifier(f"{local.name[:50]}_identity")
+            return None, Unsearchable(
+                f'the primary key of logical replication target relation "{label}" is DEFERRABLE, '
+                "so it does not identify a row",
+                f"On the target: CREATE UNIQUE INDEX {index} ON {table} ({columns}); "
+                f"ALTER TABLE {table} REPLICA IDENTITY USING INDEX {index};",
+            )
+        return None, Unsearchable(
             f'logical replication target relation "{label}" has neither REPLICA IDENTITY index nor PRIMARY KEY '
-            "and published relation does not have REPLICA IDENTITY FULL"
+            "and published relation does not have REPLICA IDENTITY FULL",
+            f"On the target: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(_keys(remote)) or '…'});",
         )
     keys = {c.name: i for i, c in enumerate(remote.columns) if c.is_key}
     if not all(name in keys for name in local.identity):
-        return None, (
+        expected = ", ".join(sql_identifier(name) for name in local.identity)
+        return None, Unsearchable(
             "publisher did not send replica identity column expected by the logical replication target "
-            f'relation "{label}"'
+            f'relation "{label}"',
+            f"The target finds rows by ({expected}), the publisher sends ({', '.join(_keys(remote))}). "
+            "Give both the same primary key or REPLICA IDENTITY.",
         )
     return tuple(keys[name] for name in local.identity), None

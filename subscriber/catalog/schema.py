@@ -48,6 +48,9 @@ BEFORE = (
      WHERE pg_catalog.current_setting('is_superuser')::bool
     """,
     "SET LOCAL search_path = pg_catalog, pg_temp",
+    # Tables are made as the functions of the schema expect them.
+    "SET LOCAL default_tablespace = ''",
+    "SET LOCAL default_table_access_method = 'heap'",
     f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}",
     # Alembic writes its table after each script. FOR ALL TABLES publishes a permanent table, and a downstream server
     # without such a table would stop.
@@ -190,7 +193,7 @@ async def _upgrade(connection: asyncpg.Connection) -> None:
     try:
         async with connection.transaction():
             await connection.execute(statements)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise translate(error) from error
 
 

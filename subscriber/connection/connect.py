@@ -30,7 +30,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
-from subscriber.connection.settings import LATER, NO_JIT, ONLY_QUALIFIED_NAMES, known
+from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
@@ -143,8 +143,8 @@ async def connect(
     """Open a connection.
 
     `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
-    server settings for the session and win over `options` of the connection string; those of settings.SINCE are
-    left out where the server does not know them, and NO_JIT and ONLY_QUALIFIED_NAMES are always among them.
+    server settings for the session and win over `options` of the connection string; settings.ALWAYS is among
+    them, and what the server does not know is left out.
     `replication` makes it a walsender of the named database, which has only the `settings`, and on which only simple
     queries work: execute() without arguments. `must_use_password` is for the connection string of somebody who is no
     superuser: it must have a password, and the server must have asked for it (authentication.py); nothing is sent to
@@ -166,7 +166,7 @@ async def connect(
         random.shuffle(candidates)
     limit = _time_limit(parameters, timeout)
     if not replication:
-        settings = {**NO_JIT, **ONLY_QUALIFIED_NAMES, **settings}
+        settings = {**ALWAYS, **settings}
     later = {name: value for name, value in settings.items() if name in LATER}
     given = {name: value for name, value in settings.items() if name not in LATER}
     startup = _server_settings(parameters, application_name, given, replication)
@@ -253,10 +253,11 @@ async def _prepare(
     """Make a new connection what was asked for; closed when ConnectionLost or ConninfoError, or anything, is raised."""
     try:
         await _check_session(connection, attribute, target)
-        if understood := known(settings, connection.get_server_version().major):
+        version = connection.get_server_version()
+        if understood := known(settings, version.major * 10000 + version.minor):
             await connection.execute("; ".join(f"SET {name} = '{value}'" for name, value in understood.items()))
         _set_socket_options(connection, parameters)
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         connection.terminate()
         raise translate(error, target) from error
     except BaseException:

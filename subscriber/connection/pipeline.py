@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -57,6 +57,8 @@ class Pipeline:
         self.failed_note: object = None  # the note of the statement that failed
         self.attempting = False  # what is queued now may fail
         self.unnamed = False  # each statement is parsed anew
+        # A block in which each statement is parsed, under a name that it loses after its use.
+        self.parsing: Callable[[object], AbstractContextManager[None]] | None = None
         self.refused: SubscriberError | None = None  # the error of an attempt, until recover()
         self.refused_note: object = None
         self.on_trouble: Callable[[], None] = lambda: None  # an attempt was refused, or the pipeline has failed
@@ -97,13 +99,22 @@ class Pipeline:
         if self.error is not None:
             raise self.error
         statement = (sql, types)
-        name = b"" if self.unnamed else self._names.get(statement)
-        if not name:
-            name = self._prepare(statement, note)
-        else:
+        if self.parsing is not None:
+            with self.parsing(note):
+                name = self._parse(statement, note)
+        elif self.unnamed:
+            name = b""
+            self._send(wire.parse(name, *statement))
+            self._pending.append(_Pending(note, is_attempt=self.attempting))
+        elif (known := self._names.get(statement)) is not None:
+            name = known
             self._names.move_to_end(statement)
+        else:
+            name = self._prepare(statement, note)
         self._send(wire.bind_execute(name, formats, parameters))
         self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
+        if self.parsing is not None:
+            self._close(name, note)
 
     def copy(self, sql: str, chunks: Iterable[bytes], *, note: object = None) -> None:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
@@ -223,20 +234,24 @@ class Pipeline:
         return self._pending[0] if self._pending else None
 
     def _prepare(self, statement: Statement, note: object) -> bytes:
-        if self.unnamed:
-            self._send(wire.parse(b"", *statement))
-            self._pending.append(_Pending(note, is_attempt=self.attempting))
-            return b""
-        self._serial += 1
-        name = b"s%d" % self._serial
+        name = self._parse(statement, note, keeps=True)
         self._names[statement] = name
-        self._send(wire.parse(name, *statement))
-        self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=statement))
         if len(self._names) > STATEMENTS:
             _, oldest = self._names.popitem(last=False)
-            self._send(wire.close_statement(oldest))
-            self._pending.append(_Pending(note, is_attempt=self.attempting))
+            self._close(oldest, note)
         return name
+
+    def _parse(self, statement: Statement, note: object, *, keeps: bool = False) -> bytes:
+        """Queue a Parse under a new name. `keeps`: the name is kept for its next use."""
+        self._serial += 1
+        name = b"s%d" % self._serial
+        self._send(wire.parse(name, *statement))
+        self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=statement if keeps else None))
+        return name
+
+    def _close(self, name: bytes, note: object) -> None:
+        self._send(wire.close_statement(name))
+        self._pending.append(_Pending(note, is_attempt=self.attempting))
 
     def _send(self, data: bytes) -> None:
         self._out.append(data)

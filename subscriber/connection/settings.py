@@ -1,16 +1,37 @@
-"""Settings that our sessions need, whatever postgresql.conf, the database or the role says. See connect()."""
+"""Settings that our sessions need, whatever postgresql.conf, the database or the role says. See connect().
+
+The built-in workers do without SQL: most of these settings mean nothing to them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Compiling a plan takes up to several seconds. Our statements take milliseconds, or as long compiled as not. The apply
-# session needs this most: its enable_seqscan = off makes a plan without an index cost 1e10 before PostgreSQL 18, far
-# above jit_above_cost. The built-in worker plans nothing.
-NO_JIT = {"jit": "off"}
-
-# A name without a schema could be an object that any role has made, whose code would run with the session's rights.
-ONLY_QUALIFIED_NAMES = {"search_path": ""}
+# Of every session of ours but a walsender.
+ALWAYS = {
+    # A name without a schema could be an object that any role has made, whose code would run with the session's rights.
+    "search_path": "",
+    # Compiling a plan takes up to several seconds. Our statements take milliseconds, or as long compiled as not. The
+    # apply session needs this most: its enable_seqscan = off makes a plan without an index cost 1e10 before
+    # PostgreSQL 18, far above jit_above_cost.
+    "jit": "off",
+    # The usual way to keep others out of a database. The built-in workers write all the same.
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # Others would fail where the built-in workers wait.
+    "default_transaction_isolation": "read committed",
+    # A refused attempt would end the session.
+    "exit_on_error": "off",
+    # How a statement or a name is read and printed.
+    "standard_conforming_strings": "on",
+    "quote_all_identifiers": "off",
+    "transform_null_equals": "off",
+    # How a value is read. NULL in an array would be the text "NULL", and xml without a root element an error.
+    "array_nulls": "on",
+    "xmloption": "content",
+    # The views of schema "subscriber" would be closed to us.
+    "restrict_nonsystem_relation_kind": "",
+}
 
 # For sessions that wait: for changes, locks, the end of a long copy. The built-in workers ignore statement_timeout
 # and the idle timeouts. They obey lock_timeout and transaction_timeout, and repeat the same transaction without end.
@@ -22,14 +43,25 @@ NO_TIMEOUTS = {
     "transaction_timeout": "0",
 }
 
-# The major version that brought a setting. Publishers may be older than those that are tested.
-SINCE = {"jit": 11, "idle_session_timeout": 14, "transaction_timeout": 17}
+# The version that brought a setting, as in server_version_num. Publishers may be older than those that are tested.
+_SINCE = {"jit": 110000, "idle_session_timeout": 140000, "transaction_timeout": 170000}
+# Minor releases brought these, by major version.
+_SINCE_MINOR = {
+    "restrict_nonsystem_relation_kind": {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004},
+}
 
 # What is set when the session is there, instead of when it starts: the server's version has to be known, or PgBouncer
 # would refuse the session.
-LATER = (*SINCE, "search_path")
+LATER = frozenset({*ALWAYS, *_SINCE})
 
 
-def known(settings: Mapping[str, str], major: int) -> dict[str, str]:
-    """Those of `settings` that a server of this major version knows."""
-    return {name: value for name, value in settings.items() if major >= SINCE.get(name, 0)}
+def known(settings: Mapping[str, str], version: int) -> dict[str, str]:
+    """Those of `settings` that a server of this version, as in server_version_num, knows."""
+    return {name: value for name, value in settings.items() if version >= _since(name, version)}
+
+
+def _since(name: str, version: int) -> int:
+    minor = _SINCE_MINOR.get(name)
+    if minor is None:
+        return _SINCE.get(name, 0)
+    return minor.get(version // 10000, 170000)

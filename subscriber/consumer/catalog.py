@@ -35,7 +35,7 @@ async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int])
     It is the catalog of now: a type that was altered since the change was made is read as it is now.
     Raises what connecting raises.
     """
-    connection = await connect(conninfo, application_name="subscriber types", settings={"search_path": ""})
+    connection = await connect(conninfo, application_name="subscriber types")
     try:
         multirange = " OR r.rngmultitypid = t.oid" if connection.get_server_version() >= (14,) else ""
         query = _QUERY.format(subtype=_SUBTYPE.format(multirange=multirange))
@@ -50,7 +50,7 @@ async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int])
         return found
     except asyncpg.PostgresError as error:
         raise ServerError(server_fields(error)) from error
-    except (asyncpg.InterfaceError, OSError) as error:
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
         raise ConnectionLost(f"could not look up types on the publisher: {error}") from error
     finally:
         connection.terminate()

@@ -96,6 +96,7 @@ class TargetTable:
     may_act_as_owner: bool
     row_security: bool  # and the owner is not exempt
     has_rows: bool | None  # None: not looked at
+    deferrable: bool = False  # its primary key is, and so is no key here
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,7 +85,8 @@ SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{me
           FROM (SELECT i.indkey::int2[], i.indnkeyatts FROM pg_catalog.pg_index i
                  WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
                  ORDER BY i.indisreplident DESC LIMIT 1) i (columns, number)
-          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.columns[0:i.number - 1]))::text
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.columns[0:i.number - 1]))::text,
+       EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate)
   FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
   JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
  WHERE n.nspname = $1 AND c.relname = $2
@@ -221,7 +222,7 @@ async def read_target_table(connection: Connection, source: SourceTable, *, rows
     row = await connection.fetchrow(query, source.schema, source.name)
     if row is None:
         return None
-    relkind, owner, may_act, row_security, readable, columns, key = row
+    relkind, owner, may_act, row_security, readable, columns, key, deferrable = row
     has_rows = None
     if rows and readable and relkind in ("r", "p"):
         name = quoting.qualified(source.schema, source.name)
@@ -234,6 +235,7 @@ async def read_target_table(connection: Connection, source: SourceTable, *, rows
         may_act_as_owner=may_act,
         row_security=row_security,
         has_rows=has_rows,
+        deferrable=deferrable,
     )
 
 

@@ -377,7 +377,11 @@ def _search(source: SourceTable, target: TargetTable, name: str, facts: Facts) -
         return
     key = ", ".join(sql_identifier(column) for column in source.key)
     published = {column.name for column in source.columns} if full else set(source.key)
-    if not target.key and full:
+    index = f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;"
+    if target.deferrable and not target.key and not full:
+        message = "has a DEFERRABLE primary key on the target: an UPDATE or DELETE will stop the subscription"
+        yield Level.ERROR, message, index
+    elif not target.key and full:
         fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
         yield Level.WARNING, "is under REPLICA IDENTITY FULL and has no key: each change may search it all", fix
     elif not target.key:
@@ -385,5 +389,4 @@ def _search(source: SourceTable, target: TargetTable, name: str, facts: Facts) -
         yield Level.ERROR, "has no primary key on the target: an UPDATE or DELETE will stop the subscription", fix
     elif missing := [column for column in target.key if column not in published]:
         message = f'is identified by "{missing[0]}" on the target, which the publisher does not send as key'
-        fix = f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;"
-        yield Level.ERROR, message, fix
+        yield Level.ERROR, message, index

@@ -22,7 +22,6 @@ SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "timezone": "UTC",
-    "search_path": "",
 }
 _SIGNATURE = b"PGCOPY\n\xff\r\n\0"
 _HEADER = 19  # bytes: the signature, flags, length of an extension

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 PUBLISHER_TIMEOUT = 3.0  # seconds
 WRONG = 1  # the exit status when a subscription is not as it should be
 
-_NOW = "SELECT pg_catalog.clock_timestamp(), pg_catalog.current_setting('transaction_read_only')::bool"
+_NOW = "SELECT pg_catalog.clock_timestamp()"
 _PROGRESS = """
 SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0 AND remote_lsn IS NOT NULL
 """
@@ -123,7 +123,7 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
 
 
 async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
-    now, read_only = await connection.fetchrow(_NOW) or (datetime.now(UTC), False)
+    now = await connection.fetchval(_NOW)
     leader = await sessions.leader(connection)
     prepared: dict[int, list[Prepared]] = {}
     for subid, *values in await connection.fetch(_PREPARED):
@@ -135,7 +135,6 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
             lock_waits.setdefault(subid, []).append(LockWait(pid, waited, tuple(holders)))
     return Look(
         at=now,
-        read_only=read_only,
         launcher_pid=leader.pid if leader is not None else None,
         subscriptions=subscriptions,
         workers=await store.load_workers(connection),

@@ -32,7 +32,6 @@ STATES = (
     "not responding",
 )
 # Kinds of problems, which are values of a label in metrics.
-READ_ONLY = "read-only target"
 NO_LAUNCHER = "no launcher"
 NOT_RESPONDING = "not responding"
 FAILING = "failing"
@@ -41,7 +40,7 @@ DISABLED = "disabled by an error"
 LOCKED = "locked"
 SLOT = "slot"
 TABLE = "table"
-KINDS = (READ_ONLY, NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE)
+KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE)
 
 SILENCE = 20.0  # seconds without a renewed lease (every 10 s), or without a report (every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
@@ -69,8 +68,6 @@ def state_of(subscription: Subscription, look: Look, worker: WorkerStatus | None
     """Return one of STATES. `worker` is the report of the apply worker; None if there is none."""
     if not subscription.enabled:
         return "disabled"
-    if look.read_only:  # no worker could report what is wrong
-        return "waiting to retry"
     if look.launcher_pid is None:
         return "no launcher"
     if _silence(look, worker) is not None:
@@ -112,13 +109,7 @@ def _find(
         if error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", hint)
         return
-    if look.read_only:
-        yield Problem(
-            READ_ONLY,
-            "the target takes no writes",
-            "It is a standby, or default_transaction_read_only is on. Workers resume when it takes writes.",
-        )
-    elif state == "no launcher":
+    if state == "no launcher":
         yield Problem(NO_LAUNCHER, "no launcher is running", "Start one with: subscriber run --target DSN")
     elif (silence := _silence(look, worker)) is not None:
         yield Problem(
@@ -137,7 +128,7 @@ def _find(
         )
     if state == "stopped":
         yield Problem(STOPPED, error or "the worker has stopped", hint)
-    elif (error is not None or state == "waiting to retry") and not look.read_only:
+    elif error is not None or state == "waiting to retry":
         yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
     if publisher.slot_exists is False and subscription.slot_name is not None:
         yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')

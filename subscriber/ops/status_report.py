@@ -117,7 +117,6 @@ class Look:
     relations: Mapping[int, Sequence[RelationState]]  # by subid
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
-    read_only: bool = False  # the target takes no writes
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
     conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
     launcher_age: float | None = None  # seconds since the launcher has renewed its lease; None: not known
@@ -152,8 +151,6 @@ def assess(
         retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
     error, hint = (worker.error, worker.error_hint) if worker else (None, None)
     problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent.lost)
-    if problems and problems[0].kind == status_problems.READ_ONLY:  # what the worker could still write is older
-        error, hint = problems[0].message, problems[0].hint
     return SubscriptionStatus(
         name=subscription.name,
         state=state,

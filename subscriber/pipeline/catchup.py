@@ -63,6 +63,7 @@ _ONE_BY_ONE = {
     "trigger": "a trigger that fires for replicated changes",
     "rule": "a rule",
     "function": "a function in a constraint, a default or an index",
+    "schema": "an owner without USAGE on its schema, or on that of a type",
 }
 _LEFT = """
 SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace

@@ -47,7 +47,6 @@ SETTINGS = {
     "extra_float_digits": "3",
     "bytea_output": "hex",
     "timezone": "UTC",
-    "search_path": "",
     "row_security": "off",
     **NO_TIMEOUTS,
 }

@@ -39,13 +39,10 @@ SOURCE_SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
     "extra_float_digits": "3",
-    "search_path": "",
-    "standard_conforming_strings": "on",
     **NO_TIMEOUTS,
 }
 # What table synchronization sets; a commit need not wait for the disk, as the state that tells of it will.
 TARGET_SETTINGS = {
-    "search_path": "",
     "row_security": "off",
     "synchronous_commit": "off",
     **NO_TIMEOUTS,

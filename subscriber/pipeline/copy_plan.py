@@ -203,7 +203,7 @@ class _Planner:
             raise found
         published, parts = found.table, found.parts
         mapping = await self._target.map(as_relation(published))
-        role = self._target.acting.role([mapping.local])
+        role = self._target.acting.role([mapping.local]).name
         if len(parts) > 1 and await self._has_rows(mapping):
             # What is there stays there, so the copy must be able to take itself back: one transaction.
             parts = [whole(table.namespace, table.name, parts)]

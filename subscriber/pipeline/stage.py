@@ -38,7 +38,7 @@ SCHEMA = "subscriber"
 CHUNK = 256 * 1024  # bytes given to COPY at once
 # Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
 TRANSIENT = ("08", "40", "53", "57")
-SETTINGS = {"session_replication_role": "replica", "search_path": "", "row_security": "off", **NO_TIMEOUTS}
+SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
 
 _CHANGED = "s.kind = 'u'"
 _NEW = "s.kind = 'i'"

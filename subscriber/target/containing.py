@@ -45,7 +45,8 @@ class Containing:
 
     def guard(self, local: LocalRelation, mode: str, note: object) -> None:
         """Queue the lock and the comparison, in the transaction that is going to touch the table."""
-        self._acting.become([local], note)
+        if local.schema not in local.closed_schemas:  # else the owner could not name it
+            self._acting.become([local], note)
         self._pipeline.execute(shapes.lock(local, mode), note=note)
         self._acting.step_back(note)
         self._shapes.check(local, self._acting.owner, note)

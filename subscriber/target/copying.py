@@ -49,7 +49,7 @@ async def begin(target: PostgresTarget, schema: str, name: str) -> LocalRelation
 async def copy_as(target: PostgresTarget, mapping: RelationMapping) -> None:
     """Act as the table's owner, or whoever it is; what comes next is the COPY, on the session itself."""
     role = target.acting.role([mapping.local])
-    await target.pipeline.session.query(f"SET LOCAL ROLE {quote(role) if role != NOBODY else NOBODY}")
+    await target.pipeline.session.query(f"SET LOCAL ROLE {quote(role.name) if role != NOBODY else NOBODY.name}")
 
 
 async def end(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 
 from subscriber.apply.context import error_context
-from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
+from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleMapping, SubscriberError
 from subscriber.target import shapes
 from subscriber.target.acting import Acting
@@ -38,6 +39,8 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
         return StaleMapping(error.message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
         error = _row_security(error, note.mapping, acting)
+        if note.mapping.local.closed_schemas and error.hint is None:
+            error.hint = _open_schemas(note.mapping.local, acting)
     if pipeline.session.error is None:
         add_context(error, note, origin)
     return error
@@ -62,6 +65,13 @@ def add_context(error: SubscriberError, note: Note, origin: str) -> None:
         error.context.clear()  # names the parameter, and shows its value if the server is so configured
     relation = note.mapping.label if note.mapping is not None else None
     error.context.append(error_context(origin, note.message, relation, column, note.transaction))
+
+
+def _open_schemas(local: LocalRelation, acting: Acting) -> str:
+    """Where the role that changes are applied as may not use a schema, the session's own role has to."""
+    role = sql_identifier(acting.name([local]))
+    schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
+    return f"GRANT USAGE ON SCHEMA {schemas} TO {role};"
 
 
 def _row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:

@@ -21,7 +21,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMa
 from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.connection.settings import NO_JIT, NO_TIMEOUTS, known
+from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import wire
@@ -44,8 +44,6 @@ from subscriber.target.statements import NEW, OLD, Plan
 # What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
 SETTINGS = {
     "session_replication_role": "replica",
-    "search_path": "",
-    "default_transaction_isolation": "read committed",  # others would fail where the executor waits
     "row_security": "off",  # an error instead of rows silently left out
     "enable_seqscan": "off",  # the built-in worker always uses the identity's index, however small the table
     "enable_indexscan": "on",
@@ -54,7 +52,7 @@ SETTINGS = {
     "enable_nestloop": "on",  # without it a batch reads a whole index
     "max_parallel_workers_per_gather": "0",  # the built-in worker looks for a row without help
     "plan_cache_mode": "force_generic_plan",  # every value of a key is searched for in the same way
-    **NO_JIT,
+    **ALWAYS,
     **NO_TIMEOUTS,
 }
 
@@ -109,7 +107,7 @@ class PostgresTarget:
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
-        values = known(SETTINGS, self.pipeline.session.server_version // 10000)
+        values = known(SETTINGS, self.pipeline.session.server_version)
         if not self.means.replica_role or self.means.by_function:
             del values["session_replication_role"]
         values["synchronous_commit"] = synchronous_commit
@@ -123,6 +121,7 @@ class PostgresTarget:
         await self.pipeline.settle()
 
     async def map(self, remote: Relation) -> RelationMapping:
+        self.acting.step_back(Note("RELATION"))
         local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.terms)
         self._fresh.add(local.oid)
         return map_relation(remote, local)
@@ -285,6 +284,7 @@ class PostgresTarget:
             self.containing.begin(mapping)
             self.has_run_foreign_code = True
         self.acting.become([mapping.local for mapping in mappings], note)
+        await self.acting.name_tables([mapping.local for mapping in mappings], "TRUNCATE", note)
         sql = statements.truncate(mappings, restart_identity=truncate.restart_identity)
         self.pipeline.execute(sql, note=note)
         if foreign:

@@ -41,6 +41,31 @@ _EQUALITY = """
   ORDER BY oc.opcintype = base.oid DESC, oc.opcmethod LIMIT 1)
 """
 
+# Names are looked up with the rights of the role that changes are applied as, if one is given or the table's owner.
+# The built-in worker knows tables and types by their OIDs.
+_CLOSED_SCHEMAS = """
+(SELECT pg_catalog.json_agg(n.nspname ORDER BY n.nspname) FROM pg_catalog.pg_namespace n
+  WHERE OWNER <> ''
+    AND (n.oid = rel.relnamespace
+         OR n.oid IN (SELECT t.typnamespace FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid))
+    AND NOT pg_catalog.has_schema_privilege(
+              coalesce($6::pg_catalog.name, pg_catalog.pg_get_userbyid(rel.relowner)), n.oid, 'USAGE'))
+"""
+
+# Whether a row that is there may be left as it is by what a statement fires.
+_SUPPRESSED = """
+EXISTS (
+    SELECT FROM pg_catalog.pg_trigger t
+     WHERE t.tgenabled IN ('A', CASE WHEN $5::pg_catalog.bool THEN 'R' ELSE 'O' END)
+       AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0
+       AND (t.tgrelid = rel.oid
+            OR rel.relkind = 'p' AND t.tgrelid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(rel.oid) p)))
+OR EXISTS (
+    SELECT FROM pg_catalog.pg_rewrite r
+     WHERE r.ev_class = rel.oid AND r.ev_type IN ('2', '4')
+       AND r.ev_enabled IN ('A', CASE WHEN $5::pg_catalog.bool THEN 'R' ELSE 'O' END))
+"""
+
 # The columns of the index that identifies a row: the one REPLICA IDENTITY names, else the primary key.
 _IDENTITY = """
 (SELECT pg_catalog.json_agg(a.attname ORDER BY k.place)
@@ -50,6 +75,15 @@ _IDENTITY = """
         pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
    JOIN pg_catalog.pg_attribute a ON a.attrelid = RELATION AND a.attnum = k.attnum
   WHERE k.place <= i.indnkeyatts)
+"""
+
+# The columns of a primary key that is checked at the end of a transaction only: until then two rows can have it.
+_DEFERRABLE_KEY = """
+(SELECT pg_catalog.json_agg(a.attname ORDER BY k.place)
+   FROM pg_catalog.pg_index i, pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place)
+   JOIN pg_catalog.pg_attribute a ON a.attnum = k.attnum
+  WHERE i.indrelid = rel.oid AND i.indisprimary AND NOT i.indimmediate AND a.attrelid = rel.oid
+    AND k.place <= i.indnkeyatts)
 """
 
 # numeric, date and time types whose modifier rounds (a domain may have one): cast to the column's type.
@@ -75,6 +109,7 @@ pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
 # Why changes of a table must be applied one after another. User-defined functions may look at anything.
 _ONE_BY_ONE = """
 CASE WHEN rel.relkind = 'p' THEN 'partitioned'
+     WHEN closed_schemas.names IS NOT NULL THEN 'schema'
      WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A'))
      THEN 'trigger'
      WHEN rel.relhasrules THEN 'rule'
@@ -144,7 +179,8 @@ domains (attnum, typid) AS (
    WHERE a.attrelid = rel.oid AND a.attnum > 0 AND NOT a.attisdropped
   UNION ALL
   SELECT d.attnum, t.typbasetype FROM domains d JOIN pg_catalog.pg_type t ON t.oid = d.typid WHERE t.typtype = 'd'),
-other_unique AS ({_OTHER_UNIQUE})
+other_unique AS ({_OTHER_UNIQUE}),
+closed_schemas AS (SELECT {_CLOSED_SCHEMAS} AS names FROM rel)
 SELECT pg_catalog.json_build_object(
   'oid', rel.oid, 'kind', rel.relkind, 'may_set_role', rel.may_set_role,
   'owner', pg_catalog.pg_get_userbyid(rel.relowner), 'safety', safety.found,
@@ -161,7 +197,7 @@ SELECT pg_catalog.json_build_object(
       JOIN domains d ON d.attnum = a.attnum
       JOIN pg_catalog.pg_type base ON base.oid = d.typid AND base.typtype <> 'd'
      WHERE a.attrelid = rel.oid),
-  'identity', {_IDENTITY.replace("RELATION", "rel.oid")},
+  'identity', {_IDENTITY.replace("RELATION", "rel.oid")}, 'deferrable_key', {_DEFERRABLE_KEY},
   'partitions', CASE rel.relkind WHEN 'p' THEN (
     SELECT pg_catalog.json_agg(pg_catalog.json_build_array(
              ln.nspname || '.' || l.relname, pg_catalog.pg_get_partition_constraintdef(l.oid),
@@ -171,12 +207,10 @@ SELECT pg_catalog.json_build_object(
       FROM pg_catalog.pg_partition_tree(rel.oid) p
       JOIN pg_catalog.pg_class l ON l.oid = p.relid JOIN pg_catalog.pg_namespace ln ON ln.oid = l.relnamespace
      WHERE p.isleaf AND p.relid <> rel.oid) END,
-  'suppressed', EXISTS (
-    SELECT FROM pg_catalog.pg_trigger t
-     WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A') AND t.tgtype & 3 = 3 AND t.tgtype & 24 <> 0),
+  'suppressed', {_SUPPRESSED}, 'closed_schemas', closed_schemas.names,
   'one_by_one', {_ONE_BY_ONE}, 'other_unique', EXISTS (SELECT FROM other_unique),
   'unique_columns', {_UNIQUE_COLUMNS}, 'bare', {_BARE})
-  FROM rel, safety, code_of
+  FROM rel, safety, code_of, closed_schemas
 """
 
 _TRUSTED = "ARRAY(SELECT pg_catalog.json_array_elements_text($4::pg_catalog.json))"
@@ -244,8 +278,10 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         owner=str(found["owner"]),
         columns=tuple(_column(column) for column in columns),
         identity=tuple(identity),
+        deferrable_key=tuple(_list(found["deferrable_key"])),
         shape=str(found["shape"]),
         row_may_be_suppressed=bool(found["suppressed"]),
+        closed_schemas=tuple(_list(found["closed_schemas"])),
         may_set_role=bool(found["may_set_role"]),
         partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
         one_by_one=None if found["one_by_one"] is None else str(found["one_by_one"]),

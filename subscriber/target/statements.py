@@ -314,7 +314,7 @@ def where_searched(build: Builder, row: int) -> str:
 
 def require_search(mapping: RelationMapping) -> None:
     if mapping.unsearchable is not None:
-        raise MappingError(mapping.unsearchable)
+        raise MappingError(mapping.unsearchable.message, hint=mapping.unsearchable.hint)
 
 
 def truncate(mappings: Sequence[RelationMapping], *, restart_identity: bool) -> str:

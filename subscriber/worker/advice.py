@@ -23,8 +23,7 @@ REFUSALS = {
 _LATER = {
     "55006": "Somebody else reads from the slot: the walsender of a connection that the publisher has not missed yet, "
     "and then it goes on by itself; or another subscriber, and then one of the two needs a slot of its own.",
-    "25006": "The target is a standby, or default_transaction_read_only is on. It goes on by itself once the target "
-    "takes writes.",
+    "25006": "The target is a standby. It goes on by itself once the target takes writes.",
     "53100": "Make room on the target. It goes on by itself.",
 }
 

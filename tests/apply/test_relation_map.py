@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from subscriber.apply.relation_map import LocalRelation, Plans, RelationMap, map_relation
@@ -113,7 +115,25 @@ def test_which_row_is_meant(
     published: Relation, table: LocalRelation, search: tuple[int, ...] | None, unsearchable: str | None
 ) -> None:
     mapping = map_relation(published, table)
-    assert (mapping.search, mapping.unsearchable) == (search, unsearchable)
+    assert mapping.search == search
+    assert (mapping.unsearchable and mapping.unsearchable.message) == unsearchable
+
+
+def test_what_to_do_about_a_row_that_cannot_be_found() -> None:
+    deferrable = replace(local("a", "b"), deferrable_key=("a", "b"))
+    found = map_relation(remote("a*", "b"), deferrable).unsearchable
+    assert found is not None
+    assert found.message.startswith('the primary key of logical replication target relation "s.t" is DEFERRABLE')
+    assert found.hint == (
+        'On the target: CREATE UNIQUE INDEX "t_identity" ON "s"."t" ("a", "b");'
+        ' ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX "t_identity";'
+    )
+    found = map_relation(remote("a*", "b"), local("a", "b")).unsearchable
+    assert found is not None
+    assert found.hint == 'On the target: ALTER TABLE "s"."t" ADD PRIMARY KEY ("a");'
+    found = map_relation(remote("a*", "b"), local("a", "b", identity=("b",))).unsearchable
+    assert found is not None
+    assert found.hint.startswith('The target finds rows by ("b"), the publisher sends ("a").')
 
 
 def test_a_relation_message_replaces_everything() -> None:

@@ -155,7 +155,7 @@ async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Da
     connection = await connect(source_db.dsn())
     major = connection.get_server_version().major
     connection.terminate()
-    database, timeouts = f"ALTER DATABASE {source_db.name}", known(NO_TIMEOUTS, major)
+    database, timeouts = f"ALTER DATABASE {source_db.name}", known(NO_TIMEOUTS, major * 10000)
     await source_db.execute(f"{database} SET search_path = evil, pg_catalog", f"{database} SET jit = on")
     await source_db.execute(*(f"{database} SET {name} = '1min'" for name in timeouts))
     dsn = source_db.dsn(options="-c jit=on")

@@ -201,30 +201,6 @@ async def test_a_table_dropped_on_the_target(pair: Pair) -> None:
     await pair.assert_same("SELECT id FROM t")
 
 
-async def test_a_target_that_takes_no_writes(target_of_its_own: Pair) -> None:
-    pair = target_of_its_own
-    await pair.both(TABLE)
-    await pair.subscribe("FOR TABLE t", disable_on_error=True)
-    await pair.target.execute(
-        "ALTER DATABASE postgres SET default_transaction_read_only = on",
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'subscriber%'",
-    )
-    await pair.source.execute("INSERT INTO t VALUES (1)")
-    await pair.fails(
-        "(ERROR|WARNING):  cannot execute [A-Z ]+ in a read-only transaction\n(.*\n)*?.*HINT:  The target is a standby"
-    )
-    status = await status_of(pair.target)
-    assert (status.state, status.error, status.is_wrong) == ("waiting to retry", "the target takes no writes", True)
-    async with pair.target.connection() as connection:
-        await connection.execute("SET default_transaction_read_only = off")
-        await connection.execute("ALTER DATABASE postgres RESET default_transaction_read_only")
-    await pair.caught_up()
-    await pair.assert_same("SELECT id FROM t")
-    with anyio.fail_after(5):  # the worker reports once a second
-        while (await status_of(pair.target)).is_wrong:
-            await anyio.sleep(0.1)
-
-
 async def test_a_target_whose_disk_is_full(target_of_its_own: Pair) -> None:
     """The table's file is /dev/full, where the kernel finds no space for what is written."""
     pair = target_of_its_own

@@ -73,6 +73,18 @@ async def test_identities_that_do_not_fit(pair: Pair) -> None:
     assert await pair.rows("SELECT * FROM other") == []
 
 
+async def test_a_primary_key_that_is_deferrable(pair: Pair) -> None:
+    await pair.source.execute("CREATE TABLE t (a int PRIMARY KEY, b int)", "INSERT INTO t VALUES (1, 1), (2, 2)")
+    await pair.target.execute("CREATE TABLE t (a int PRIMARY KEY DEFERRABLE, b int)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute("UPDATE t SET b = 3 WHERE a = 1")
+    said = await pair.fails('the primary key of [^\n]*"public.t" is DEFERRABLE(.*\n)*?.*HINT:  On the target: .*;')
+    await pair.target.execute(*said.rpartition("On the target: ")[2].rstrip(";").split(";"))
+    await pair.caught_up()
+    await pair.change("UPDATE t SET a = 5 WHERE a = 1", "DELETE FROM t WHERE a = 2")
+    await pair.assert_same("SELECT * FROM t")
+
+
 async def test_a_view_cannot_be_a_target(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (a int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")

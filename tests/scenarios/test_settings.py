@@ -33,6 +33,22 @@ async def set_for_database(database: Database, **settings: object) -> None:
     )
 
 
+async def test_a_database_that_is_read_only_for_others(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v int)")
+    await pair.source.execute("INSERT INTO t VALUES (1, 0)")
+    await pair.subscriber.stop()
+    await set_for_database(pair.target, default_transaction_read_only="on")
+    pair.subscriber.start()
+    await pair.subscribe("FOR TABLE t", two_phase=True, streaming="parallel")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.change("INSERT INTO t SELECT i, i FROM generate_series(2, 100) i")
+    assert await pair.rows("SELECT count(*) FROM t") == [(100,)]
+    assert not pair.subscriber.log.has("ERROR|WARNING|FATAL")
+    async with pair.target.connection() as connection:
+        await connection.execute("SET default_transaction_read_only = off")
+        await connection.execute(f"ALTER DATABASE {pair.target.name} RESET default_transaction_read_only")
+
+
 async def test_timeouts_of_the_targets_database_end_nothing(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v int)")
     await pair.source.execute("INSERT INTO t VALUES (1, 0)")

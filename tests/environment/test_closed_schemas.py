@@ -1,0 +1,141 @@
+"""The owner of a table may not use the table's schema, or that of a type: PostgreSQL's own worker knows both by OID."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from subscriber.ops.servers import Server
+from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+
+TYPES = (
+    "CREATE SCHEMA app",
+    "CREATE SCHEMA ext",
+    "CREATE TYPE ext.mood AS ENUM ('sad', 'ok', 'happy')",
+    "CREATE DOMAIN ext.amount AS numeric(8,2)",
+    "CREATE TYPE ext.pair AS (a int, b text)",
+)
+COLUMNS = "id ext.amount PRIMARY KEY, feels ext.mood, held ext.pair, more ext.mood[], plain text"
+TABLES = (
+    f"CREATE TABLE app.keyed ({COLUMNS})",
+    f"CREATE TABLE app.bare ({COLUMNS.replace(' PRIMARY KEY', '')})",
+    f"CREATE TABLE app.parted ({COLUMNS}) PARTITION BY RANGE (id)",
+    "CREATE TABLE app.low PARTITION OF app.parted FOR VALUES FROM (MINVALUE) TO (50)",
+    "CREATE TABLE app.high PARTITION OF app.parted FOR VALUES FROM (50) TO (MAXVALUE)",
+)
+NAMES = ("keyed", "bare", "parted", "low", "high")
+FOLLOWED = ("keyed", "bare", "parted")
+WITNESS = (
+    "CREATE FUNCTION app.witness() RETURNS trigger LANGUAGE plpgsql AS"
+    " $$ BEGIN NEW.plain := current_user; RETURN NEW; END $$",
+    "ALTER FUNCTION app.witness() OWNER TO closed_owner",
+    "CREATE TRIGGER witness BEFORE INSERT OR UPDATE ON app.keyed FOR EACH ROW EXECUTE FUNCTION app.witness()",
+    "ALTER TABLE app.keyed ENABLE ALWAYS TRIGGER witness",
+)
+ROW = "i, 'sad', ROW(i, 'x')::ext.pair, ARRAY['ok', NULL]::ext.mood[], 'text'"
+CHANGES = (
+    *(f"INSERT INTO app.{name} SELECT {ROW} FROM generate_series(21, 60) i" for name in FOLLOWED),
+    *(f"INSERT INTO app.{name} SELECT {ROW} FROM generate_series(61, 62) i" for name in FOLLOWED),
+    *(f"UPDATE app.{name} SET feels = 'happy', held = ROW(0, NULL)::ext.pair WHERE id < 45" for name in FOLLOWED),
+    *(f"UPDATE app.{name} SET id = id + 100 WHERE id IN (7, 8)" for name in FOLLOWED),
+    *(f"DELETE FROM app.{name} WHERE id IN (9, 30, 51)" for name in FOLLOWED),
+)
+
+
+@dataclass
+class Stage:
+    source: Database
+    native: Database
+    ours: Database
+    subscriber: Subscriber
+
+    async def on_targets(self, *statements: str) -> None:
+        for database in (self.native, self.ours):
+            await database.execute(*statements)
+
+    async def caught_up(self) -> None:
+        for name in ("native", "ours"):
+            await self.source.wait_for_catchup(name)
+
+    async def compare(self) -> None:
+        await self.caught_up()
+        for name in FOLLOWED:
+            query = f"SELECT t::text FROM app.{name} t ORDER BY 1"
+            assert await self.ours.rows(query) == await self.native.rows(query), name
+
+
+@pytest.fixture
+async def stage(publisher: Server, target: Server) -> AsyncIterator[Stage]:
+    async with (
+        fresh_database(publisher) as source,
+        fresh_database(target) as native,
+        fresh_database(target) as ours,
+    ):
+        await source.execute(*TYPES, *TABLES, "ALTER TABLE app.bare REPLICA IDENTITY FULL")
+        await source.execute(
+            *(f"INSERT INTO app.{name} SELECT {ROW} FROM generate_series(1, 20) i" for name in FOLLOWED)
+        )
+        await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)")
+        await ours.execute("CREATE ROLE closed_owner")
+        async with running_subscriber(ours) as subscriber:
+            stage = Stage(source, native, ours, subscriber)
+            await stage.on_targets(*TYPES, *TABLES)
+            await stage.on_targets(*(f"ALTER TABLE app.{name} OWNER TO closed_owner" for name in NAMES))
+            await stage.on_targets("GRANT USAGE ON SCHEMA app, ext TO closed_owner")
+            try:
+                yield stage
+            finally:
+                await subscriber.execute("DROP SUBSCRIPTION IF EXISTS ours")
+                await native.execute("DROP SUBSCRIPTION native")
+                await stage.on_targets("DROP OWNED BY closed_owner CASCADE")
+                await ours.execute("DROP ROLE closed_owner")
+
+
+async def subscribed(stage: Stage, closed: str, **options: object) -> None:
+    """Both have copied, which the owner needs USAGE for; then the schemas are closed, and both begin anew."""
+    await stage.native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{stage.source.dsn()}' PUBLICATION p")
+    await stage.subscriber.create(stage.source, "p", "ours", **options)
+    await asyncio.gather(
+        stage.native.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'", 0),
+        stage.subscriber.wait_for_ready(stage.source, "ours"),
+    )
+    await stage.native.execute("ALTER SUBSCRIPTION native DISABLE")
+    await stage.subscriber.execute("ALTER SUBSCRIPTION ours DISABLE")
+    await stage.on_targets(f"REVOKE USAGE ON SCHEMA {closed} FROM closed_owner")
+    await stage.native.execute("ALTER SUBSCRIPTION native ENABLE")
+    await stage.subscriber.execute("ALTER SUBSCRIPTION ours ENABLE")
+
+
+@pytest.mark.parametrize("closed", ["app", "ext", "app, ext"])
+async def test_changes_arrive_as_with_postgresqls_own_worker(stage: Stage, closed: str) -> None:
+    await subscribed(stage, closed)
+    await stage.source.execute(*CHANGES)
+    await stage.compare()
+    await stage.on_targets("ANALYZE")  # after which the server parses by itself what it has kept
+    await stage.source.execute("UPDATE app.keyed SET feels = 'ok'", "TRUNCATE app.bare, app.parted")
+    await stage.source.execute(f"INSERT INTO app.bare SELECT {ROW} FROM generate_series(1, 3) i")
+    await stage.compare()
+    assert not stage.subscriber.log.has("ERROR|WARNING")
+
+
+async def test_code_of_the_owner_runs_as_the_owner(stage: Stage) -> None:
+    """In a superuser's session, which trusts it: any other has no more than the owner, who may not use the schemas."""
+    await stage.on_targets(*WITNESS)
+    await subscribed(stage, "app, ext", trusted_owners="'closed_owner'")
+    await stage.source.execute(*CHANGES)
+    await stage.compare()
+    assert await stage.ours.value("SELECT count(*) FROM app.keyed WHERE plain = 'closed_owner'") > 40
+    assert not stage.subscriber.log.has("ERROR|WARNING")
+
+
+async def test_a_privilege_is_asked_for_although_another_role_truncates(stage: Stage) -> None:
+    await subscribed(stage, "app")
+    await stage.on_targets("REVOKE TRUNCATE ON app.bare FROM closed_owner")
+    await stage.source.execute("TRUNCATE app.bare")
+    await stage.subscriber.log.wait_for('ERROR:  permission denied for table "app.bare"')
+    await stage.on_targets("GRANT TRUNCATE ON app.bare TO closed_owner")
+    await stage.compare()
