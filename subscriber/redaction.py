@@ -79,8 +79,9 @@ _IN_CONNINFO = _compile(
 
 # The literals of a statement. One with anything else behind its closing quote was closed by a quote of a password.
 _LITERAL = re.compile(r"'(?:[^'\\]|''|\\.)*+'(?![^\s;,)])|(\$\w*\$).*?\1(?![^\s;,)])|(?P<open>'|\$\w*\$).*", re.DOTALL)
+_HIDES_LETTERS = re.compile(r"\\[0-9xuU]")  # an escape of a character that could be written as it is
 _CUT_OFF = re.compile(rf"{_KEY}\s*'\Z", re.IGNORECASE)
-_CONNECTION = re.compile(r"\bconnection\s*[en]?\Z", re.IGNORECASE)
+_CONNECTION = re.compile(r"\bconnection\s*(?:[en]|u&)?\Z", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
@@ -130,6 +131,9 @@ class RedactedStatement:
 
 def _in_literal(literal: re.Match[str]) -> list[Span]:
     start = literal.start()
+    before = literal.string[max(0, start - 2) : start].lower()
+    if before == "u&" or (before.endswith("e") and _HIDES_LETTERS.search(literal[0])):
+        return [(start + 1, literal.end() - 1)]  # escapes may spell the keyword
     return [(start + a, start + b) for a, b in _find(_IN_CONNINFO, literal[0].rstrip("'$"))]
 
 

@@ -15,11 +15,21 @@ Pure: text in, dataclasses out. What an option may be is said in options.py. Sou
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
-from subscriber.catalog.tokens import RESERVED, Kind, StatementSyntaxError, Token, is_name, syntax_error, tokenize
+from subscriber.catalog.tokens import (
+    RESERVED,
+    Kind,
+    StatementSyntaxError,
+    Token,
+    is_name,
+    syntax_error,
+    tokenize,
+    words,
+)
 from subscriber.errors import StatementError
 
 
@@ -104,6 +114,39 @@ class DropSubscription:
     cascade: bool = False  # accepted, and without effect: nothing depends on a subscription
 
 
+# Words that stand for a type whose name is another one, or that the grammar qualifies: the value of an option is read
+# as a type. Source: SimpleTypename in gram.y.
+_TYPES = {
+    "bigint": "int8",
+    "bit": "bit",
+    "boolean": "bool",
+    "char": "bpchar",
+    "character": "bpchar",
+    "dec": "numeric",
+    "decimal": "numeric",
+    "float": "float8",
+    "int": "int4",
+    "integer": "int4",
+    "interval": "interval",
+    "json": "json",
+    "national": "bpchar",
+    "nchar": "bpchar",
+    "numeric": "numeric",
+    "real": "float4",
+    "smallint": "int2",
+    "time": "time",
+    "timestamp": "timestamp",
+    "varchar": "varchar",
+}
+
+# Words that the grammar has for functions and expressions, and which name no type: col_name_keyword in gram.y.
+_FUNCTIONS = words(
+    "between coalesce exists extract greatest grouping inout json_array json_arrayagg json_exists json_object"
+    " json_objectagg json_query json_scalar json_serialize json_table json_value least merge_action normalize nullif"
+    " out overlay position precision row substring treat trim values xmlattributes xmlconcat xmlelement xmlexists"
+    " xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable"
+)
+
 Statement: TypeAlias = (
     CreateSubscription
     | AlterConnection
@@ -128,17 +171,22 @@ def parse(sql: str) -> list[Statement]:
 
 
 class _Parser:
-    def __init__(self, tokens: list[Token]) -> None:
+    def __init__(self, tokens: Iterator[Token]) -> None:
+        """A wrong token is an error once it is looked at, so an earlier syntax error is told instead."""
         self._tokens = tokens
-        self._at = 0
+        self._ahead: list[Token] = []  # looked at, and not taken
 
-    def _peek(self) -> Token:
-        return self._tokens[self._at]
+    def _peek(self, further: int = 0) -> Token:
+        while len(self._ahead) <= further:
+            if self._ahead and self._ahead[-1].kind is Kind.END:
+                return self._ahead[-1]
+            self._ahead.append(next(self._tokens))
+        return self._ahead[further]
 
     def _take(self) -> Token:
         token = self._peek()
         if token.kind is not Kind.END:
-            self._at += 1
+            self._ahead.pop(0)
         return token
 
     def _is(self, *words: str) -> bool:
@@ -203,10 +251,10 @@ class _Parser:
 
     def _drop(self) -> DropSubscription:
         # IF is no reserved word: a subscription may be called so, unless EXISTS follows.
-        following = self._tokens[min(self._at + 1, len(self._tokens) - 1)]
-        if_exists = self._is("if") and following.kind is Kind.WORD and following.text == "exists"
+        if_exists = self._is("if") and self._peek(1).kind is Kind.WORD and self._peek(1).text == "exists"
         if if_exists:
-            self._at += 2
+            self._take()
+            self._take()
         return DropSubscription(self._name(), if_exists, self._accept("cascade", "restrict") == "cascade")
 
     def _alter(self) -> Statement:
@@ -287,6 +335,10 @@ class _Parser:
                 return token.text
             case Kind.WORD | Kind.IDENTIFIER:
                 # PostgreSQL reads a type's name here, so it may be qualified.
+                if token.kind is Kind.WORD and token.text in _TYPES:
+                    return f"pg_catalog.{_TYPES[token.text]}"
+                if token.kind is Kind.WORD and token.text in _FUNCTIONS:
+                    raise syntax_error(token)
                 text = token.text
                 while self._accept("."):
                     text += f".{self._name()}"

@@ -7,6 +7,7 @@ conforming. Source: src/backend/parser/scan.l.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -16,12 +17,12 @@ from subscriber.redaction import RedactedStatement
 NAMEDATALEN = 64  # bytes with the terminator
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
 # Words that cannot be a name without quotes: parser/kwlist.h of PostgreSQL 18.
-RESERVED = _words(
+RESERVED = words(
     "all analyse analyze and any array as asc asymmetric both case cast check collate column constraint create"
     " current_catalog current_date current_role current_time current_timestamp current_user default deferrable desc"
     " distinct do else end except false fetch for foreign from grant group having in initially intersect into lateral"
@@ -29,7 +30,7 @@ RESERVED = _words(
     " select session_user some symmetric system_user table then to trailing true union unique user using variadic"
     " when where window with"
 )
-TYPE_OR_FUNCTION = _words(
+TYPE_OR_FUNCTION = words(
     "authorization binary collation concurrently cross current_schema freeze full ilike inner is isnull join left"
     " like natural notnull outer overlaps right similar tablesample verbose"
 )
@@ -91,8 +92,15 @@ def is_name(token: Token) -> bool:
 
 _BLANK = re.compile(r"(?:[ \t\n\r\f\v]|--[^\n\r]*)+")
 _WORD = re.compile(r"[A-Za-z_\x80-\U0010FFFF][A-Za-z0-9_$\x80-\U0010FFFF]*")
-_NUMBER = re.compile(r"(?:\d+(?:_\d+)*(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?")
-_JUNK = re.compile(r"[A-Za-z_\x80-\U0010FFFF]+")
+_RADIX = re.compile(r"0(?:[xX](?:_?[0-9A-Fa-f])+|[oO](?:_?[0-7])+|[bB](?:_?[01])+)")
+_NO_DIGITS = re.compile(r"0(?P<radix>[xXoObB])_?(?![A-Za-z0-9_$\x80-\U0010FFFF])")
+_RADIX_NAMES = {"x": "hexadecimal", "o": "octal", "b": "binary"}
+_DIGITS = r"\d+(?:_\d+)*"
+_NUMBER = re.compile(rf"(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-]?{_DIGITS})?")
+_PARAMETER = re.compile(r"\$\d+")
+_JUNK = _WORD
+_QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_NO_ESCAPE = "0123456789abcdefABCDEF+'\" \t\n\r\f\v"  # what cannot stand for the backslash of a Unicode escape
 _DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\x80-\U0010FFFF][A-Za-z0-9_\x80-\U0010FFFF]*)?\$")
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+|[,()\[\].;:]")
 # A string literal goes on in the next one only if a line ends between them.
@@ -101,14 +109,22 @@ _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|U
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
-def tokenize(sql: str) -> list[Token]:
-    """All tokens, an END last. Raises StatementSyntaxError with PostgreSQL's message (42601; 22021 if not UTF-8)."""
+def tokenize(sql: str) -> Iterator[Token]:
+    """One token after the other, an END last.
+
+    Raises StatementSyntaxError with PostgreSQL's message, where the wrong token is asked for (42601), but at once for
+    a text that is not UTF-8 (22021).
+    """
     _utf8(sql)
-    scanner = _Scanner(sql)
-    tokens: list[Token] = []
-    while not tokens or tokens[-1].kind is not Kind.END:
-        tokens.append(scanner.next())
-    return tokens
+    return _tokens(_Scanner(sql))
+
+
+def _tokens(scanner: _Scanner) -> Iterator[Token]:
+    while True:
+        token = scanner.next()
+        yield token
+        if token.kind is Kind.END:
+            return
 
 
 def _utf8(text: str) -> str:
@@ -151,34 +167,88 @@ class _Scanner:
         following = sql[at + 1 : at + 2]
         if lead in "eE" and following == "'":
             return self._token(Kind.STRING, self._string(at + 1, escapes=True))
-        if lead in "nN" and following == "'":
-            return self._token(Kind.STRING, self._string(at + 1, escapes=False))
+        if lead in "nN" and following == "'":  # the name of a type, and a string behind it
+            self._at = at + 1
+            return Token(Kind.WORD, "nchar", lead, at)
         if lead in "bBxX" and following == "'":
             raise syntax_error(self._token(Kind.SYMBOL, self._string(at + 1, escapes=False)))  # a bit string
         if lead in "uU" and following == "&" and sql[at + 2 : at + 3] in ("'", '"'):
-            raise StatementSyntaxError(
-                "strings and identifiers with Unicode escapes (U&) are not supported",
-                at,
-                hint="Write the characters themselves, or use an escape string constant (E'\\u00e4').",
-                sqlstate="0A000",
-            )
+            return self._unicode(at)
         if match := _DOLLAR_QUOTE.match(sql, at):
             return self._dollar_quoted(match[0])
         return self._plain(at)
+
+    def _unicode(self, at: int) -> Token:
+        """A string or an identifier with Unicode escapes, and the UESCAPE that may follow."""
+        if self._sql[at + 2] == "'":
+            kind, (text, self._at) = Kind.STRING, self._string(at + 2, escapes=False)
+        else:
+            kind, (text, self._at) = Kind.IDENTIFIER, self._quoted(at, at + 2)
+        end, escape = self._at, "\\"
+        following = self._next_or_error()
+        if isinstance(following, Token) and (following.kind, following.text) == (Kind.WORD, "uescape"):
+            character = self.next()
+            if character.kind is not Kind.STRING:
+                source = character.source
+                where = f'at or near "{source}"' if source else "at end of input"
+                message = f"UESCAPE must be followed by a simple string literal {where}"
+                raise StatementSyntaxError(message, character.position)
+            if len(character.text) != 1 or character.text in _NO_ESCAPE:
+                message = f'invalid Unicode escape character at or near "{character.source}"'
+                raise StatementSyntaxError(message, character.position)
+            end, escape = self._at, character.text
+        self._at = end
+        text = self._unescape_unicode(text, escape, at)
+        if kind is Kind.IDENTIFIER:
+            text = truncate_identifier(text)
+        return Token(kind, text, self._shown(at, end), at)
+
+    def _next_or_error(self) -> Token | StatementSyntaxError:
+        """What follows: an error of it counts once it is needed."""
+        try:
+            return self.next()
+        except StatementSyntaxError as error:
+            return error
+
+    def _unescape_unicode(self, text: str, escape: str, at: int) -> str:
+        """Escapes of four digits, and of a plus sign and six; of a surrogate pair both halves."""
+        mark = re.escape(escape)
+        pattern = rf"{mark}{mark}|{mark}([0-9A-Fa-f]{{4}})|{mark}\+([0-9A-Fa-f]{{6}})|({mark})|."
+        found: list[str] = []
+        first = ""  # half of a pair
+        for match in re.finditer(pattern, text, re.DOTALL):
+            short, long, wrong = match.groups()
+            place = at + 3 + match.start()  # a doubled quote before it counts once, as in PostgreSQL
+            if wrong:
+                hint = "Unicode escapes must be \\XXXX or \\+XXXXXX."
+                raise StatementSyntaxError("invalid Unicode escape", place, hint=hint)
+            code = int(short or long, 16) if short or long else -1
+            if code == 0 or code > 0x10FFFF:
+                raise StatementSyntaxError("invalid Unicode escape value", place)
+            if bool(first) != (0xDC00 <= code < 0xE000):
+                raise StatementSyntaxError("invalid Unicode surrogate pair", place)
+            if 0xD800 <= code < 0xDC00:
+                first = chr(code)
+            elif code >= 0:
+                found.append((first + chr(code)).encode("utf-16", "surrogatepass").decode("utf-16"))
+                first = ""
+            else:
+                found.append(escape if len(match[0]) == 2 else match[0])
+        if first:
+            raise StatementSyntaxError("invalid Unicode surrogate pair", at + 3 + len(text))
+        return "".join(found)
 
     def _plain(self, at: int) -> Token:
         """A word, a number or a symbol."""
         if match := _WORD.match(self._sql, at):
             self._at = match.end()
             return Token(Kind.WORD, truncate_identifier(fold(match[0])), self._shown(at, self._at), at)
-        if match := _NUMBER.match(self._sql, at):
+        if match := _PARAMETER.match(self._sql, at):
             self._at = match.end()
-            if junk := _JUNK.match(self._sql, self._at):
-                source = self._shown(at, junk.end())
-                raise StatementSyntaxError(f'trailing junk after numeric literal at or near "{source}"', at)
-            text = match[0].replace("_", "")
-            whole = text.isdecimal() and int(text) < 1 << 31
-            return Token(Kind.INTEGER if whole else Kind.FLOAT, text, self._shown(at, self._at), at)
+            self._refuse_junk("parameter", at)
+            return Token(Kind.SYMBOL, match[0], match[0], at)
+        if self._sql[at] in "0123456789." and (number := self._number(at)):
+            return number
         match = _OPERATOR.match(self._sql, at)
         source = match[0] if match else self._sql[at]
         # Neither a comment nor a sign may end up inside an operator: "=-1" is two tokens, "=" and "-1".
@@ -186,6 +256,31 @@ class _Scanner:
             source = "="
         self._at = at + len(source)
         return Token(Kind.SYMBOL, source, self._shown(at, self._at), at)
+
+    def _number(self, at: int) -> Token | None:
+        match = _RADIX.match(self._sql, at)
+        if match is None and (wrong := _NO_DIGITS.match(self._sql, at)):
+            radix = _RADIX_NAMES[wrong["radix"].lower()]
+            source = self._shown(at, wrong.end())
+            raise StatementSyntaxError(f'invalid {radix} integer at or near "{source}"', at)
+        match = match or _NUMBER.match(self._sql, at)
+        if match is None:
+            return None
+        self._at = match.end()
+        self._refuse_junk("numeric literal", at)
+        text = match[0].replace("_", "")
+        try:
+            number = int(text) if text.isdecimal() else int(text, 0)
+        except ValueError:
+            number = 1 << 31
+        if number < 1 << 31:
+            return Token(Kind.INTEGER, str(number), self._shown(at, self._at), at)
+        return Token(Kind.FLOAT, match[0], self._shown(at, self._at), at)
+
+    def _refuse_junk(self, what: str, at: int) -> None:
+        if junk := _JUNK.match(self._sql, self._at):
+            source = self._shown(at, junk.end())
+            raise StatementSyntaxError(f'trailing junk after {what} at or near "{source}"', at)
 
     def _token(self, kind: Kind, text_and_end: tuple[str, int]) -> Token:
         at = self._at
@@ -245,13 +340,18 @@ class _Scanner:
         return _utf8(text)
 
     def _identifier(self, at: int) -> Token:
-        match = re.compile(r'"((?:[^"]|"")*)"').match(self._sql, at)
+        text, self._at = self._quoted(at, at)
+        return Token(Kind.IDENTIFIER, truncate_identifier(text), self._shown(at, self._at), at)
+
+    def _quoted(self, at: int, opening: int) -> tuple[str, int]:
+        """The identifier whose first quote is at `opening`, and the position after it; the token begins at `at`."""
+        match = _QUOTED.match(self._sql, opening)
         if match is None:
             raise self._unterminated("quoted identifier", at)
         if not match[1]:
-            raise StatementSyntaxError('zero-length delimited identifier at or near """"', at)
-        self._at = match.end()
-        return Token(Kind.IDENTIFIER, truncate_identifier(match[1].replace('""', '"')), self._shown(at, self._at), at)
+            source = self._sql[at : match.end()]
+            raise StatementSyntaxError(f'zero-length delimited identifier at or near "{source}"', at)
+        return match[1].replace('""', '"'), match.end()
 
     def _dollar_quoted(self, tag: str) -> Token:
         start = self._at

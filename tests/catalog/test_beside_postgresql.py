@@ -126,6 +126,114 @@ SCRIPTS = [
         "ALTER SUBSCRIPTION s CONNECTION b'1'",
         *[f"ALTER SUBSCRIPTION s CONNECTION E'{text}'" for text in (r"\x00", r"a\xff", r"\xe4b", r"\303\x41")],
     ],
+    [
+        MADE,
+        *[
+            f"DROP SUBSCRIPTION {name}"
+            for name in (
+                r'U&"\0074bl"',
+                r'U&"d!0061t\+000061" UESCAPE \'!\'',
+                r'U&"\d83d\de00"',
+                r'U&"\d83d"',
+                r'U&"\00"',
+                r'U&"a\\b"',
+                r'U&"\+110000"',
+                'U&""',
+                'U&"a',
+                "U&'a'",
+                r'U&"a" UESCAPE',
+                r'U&"a" UESCAPE x',
+                r"U&\"a\" UESCAPE '+'",
+                r"U&\"a\" UESCAPE 'ab'",
+                'U&"a" \'open',
+                "$1",
+                "$1x",
+                "$12 s",
+                "0x1",
+                "0o7",
+                "0b1",
+                "0x",
+                "0b2",
+                "0x1g",
+                "1_0",
+                "1_",
+                "nchar",
+                "N'x'",
+                "n",
+                "s 'open",
+                's t "open',
+                "time",
+                "dec",
+            )
+        ],
+        *[
+            f"ALTER SUBSCRIPTION s CONNECTION {text}"
+            for text in (
+                "N'dbname=x'",
+                r"U&'dbname=\0061'",
+                r"U&'dbname=!0061' UESCAPE '!'",
+                r"U&'\zzzz'",
+                r"U&'a' 'b'",
+                "U&'a",
+                "$1",
+                "foo 'open",
+            )
+        ],
+        *[
+            f"ALTER SUBSCRIPTION s SET ({option})"
+            for option in (
+                "binary = N'true'",
+                "binary = n",
+                r"binary = U&'tru\0065'",
+                "binary = 0x1",
+                "binary = 0b0",
+                "binary = 0o1",
+                "binary = 0x2",
+                "binary = 0x1FFFFFFFFF",
+                "streaming = 0x1",
+                "streaming = 1_0",
+                "binary = int",
+                "binary = char",
+                *[
+                    f"slot_name = {word}"
+                    for word in (
+                        "time",
+                        "dec",
+                        "bit",
+                        "int",
+                        "integer",
+                        "bigint",
+                        "float",
+                        "real",
+                        "boolean",
+                        "interval",
+                        "timestamp",
+                        "nchar",
+                        "varchar",
+                        "text",
+                        "json",
+                        "double",
+                        "xml",
+                        "values",
+                        "coalesce",
+                        "row",
+                        "0x1F",
+                        "1_000",
+                        "1.5",
+                        '"time"',
+                        "Time",
+                    )
+                ],
+                "slot_name = s",
+                "binary = $1",
+                "binary = -0x1",
+                "binary = + 1",
+            )
+        ],
+        "ALTER SUBSCRIPTION s foo 'open",
+        "ALTER SUBSCRIPTION s SET (binary = 1x, y = 'open)",
+        "CREATE SUBSCRIPTION t CONNECTION 'a' PUBLICATION p WITH 'open",
+    ],
 ]
 
 
@@ -169,7 +277,7 @@ async def by_us(connection: asyncpg.Connection, sql: str) -> list[Said]:
     return said
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=["create", "alter", "syntax"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=["create", "alter", "syntax", "lexer"])
 async def test_the_same_is_said(database: asyncpg.Connection, script: list[str]) -> None:
     if database.get_server_version().major != 18:
         pytest.skip("messages are those of PostgreSQL 18")

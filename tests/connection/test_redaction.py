@@ -147,6 +147,8 @@ QUOTES: list[tuple[Callable[[str], str], str]] = [
     (literal, ""),
     ("'{}'".format, "'\\"),
     ("E'{}'".format, "'\\"),
+    ("U&'{}'".format, "'\\"),
+    ("N'{}'".format, "'"),
     ("$${}$$".format, "$"),
     ("'{}'x".format, ""),  # closed by a quote of the password
     (UNCLOSED, ""),
@@ -162,6 +164,11 @@ def test_a_statement_hides_any_password(quoting: tuple[Callable[[str], str], str
     assume(not (quote == UNCLOSED and re.search(r"'[\s;]", password)))  # as good a statement as any
     statement = f"CREATE SUBSCRIPTION s CONNECTION {quote(written.format(password))} PUBLICATIN p"
     assert MARK not in str(RedactedStatement(statement))
+
+
+@pytest.mark.parametrize("conninfo", [r"E'\160assword={}'", r"U&'\0070assword={}'", "U&'!0070assword={}' UESCAPE '!'"])
+def test_escapes_do_not_hide_that_it_is_a_password(conninfo: str) -> None:
+    assert MARK not in str(RedactedStatement(f"CREATE SUBSCRIPTION s CONNECTION {conninfo.format(MARK)} PUBLICATIN p"))
 
 
 # --- positions ------------------------------------------------------------------------------------
