@@ -30,6 +30,7 @@ from typing import Any, Literal
 import anyio
 
 from subscriber.consumer.callbacks import Consumer, drive, takes_blocks
+from subscriber.consumer.opening import check_choice
 from subscriber.consumer.rows import Missing
 from subscriber.consumer.spooled import Spooled
 from subscriber.consumer.stream import MEMORY, Stream
@@ -294,6 +295,7 @@ class FakePublisher:
         parallel: bool = False,
     ) -> AsyncIterator[Stream]:
         """Like subscriber.stream(). It ends when what is written by now was handed out, unless it is to `follow`."""
+        check_choice("in_progress", in_progress, "spool", "blocks")
         until = until or (None if follow else self.position)
         blocks = in_progress == "blocks"
         opened = Stream(

@@ -29,7 +29,7 @@ from typing import Literal
 import anyio
 
 from subscriber.consumer.changes import Delete, Insert, Message, Truncate, Update
-from subscriber.consumer.opening import open_stream
+from subscriber.consumer.opening import names, only_local, open_stream
 from subscriber.consumer.stream import MEMORY, STOP_TIMEOUT, Stream
 from subscriber.consumer.transaction import Kind, Transaction
 from subscriber.lsn import Lsn
@@ -142,11 +142,11 @@ async def consume(
     The options are those of stream(), which raises the same.
     """
     options = StreamOptions(
-        tuple(publications),
+        names(publications),
         binary=binary,
         streaming="parallel",
         two_phase=_has(consumer, "prepare"),
-        origin=origin if origin == "none" else None,
+        origin=only_local(origin),
         messages=_has(consumer, "message") or _has(consumer, "stream_message"),
     )
     async with open_stream(

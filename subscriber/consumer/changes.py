@@ -53,7 +53,17 @@ class RowChange:
         self.subxid = subxid
 
 
-class Insert(RowChange):
+class _Copied:
+    """The way to a copy, or through pickle, of what is compiled."""
+
+    __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        change: Any = self
+        return type(change), (change.relation, change.old, change.new, change.subxid)
+
+
+class Insert(_Copied, RowChange):
     """A new row: `new`."""
 
     __slots__ = ()
@@ -71,7 +81,7 @@ class Insert(RowChange):
         return f"<Insert into {self.relation}>"
 
 
-class Update(RowChange):
+class Update(_Copied, RowChange):
     """A row before, as much of it as was sent, and after.
 
     `old` is the whole row under REPLICA IDENTITY FULL, the key's columns if one of them changed, and None
@@ -93,7 +103,7 @@ class Update(RowChange):
         return f"<Update of {self.relation}>"
 
 
-class Delete(RowChange):
+class Delete(_Copied, RowChange):
     """A row that is gone: `old` is its key, or all of it under REPLICA IDENTITY FULL."""
 
     __slots__ = ()
@@ -232,6 +242,8 @@ def row_change(
             if kind == _D:
                 return Delete(relation, Row(relation, frame, pos, len(frame), key_only=not whole), None, subxid)
             end = skip_columns(frame, pos, ncols)
+            if end > len(frame):
+                raise IndexError
             old = Row(relation, frame, pos, end, key_only=not whole)
             marker, ncols = _next_row(frame, end)
             if marker == _NEW:

@@ -148,7 +148,7 @@ class Frames:
         while self._at < len(chunk):
             frame = chunk[self._at]
             self._at += 1
-            if frame[0] == XLOG_DATA and len(frame) > LETTER:
+            if len(frame) > LETTER and frame[0] == XLOG_DATA:
                 self._link.between = False
                 return frame
             self._other(frame, between=between)

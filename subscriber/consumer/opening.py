@@ -68,15 +68,18 @@ async def stream(
     Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
     drops the connection at once.
 
-    Raises ConninfoError, ConnectionLost, ServerError, and PublisherError for what is not there or too old. Later
+    Raises TypeError and ValueError for arguments that mean nothing; ConninfoError, ConnectionLost, ServerError, and
+    PublisherError for what is not there or too old. Later
     losses of the connection are got over; what cannot be is raised where the next transaction or change is awaited.
     """
+    check_choice("streaming", streaming, "off", "on", "parallel")
+    check_choice("in_progress", in_progress, "spool", "blocks")
     options = StreamOptions(
-        tuple(publications),
+        names(publications),
         binary=binary,
         streaming=streaming,
         two_phase=two_phase,
-        origin=origin if origin == "none" else None,
+        origin=only_local(origin),
         messages=messages,
     )
     async with open_stream(
@@ -117,6 +120,7 @@ async def open_stream(
     stop_timeout: float,
 ) -> AsyncIterator[Stream]:
     """What stream() and consume() share. `hold`: see Stream."""
+    check_choice("create", create, "never", "missing", "replace")
     found = await SlotSource.open(
         source,
         slot,
@@ -138,3 +142,23 @@ async def open_stream(
         stop_timeout=stop_timeout,
     ) as opened:
         yield opened
+
+
+def names(publications: Sequence[str]) -> tuple[str, ...]:
+    """The publications of a call. Raises TypeError for one string, whose letters would be taken for names."""
+    if isinstance(publications, str | bytes):
+        raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")
+    return tuple(publications)
+
+
+def only_local(origin: str) -> Literal["none"] | None:
+    """The origin as the publisher is asked. Raises ValueError."""
+    check_choice("origin", origin, "any", "none")
+    return "none" if origin == "none" else None
+
+
+def check_choice(name: str, value: str, *choices: str) -> None:
+    """Raise ValueError for an argument that is none of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} is {value!r}, and must be one of {allowed}")

@@ -77,6 +77,8 @@ class Relation:
         self.columns = tuple([Column(column, types) for column in described.columns])
         self.key = tuple([column.name for column in self.columns if column.is_key])
         self.by_name = {column.name: number for number, column in enumerate(self.columns)}
+        if len(self.by_name) < len(self.columns):
+            raise ProtocolError(f"{self} is described with several columns of one name")
         # How its rows are read: the row of NULLs, and each column.
         self.plan = (
             dict.fromkeys(self.by_name),
@@ -158,6 +160,10 @@ class Row(RowData, Mapping[str, Any]):
     """
 
     __slots__ = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy has bytes of its own, and not those of the whole message."""
+        return _copied, (self.relation, self._data[self._start : self._end], self._key_only, self._older)
 
     def __getitem__(self, name: str) -> Any:
         number = self.relation.by_name[name]
@@ -264,6 +270,10 @@ class Row(RowData, Mapping[str, Any]):
             raise _damaged(self.relation)
         self._cut = cut
         return cut
+
+
+def _copied(relation: Relation, data: bytes, key_only: bool, older: Row | None) -> Row:
+    return Row(relation, data, 0, len(data), key_only=key_only, older=older)
 
 
 def _damaged(relation: Relation) -> ProtocolError:

@@ -105,5 +105,7 @@ as_size(PyObject *object, Py_ssize_t *value)
     if (!PyLong_CheckExact(object))
         return 0;
     *value = PyLong_AsSsize_t(object);
+    if (*value == -1)
+        PyErr_Clear(); /* it does not fit */
     return *value >= 0;
 }

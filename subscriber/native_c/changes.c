@@ -280,6 +280,8 @@ make_row(Making *making, PyObject *data, const byte *start, const byte *end, int
     return (PyObject *) row;
 }
 
+#define LAST_LETTER 0xFF /* where a message begins at the latest, behind its envelope */
+
 /* The change in `data`, or NULL when it is none, is damaged or of a table that is not known; or with an error. */
 static PyObject *
 make_change(Making *making, PyObject *data)
@@ -363,7 +365,7 @@ changes_take_changes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     PyObject  *kinds;
 
     if (nargs != 7 || !PyList_CheckExact(args[0]) || !as_size(args[1], &at) || !PyDict_CheckExact(args[2]) ||
-        !PyList_CheckExact(args[3]) || !as_size(args[4], &making.letter) || !PyTuple_CheckExact(args[6]) ||
+        !PyList_CheckExact(args[3]) || !as_size(args[4], &making.letter) || making.letter > LAST_LETTER || !PyTuple_CheckExact(args[6]) ||
         PyTuple_GET_SIZE(args[6]) != 4)
         return defer("changes_take_changes", args, nargs);
     kinds = args[6];

@@ -175,8 +175,9 @@ read_places(PyObject *given, Py_ssize_t **places)
         PyObject *place = PyList_GET_ITEM(given, i);
 
         (*places)[i] = PyLong_CheckExact(place) ? PyLong_AsSsize_t(place) : 0;
-        if ((*places)[i] >= 0 || (*places)[i] < -4 * 0xFFFF)
+        if ((*places)[i] >= 0 || (*places)[i] < -4 * 0xFFFF || PyErr_Occurred())
             number = -1;
+        PyErr_Clear(); /* it does not fit */
     }
     return *places != NULL ? number : -1;
 }

@@ -25,7 +25,7 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.table_hook import TableHook, bind
-from subscriber.consumer.opening import stream
+from subscriber.consumer.opening import names, stream
 from subscriber.consumer.stream import Stream
 from subscriber.errors import PublisherError, SlotLost
 from subscriber.lsn import Lsn
@@ -66,6 +66,7 @@ async def mirror(
     HookError for hooks that do not fit, ApplyError for what the target refuses. Start it again when that is mended:
     nothing is lost, nothing comes twice.
     """
+    publications = names(publications)
     async with SqlTarget.open(target, slot, hooks) as there:
         position = await _position(source, slot, publications, there, create_tables=create_tables)
         tell = on_position or (lambda _: None)

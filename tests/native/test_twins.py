@@ -436,6 +436,17 @@ def test_wrong_arguments_are_errors_and_no_crash(name: str, arguments: list[obje
         outcome(function, *arguments)
 
 
+@pytest.mark.parametrize("number", [2**70, -(2**70), 2**63 - 1, 2**63])
+def test_numbers_that_do_not_fit_are_left_to_the_reference(number: int) -> None:
+    kinds = (Insert, Update, Delete, Row)
+    both("changes_take_changes", [b"I" * 40], 0, {}, [], number, False, kinds)
+    both("changes_take_changes", [b"I" * 40], number, {}, [], 0, False, kinds)
+    both("joining_columns", [[b"t\0\0\0\1x"]], [number], 0x74)
+    both("joining_columns", [[b"t\0\0\0\1x"]], [-1, number, -1], 0x74)
+    both("tuples_split_columns", b"t\0\0\0\1x", 0, number)
+    both("tuples_split_columns", b"t\0\0\0\1x", number, 1)
+
+
 def test_what_runs_is_the_twin() -> None:
     for name, found in (("tuples_split_columns", tuples.split_columns), ("text_values_integer", text_values.integer)):
         assert found is getattr(native.module, name)
