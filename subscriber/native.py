@@ -11,10 +11,11 @@ of native_c/ is not used: `make venv` builds it again.
 
 from __future__ import annotations
 
+import copyreg
 import importlib
 import os
 from pathlib import Path
-from types import ModuleType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, TypeVar
 from zlib import crc32
 
@@ -22,6 +23,7 @@ T = TypeVar("T")
 
 SOURCE = Path(__file__).with_name("native_c")
 
+_names: dict[int, str] = {}  # of twins, by their identity
 references: dict[str, Any] = {}  # the Python functions and classes by their names in C
 
 
@@ -58,4 +60,16 @@ def compiled(reference: T, name: str | None = None) -> T:
         return reference
     module.refer(name, reference)
     twin: T = getattr(module, name)
+    if not isinstance(twin, type | BuiltinFunctionType):  # one that reads values: tables refer to it
+        _names[id(twin)] = name
+        copyreg.pickle(type(twin), _by_name)
     return twin
+
+
+def _by_name(twin: object) -> tuple[Any, ...]:
+    """What pickle keeps of a twin, which is one for each process."""
+    return _found, (_names[id(twin)],)
+
+
+def _found(name: str) -> Any:
+    return references[name] if module is None else getattr(module, name)
