@@ -33,6 +33,10 @@ _numeric = struct.Struct(">hhHH").unpack_from
 _interval = struct.Struct(">qii").unpack
 _timetz = struct.Struct(">qi").unpack
 _tid = struct.Struct(">IH").unpack
+_uint16 = struct.Struct(">H").unpack
+_snapshot = struct.Struct(">iqq").unpack_from
+_SNAPSHOT_SIZE = struct.calcsize(">iqq")
+_WEIGHTS = ("", "C", "B", "A")  # of a position in a tsvector
 
 boolean: Decode = compiled(b"\1".__eq__, "binary_values_boolean")
 
@@ -136,10 +140,58 @@ def bits(value: bytes) -> asyncpg.BitString:
     return asyncpg.BitString.frombytes(value[4:], _int32(value[:4])[0])
 
 
-def jsonb(value: bytes) -> str:
+def versioned(value: bytes) -> str:
+    """A jsonb or a jsonpath: its text behind a number."""
     if value[0] != 1:
-        raise ValueError("a version of jsonb that is not known")
+        raise ValueError("a version of the type that is not known")
     return value[1:].decode("utf-8", "surrogateescape")
+
+
+def macaddr(value: bytes) -> str:
+    return value.hex(":")
+
+
+def snapshot(value: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """How many transactions are in progress; xmin, xmax, and them."""
+    count, least, most = _snapshot(value)
+    return least, most, struct.unpack_from(f">{count}q", value, _SNAPSHOT_SIZE)
+
+
+def hstore(value: bytes) -> str:
+    """The pairs as hstore_out() writes them."""
+    (count,), pos, pairs = _int32(value[:4]), 4, []
+    for _ in range(count):
+        words = []
+        for _ in range(2):
+            (length,) = _int32(value[pos : pos + 4])
+            pos += 4
+            if length < 0:
+                words.append("NULL")
+                continue
+            word = value[pos : pos + length].decode("utf-8", "surrogateescape")
+            pos += length
+            words.append('"' + word.replace("\\", "\\\\").replace('"', '\\"') + '"')
+        pairs.append("=>".join(words))
+    return ", ".join(pairs)
+
+
+def tsvector(value: bytes) -> str:
+    """The lexemes with positions and weights, as tsvectorout() writes them."""
+    (count,), pos, lexemes = _int32(value[:4]), 4, []
+    for _ in range(count):
+        end = value.index(b"\0", pos)
+        lexeme = _lexeme(value[pos:end])
+        (number,) = _uint16(value[end + 1 : end + 3])
+        pos = end + 3 + 2 * number
+        places = struct.unpack_from(f">{number}H", value, end + 3)
+        shown = ",".join([f"{place & 0x3FFF}{_WEIGHTS[place >> 14]}" for place in places])
+        lexemes.append(f"{lexeme}:{shown}" if shown else lexeme)
+    return " ".join(lexemes)
+
+
+def _lexeme(value: bytes) -> str:
+    written = value.decode("utf-8", "surrogateescape")
+    return "'" + written.replace("\\", "\\\\").replace("'", "''") + "'"
 
 
 def tid(value: bytes) -> tuple[int, int]:

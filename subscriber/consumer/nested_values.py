@@ -21,12 +21,15 @@ _int32_at = struct.Struct(">i").unpack_from
 
 _EMPTY, _LOWER_INC, _UPPER_INC, _LOWER_INF, _UPPER_INF = 0x01, 0x02, 0x04, 0x08, 0x10
 
+# Quantifiers are possessive: to go back takes up to 130 times the memory of the value.
 # One element: quoted (with backslashes), or everything up to a delimiter or brace.
-_QUOTED = rb'"((?:[^"\\]|\\.)*)"'
-_UNESCAPE = re.compile(rb"\\(.)", re.DOTALL)
-# In a row and in a range a quote inside quotes may be doubled.
-_FIELD = re.compile(rb'((?:"(?:[^"\\]|\\.|"")*"|\\.|[^,()\[\]"\\])*)', re.DOTALL)
-_UNESCAPE_FIELD = re.compile(rb'""|\\(.)', re.DOTALL)
+_QUOTED = rb'"((?:[^"\\]++|\\.)*+)"'
+# In a row and in a range a quote inside quotes is doubled. Brackets have a meaning in ranges only.
+_QUOTED_FIELD = rb'"(?:[^"\\]++|\\.|"")*+"'
+_FIELD = re.compile(rb'%s|[^,()"\\]*+' % _QUOTED_FIELD, re.DOTALL)
+_BOUND = re.compile(rb'%s|[^,()\[\]"\\]*+' % _QUOTED_FIELD, re.DOTALL)
+_QUOTE = ord('"')
+_BEHIND = (b",", b")", b"]")
 
 
 class ArrayFromText:
@@ -35,7 +38,7 @@ class ArrayFromText:
     def __init__(self, element: Decode, delimiter: str = ",") -> None:
         self._element = element
         self._token = re.compile(
-            rb'[{}%s]|%s|[^{}%s"]+' % ((mark := re.escape(delimiter.encode())), _QUOTED, mark), re.DOTALL
+            rb'[{}%s]|%s|[^{}%s"]++' % ((mark := re.escape(delimiter.encode())), _QUOTED, mark), re.DOTALL
         )
         self._delimiter = delimiter.encode()
 
@@ -44,6 +47,10 @@ class ArrayFromText:
         open_lists = [outer]
         start = value.find(b"=") + 1 if value.startswith(b"[") else 0
         for token in self._token.finditer(value, start):
+            quoted, end = token.span(1)
+            if quoted >= 0:
+                open_lists[-1].append(self._element(_unescaped(value, quoted, end)))
+                continue
             written = token[0]
             if written == b"{":
                 inner: list[Any] = []
@@ -51,8 +58,6 @@ class ArrayFromText:
                 open_lists.append(inner)
             elif written == b"}":
                 open_lists.pop()
-            elif token[1] is not None:
-                open_lists[-1].append(self._element(_UNESCAPE.sub(rb"\1", token[1])))
             elif written != self._delimiter:
                 open_lists[-1].append(None if written == b"NULL" else self._element(written))
         (array,) = outer
@@ -103,17 +108,14 @@ class CompositeFromText:
         self._attributes = attributes
 
     def __call__(self, value: bytes) -> dict[str, Any]:
-        fields: list[bytes] = []
-        pos = 1
-        while pos < len(value):
-            field = _FIELD.match(value, pos)
-            assert field is not None  # it matches the empty string, too
-            fields.append(field[1])
-            pos = field.end() + 1
-        return {
-            name: decode(_unquoted(field)) if field else None
-            for (name, decode), field in zip(self._attributes, fields, strict=True)
-        }
+        found: dict[str, Any] = {}
+        end = 0
+        for name, decode in self._attributes:
+            start, end = _span(_FIELD, value, end + 1)
+            found[name] = decode(_unquoted(value, start, end)) if start < end else None
+        if end + 1 != len(value) and self._attributes:
+            raise ValueError("the type has other attributes than the publisher's catalog says")
+        return found
 
 
 class CompositeFromBinary:
@@ -131,14 +133,37 @@ class CompositeFromBinary:
         return found
 
 
-def _unquoted(field: bytes) -> bytes:
-    """The output functions quote a field as a whole or not at all."""
-    return _UNESCAPE_FIELD.sub(_unescape, field[1:-1]) if field.startswith(b'"') else field
+def _span(pattern: re.Pattern[bytes], value: bytes, pos: int) -> tuple[int, int]:
+    """Where a field that starts at `pos` begins and ends. Raises ValueError if something else is behind it."""
+    found = pattern.match(value, pos)
+    if found is None or value[found.end() : found.end() + 1] not in _BEHIND:
+        raise ValueError("a field that does not end")
+    return found.span()
 
 
-def _unescape(found: re.Match[bytes]) -> bytes:
-    escaped: bytes | None = found[1]
-    return b'"' if escaped is None else escaped
+# These two cut the part out themselves, one step after the other: a caller's argument would stay in memory meanwhile.
+
+
+def _unquoted(value: bytes, start: int, end: int) -> bytes:
+    """A field. The output functions quote it as a whole or not at all, and double quotes and backslashes."""
+    if value[start] != _QUOTE:
+        return value[start:end]
+    return _unescaped(value, start + 1, end - 1, doubled=True)
+
+
+def _unescaped(value: bytes, start: int, end: int, *, doubled: bool = False) -> bytes:
+    """Without the backslashes before other characters. A value has no NUL, which stands for those that stay.
+
+    `doubled`: a quote is written twice.
+    """
+    part = value[start:end]
+    if doubled:
+        part = part.replace(b'""', b'"')
+    if b"\\" in part:
+        part = part.replace(b"\\\\", b"\0")
+        part = part.replace(b"\\", b"")
+        part = part.replace(b"\0", b"\\")
+    return part
 
 
 class RangeFromText:
@@ -152,14 +177,14 @@ class RangeFromText:
         """The range that starts at `pos`, and the position after it."""
         if value.startswith(b"empty", pos):
             return asyncpg.Range(empty=True), pos + 5
-        lower = _FIELD.match(value, pos + 1)
-        assert lower is not None
-        upper = _FIELD.match(value, lower.end() + 1)
-        assert upper is not None
-        end = upper.end() + 1
+        start, comma = _span(_BOUND, value, pos + 1)
+        lower = self._bound(_unquoted(value, start, comma)) if start < comma else None
+        start, end = _span(_BOUND, value, comma + 1)
+        upper = self._bound(_unquoted(value, start, end)) if start < end else None
+        end += 1
         found = asyncpg.Range(
-            self._bound(_unquoted(lower[1])) if lower[1] else None,
-            self._bound(_unquoted(upper[1])) if upper[1] else None,
+            lower,
+            upper,
             lower_inc=value[pos : pos + 1] == b"[",
             upper_inc=value[end - 1 : end] == b"]",
         )

@@ -148,7 +148,7 @@ class SlotSource:
             self._publisher.session.abort()
 
     async def _connect(self) -> Publisher:
-        return await Publisher.connect(self._conninfo, application_name=self._name)
+        return await Publisher.connect(self._conninfo, application_name=self._name, timezone="UTC")
 
     def _check_version(self) -> None:
         for option, since in _SINCE:

@@ -49,6 +49,24 @@ def numeric(value: bytes) -> Decimal:
     return Decimal(value.decode())
 
 
+def char(value: bytes) -> bytes:
+    """The one byte: those beyond ASCII are written in octal, and zero is nothing."""
+    if len(value) == 4 and value.startswith(b"\\"):
+        return bytes([int(value[1:], 8)])
+    return value or b"\0"
+
+
+def vector(value: bytes) -> list[int]:
+    """An oidvector or int2vector, which is written without braces."""
+    return [int(number) for number in value.split()]
+
+
+def snapshot(value: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """xmin, xmax, and the transactions in progress between them."""
+    least, most, between = value.split(b":")
+    return int(least), int(most), tuple([int(xid) for xid in between.split(b",") if xid])
+
+
 def bytea(value: bytes) -> bytes:
     """Both settings of bytea_output."""
     if value.startswith(b"\\x"):

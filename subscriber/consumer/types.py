@@ -10,7 +10,7 @@ The objects are those asyncpg gives, except for composites, which are dictionari
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from subscriber.consumer import binary_values as binary
@@ -58,16 +58,18 @@ def _as_text(name: str) -> Type:
 _BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
     16: (Type("boolean", text.boolean, binary.boolean), 1000),
     17: (Type("bytea", text.bytea, _same), 1001),
-    18: (Type('"char"', _same, _same), 1002),
+    18: (Type('"char"', text.char, _same), 1002),
     19: (_as_text("name"), 1003),
     20: (Type("bigint", text.integer, binary.integer), 1016),
     21: (Type("smallint", text.integer, binary.integer), 1005),
+    22: (Type("int2vector", text.vector, nested.ArrayFromBinary(binary.integer)), 1006),
     23: (Type("integer", text.integer, binary.integer), 1007),
     25: (_as_text("text"), 1009),
     26: (Type("oid", text.integer, binary.unsigned), 1028),
     27: (Type("tid", text.tid, binary.tid), 1010),
     28: (Type("xid", text.integer, binary.unsigned), 1011),
     29: (Type("cid", text.integer, binary.unsigned), 1012),
+    30: (Type("oidvector", text.vector, nested.ArrayFromBinary(binary.unsigned)), 1013),
     114: (_as_text("json"), 199),
     142: (_as_text("xml"), 143),
     600: (Type("point", text.point, binary.point), 1017),
@@ -79,6 +81,9 @@ _BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
     700: (Type("real", text.float4, binary.float4), 1021),
     701: (Type("double precision", text.float8, binary.float8), 1022),
     718: (Type("circle", text.circle, binary.circle), 719),
+    774: (Type("macaddr8", text.text, binary.macaddr), 775),
+    790: (Type("money", text.text, _same), 791),  # in cents, or what the publisher's lc_monetary has
+    829: (Type("macaddr", text.text, binary.macaddr), 1040),
     869: (Type("inet", text.inet, binary.inet), 1041),
     1042: (_as_text("character"), 1014),
     1043: (_as_text("character varying"), 1015),
@@ -91,11 +96,34 @@ _BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
     1560: (Type("bit", text.bits, binary.bits), 1561),
     1562: (Type("bit varying", text.bits, binary.bits), 1563),
     1700: (Type("numeric", text.numeric, binary.numeric), 1231),
+    1790: (_as_text("refcursor"), 2201),
     2950: (Type("uuid", text.an_uuid, binary.an_uuid), 2951),
+    2970: (Type("txid_snapshot", text.snapshot, binary.snapshot), 2949),
     3220: (Type("pg_lsn", text.lsn, binary.lsn), 3221),
-    3802: (Type("jsonb", text.text, binary.jsonb), 3807),
+    3614: (Type("tsvector", text.text, binary.tsvector), 3643),
+    3802: (Type("jsonb", text.text, binary.versioned), 3807),
+    4072: (Type("jsonpath", text.text, binary.versioned), 4073),
+    5038: (Type("pg_snapshot", text.snapshot, binary.snapshot), 5039),
     5069: (Type("xid8", text.integer, binary.unsigned), 271),
 }
+# Names of objects. In binary they come as OIDs, which mean nothing elsewhere.
+_NAMES = {
+    24: ("regproc", 1008),
+    2202: ("regprocedure", 2207),
+    2203: ("regoper", 2208),
+    2204: ("regoperator", 2209),
+    2205: ("regclass", 2210),
+    2206: ("regtype", 2211),
+    3734: ("regconfig", 3735),
+    3769: ("regdictionary", 3770),
+    4089: ("regnamespace", 4090),
+    4096: ("regrole", 4097),
+    4191: ("regcollation", 4192),
+}
+_BUILT_IN |= {oid: (Type(name, text.text, binary.unsigned), array) for oid, (name, array) in _NAMES.items()}
+# Types of PostgreSQL's own extensions, by their names without the schema, as everybody installs them elsewhere.
+_OF_EXTENSIONS: dict[str, Decode] = {"citext": text.text, "hstore": binary.hstore}
+_DEEPEST = 50  # types within a type; a deeper one, or one within itself, stays what it comes as
 _BOX = 603  # whose array has another delimiter
 
 
@@ -171,22 +199,38 @@ class Types:
     def add(self, rows: Iterable[TypeRow]) -> None:
         """Learn types with all they are made of; the order does not matter."""
         described = {row.oid: row for row in rows}
+        begun: set[int] = set()
 
-        def learn(oid: int) -> Type:
-            if oid not in self._known and oid in described:
-                row = described[oid]
-                self._known[oid] = _built(row, {part: learn(part) for part in row.needs}, described)
+        def learn(oid: int, within: int) -> Type:
+            row = described.get(oid)
+            if row is not None and oid not in self._known and oid not in begun and within < _DEEPEST:
+                begun.add(oid)
+                inner = _base(row, described)
+                parts = {part: learn(part, within + 1) for part in inner.needs}
+                self._known[oid] = replace(_built(inner, parts, described), name=row.name)
                 self._looked_up.add(oid)
             return self.get(oid)
 
         for oid in described:
-            learn(oid)
+            learn(oid, 0)
 
     def give_up(self, oids: Iterable[int]) -> None:
         """The catalog does not know them any more: they stay what they come as."""
         for oid in self.unknown(oids):
             self._known[oid] = self.get(oid)
             self._looked_up.add(oid)
+
+
+def _base(row: TypeRow, described: dict[int, TypeRow]) -> TypeRow:
+    """Of a domain on a domain the innermost one; any other type itself."""
+    seen: set[int] = set()
+    while row.kind == "d" and row.oid not in seen:
+        seen.add(row.oid)
+        inner = described.get(row.part)
+        if inner is None or inner.kind != "d":
+            break
+        row = inner
+    return row
 
 
 def _built(row: TypeRow, parts: dict[int, Type], described: dict[int, TypeRow]) -> Type:
@@ -210,5 +254,6 @@ def _built(row: TypeRow, parts: dict[int, Type], described: dict[int, TypeRow]) 
             from_text = nested.MultirangeFromText(parts[row.part].text)
             from_binary = nested.MultirangeFromBinary(parts[row.part].binary)
         case _:
-            from_text, from_binary = text.text, _same
+            bare = row.name.rpartition(".")[2]
+            from_text, from_binary = text.text, _OF_EXTENSIONS.get(bare, _same)
     return Type(row.name, from_text, from_binary)

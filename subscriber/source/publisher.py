@@ -91,6 +91,7 @@ class Publisher:
         *,
         application_name: str,
         client_encoding: str = "UTF8",
+        timezone: str | None = None,
         must_use_password: bool = False,
         timeout: float | None = None,
     ) -> Publisher:
@@ -98,7 +99,7 @@ class Publisher:
 
         `application_name` is a fallback: the connection string's own wins. `must_use_password` is for
         subscriptions whose owner is no superuser: the connection string must have a password, and the server must
-        have asked for it.
+        have asked for it. `timezone`: of times in text; None: the publisher's own, as for PostgreSQL's subscriber.
 
         Raises ConninfoError, ConnectionLost, ServerError; and PublisherError when a password is required.
         """
@@ -108,6 +109,8 @@ class Publisher:
         if not is_named:  # PGAPPNAME is about whoever started us, not about this
             conninfo = conninfo.with_(application_name=application_name)
         settings = SETTINGS if client_encoding == "UTF8" else {**SETTINGS, "client_encoding": client_encoding}
+        if timezone is not None:
+            settings = {**settings, "timezone": timezone}
         session = await open_session(
             conninfo, settings=settings, replication=True, must_use_password=must_use_password, timeout=timeout
         )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
+from random import Random
 from typing import Any
 
 import asyncpg
@@ -11,7 +13,7 @@ import pytest
 from subscriber import Insert, Lsn, SubscriberError, stream
 from subscriber.consumer.changes import Change
 from subscriber.consumer.rows import Row
-from subscriber.source.quoting import identifier
+from subscriber.source.quoting import identifier, literal
 from tests.plugins.fix_cluster import Database
 
 # type: values, as SQL literals
@@ -28,7 +30,7 @@ SCALARS: dict[str, list[str]] = {
     "text": ["''", "'tab\t quote '' ☃'", "'NULL'"],
     "varchar(9)": ["'vc'"],
     "char(4)": ["'ab'"],
-    '"char"': ["'x'"],
+    '"char"': ["'x'", "''", "'\\377'", "'\\'"],
     "name": ["'pg_class'"],
     "bytea": ["''", "'\\x00ff5c'"],
     "date": ["'2024-02-29'", "'0001-01-01'", "'infinity'", "'-infinity'"],
@@ -83,11 +85,25 @@ SCALARS: dict[str, list[str]] = {
     "odd": ["'{1,2}'"],
     "money": ["1.5"],
     "macaddr": ["'08:00:2b:01:02:03'"],
-    "tsvector": ["'a fat cat'"],
+    "macaddr8": ["'08:00:2b:01:02:03:04:05'"],
+    "macaddr[]": ["'{08:00:2b:01:02:03}'"],
+    "tsvector": ["'a fat cat'", "$$a:1A,2B fat:3 cat:4C,5D 'it''s \\\\ :'$$", "''"],
+    "tsquery": ["'fat & !cat'"],
+    "oidvector": ["'1 2 4294967295'", "''"],
+    "int2vector": ["'1 -2'"],
+    "jsonpath": ["'$.a[*] ? (@ > 1)'"],
+    "refcursor": ["'a cursor'"],
+    "txid_snapshot": ["'10:20:10,14,15'", "'10:10:'"],
+    "pg_snapshot": ["'10:20:10,14,15'"],
+    "regclass": ["'pg_class'"],
+    "regtype[]": ["'{int4,text}'"],
+    "deep": ["ROW(ARRAY[ROW('[a]', '{x}')::brackets], '{\"[1,2)\"}', ROW('(', ']'))"],
 }
 SUBCLASSES = {"uuid", "pg_lsn"}  # theirs, and ours, of what the other has
 CAST_DIFFERS = {"bool", "char(4)", "inet"}  # from what the output function writes
-NO_BINARY = {"tsvector", "money", "macaddr"}  # in binary they stay bytes: we have nothing to read them with
+# In binary they stay bytes, which say nothing without what only the server has; and names of objects are numbers.
+NO_BINARY = {"money", "tsquery"}
+NUMBERS = {"regclass": 1259, "regtype[]": [23, 25]}
 
 TYPES = """
 CREATE TYPE mood AS ENUM ('sad', 'o,k "x"');
@@ -96,6 +112,8 @@ CREATE TYPE pair AS (a int, b text);
 CREATE TYPE moodrange AS RANGE (subtype = mood);
 CREATE TYPE nest AS (p pair, list int[], m mood, r int4range);
 CREATE DOMAIN odd AS int[];
+CREATE TYPE brackets AS (a text, b text);
+CREATE TYPE deep AS (list brackets[], ranges int4range[], one brackets);
 """
 
 
@@ -144,14 +162,34 @@ async def test_values_are_those_of_asyncpg(source_db: Database) -> None:
                 if binary and name in NO_BINARY and record[name] is not None:
                     assert isinstance(row[name], bytes)
                     continue
+                if binary and name in NUMBERS and record[name] is not None:
+                    assert row[name] == NUMBERS[name]
+                    continue
                 assert (name, row[name]) == (name, record[name])
                 assert type(row[name]) is type(record[name]) or name in SUBCLASSES
                 if name == "numeric" and row[name] is not None:  # with its scale
                     assert format(row[name], "f") == text[name]
                 if not binary and name not in CAST_DIFFERS:
                     assert (name, row.text(name)) == (name, text[name])
-            if not binary or row["tsvector"] is None:
+            if not binary or all(row[name] is None for name in (*NO_BINARY, *NUMBERS)):
                 assert row.dict() == {"number": row["number"], **{name: record[name] for name in SCALARS}}
+
+
+async def test_types_of_extensions(source_db: Database) -> None:
+    await source_db.execute(
+        "CREATE SCHEMA ext",
+        "CREATE EXTENSION hstore SCHEMA ext",
+        "CREATE EXTENSION citext SCHEMA ext",
+        "CREATE TABLE t (id int PRIMARY KEY, c ext.citext, cs ext.citext[], h ext.hstore)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('values', 'pgoutput')",
+        r"""INSERT INTO t VALUES (1, 'Ulm', '{a,NULL}', '"a\"\\"=>"1 2",b=>NULL'), (2, '', '{}', '')""",
+    )
+    written = [text for (text,) in await source_db.rows("SELECT h::text FROM t ORDER BY id")]
+    for binary in (False, True):
+        rows = await inserted(source_db, binary=binary)
+        assert [(row["c"], row["cs"]) for row in rows] == [("Ulm", ["a", None]), ("", [])]
+        assert [row["h"] for row in rows] == written
 
 
 async def test_what_python_cannot_hold_is_left_as_text(source_db: Database) -> None:
@@ -179,6 +217,76 @@ async def test_what_python_cannot_hold_is_left_as_text(source_db: Database) -> N
             with pytest.raises(SubscriberError, match="sent in binary"):
                 row.text("at")
             assert row.raw("at") == (6_574_365).to_bytes(4, "big")  # days since 2000: 45 cycles of 400 years
+
+
+async def test_times_with_a_zone_do_not_depend_on_the_publishers(source_db: Database) -> None:
+    await source_db.execute(
+        "CREATE TABLE t (id int PRIMARY KEY, tz timestamptz)",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('values', 'pgoutput')",
+        f"ALTER DATABASE {source_db.name} SET timezone = 'Asia/Tokyo'",
+        "INSERT INTO t VALUES (1, '9999-12-31 23:59:59+00'), (2, '0001-01-01 00:00+00')",
+    )
+    first, last = datetime(1, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
+    for binary in (False, True):
+        rows = await inserted(source_db, binary=binary)
+        assert [row["tz"] for row in rows] == [last, first]
+        if not binary:
+            assert rows[0].text("tz") == "9999-12-31 23:59:59+00"
+
+
+PARTS = ["int4", "text", "numeric", "pieces", "int4range", "textrange", "int4[]", "text[]", "pieces[]", "textrange[]"]
+SPECIAL = ["{", "}", ",", "(", ")", "[", "]", '"', "'", "\\", " ", "NULL", "null", "\t", "\n", "ü", "a"]
+
+
+def nested_literal(random: Random, name: str, depth: int = 0) -> str:
+    """A value of a type as an SQL expression."""
+    if depth and random.random() < 0.1:
+        return f"NULL::{name}"
+    if name.endswith("[]"):
+        size = random.choice((0, 1, 2, 3))
+        elements = ", ".join(nested_literal(random, name[:-2], depth + 1) for _ in range(size))
+        return f"ARRAY[{elements}]::{name}"
+    match name:
+        case "int4":
+            return str(random.randint(-9, 99999))
+        case "numeric":
+            return f"{random.randint(-99, 99)}.{random.randint(0, 99)}"
+        case "text":
+            text = "".join(random.choice(SPECIAL) for _ in range(random.randint(0, 5)))
+            return literal(text) + "::text"
+        case "pieces":
+            return f"ROW({', '.join(nested_literal(random, part, depth + 1) for part in PIECES)})::pieces"
+        case "int4range":
+            return random.choice(("'empty'::int4range", "int4range(2, 5, '[]')", "int4range(NULL, 3)"))
+        case "textrange":
+            low, high = sorted(nested_literal(random, "text") for _ in range(2))
+            return f"textrange(least({low}, {high}), greatest({low}, {high}), '[]')"
+    raise AssertionError(name)
+
+
+PIECES = ["int4", "text", "text[]", "int4range", "textrange", "numeric"]
+
+
+async def test_nested_values_are_the_same_in_text_and_in_binary(source_db: Database) -> None:
+    """And what is put together again from them is the value."""
+    random = Random(int(os.environ.get("SUBSCRIBER_VALUES_SEED", "1")))
+    columns = ", ".join(f"c{number} {name}" for number, name in enumerate(PARTS))
+    await source_db.execute(
+        "CREATE TYPE textrange AS RANGE (subtype = text)",
+        f"CREATE TYPE pieces AS ({', '.join(f'p{number} {name}' for number, name in enumerate(PIECES))})",
+        f"CREATE TABLE t (id int PRIMARY KEY, {columns})",
+        "CREATE PUBLICATION p FOR TABLE t",
+        "SELECT pg_create_logical_replication_slot('values', 'pgoutput')",
+    )
+    rows = (f"({n}, {', '.join(nested_literal(random, name) for name in PARTS)})" for n in range(300))
+    await source_db.execute(f"INSERT INTO t VALUES {', '.join(rows)}")
+    connection = await source_db.connect()
+    records = [plain(record) for record in await connection.fetch("SELECT * FROM t ORDER BY id")]
+    for binary in (False, True):
+        for row, record in zip(await inserted(source_db, binary=binary), records, strict=True):
+            for name in record:
+                assert row[name] == record[name], (binary, name)
 
 
 async def test_a_composite_with_another_shape_than_the_catalog_had(source_db: Database) -> None:
