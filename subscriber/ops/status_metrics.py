@@ -103,7 +103,9 @@ FIGURES: Sequence[Figure] = (
     Figure("subscriber_tables", "tables in each state", _tables, "state"),
     Figure("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
     Figure(
-        "subscriber_lock_waiting", "1: waits for somebody's lock", lambda s, _: s.unfinished.waiting_for is not None
+        "subscriber_lock_waiting",
+        "1: waits for somebody's lock, or 10 s and more for the target",
+        lambda s, _: s.unfinished.waiting_for is not None,
     ),
     Figure(
         "subscriber_streamed_transactions",

@@ -30,7 +30,7 @@ class Unfinished:
     streamed: tuple[StreamedStatus, ...] = ()
     prepared: tuple[Prepared, ...] = ()
     parallel_pids: tuple[int, ...] = ()  # backends of parallel apply workers on the target, whether busy or not
-    waiting_for: str | None = None  # who is in the way of the apply worker; None: nobody, for a second or more
+    waiting_for: str | None = None  # what keeps the apply worker, for a second or more; None: nothing
 
 
 def find(worker: WorkerStatus | None, workers: Iterable[WorkerStatus], prepared: Sequence[Prepared]) -> Unfinished:

@@ -13,7 +13,8 @@ server who is in the way:
   which applies nothing but what was committed, there is no such way out. But what the publisher has rolled back by
   now is rolled back here too, at once: the publisher may have sent it in part only (ReorderBufferPrepare() in
   reorderbuffer.c), and so it may hold rows that it did not hold there. Otherwise an error says so.
-- anybody else: told in `status`, and waited for.
+- anybody else: told in `status`, and waited for. After ten seconds the log says so, too, and also if it is no lock that
+  keeps the target from answering.
 
 Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
 deadlock detector; of the second PostgreSQL's worker knows nothing.
@@ -22,6 +23,7 @@ deadlock detector; of the second PostgreSQL's worker knows nothing.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
 
 import anyio
 
@@ -38,6 +40,8 @@ from subscriber.worker.status import Report
 RolledBack = Callable[[int], Awaitable[bool]]
 
 INTERVAL = 0.1  # seconds between two looks
+PATIENCE = 10.0  # seconds without an answer until the log tells of it
+_NO_LOCK = "an answer of the target, for"
 SHOWN_AFTER = 10  # looks without an answer until others are told of it
 
 BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
@@ -88,7 +92,7 @@ class Waits:
     async def run(self) -> None:
         """Until cancelled. Raises ApplyError if waiting longer is of no use."""
         seen: object = None
-        looks = 0
+        looks, since, told = 0, monotonic(), False
         while True:
             await anyio.sleep(INTERVAL)
             waiting = self._who_waits()
@@ -96,8 +100,29 @@ class Waits:
             seen = waiting
             if looks:
                 await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
-            elif self._report.status.waiting_for is not None:
-                self._report.status.waiting_for = None
+                silent = monotonic() - since
+                if silent > PATIENCE:
+                    self._say(silent, list(waiting), again=told)
+                    told = True
+                continue
+            if told:
+                what = f"the target answers again, after {monotonic() - since:.0f} s"
+                telemetry.log(telemetry.LOG, what, event="target.answers")
+            since, told = monotonic(), False
+            self._report.status.waiting_for = None
+
+    def _say(self, silent: float, waiting: Sequence[int], *, again: bool) -> None:
+        """Tell of a wait: once in the log, and in the report for as long as it lasts."""
+        holders = self._report.status.waiting_for
+        processes = f"Process{'es' * (len(waiting) > 1)} {', '.join(map(str, waiting))} of the target"
+        if holders is None or holders.startswith(_NO_LOCK):
+            self._report.status.waiting_for = f"{_NO_LOCK} {silent:.0f} s"
+            detail = f"{processes} waits for no lock: the statement takes long, or the network has lost it."
+        else:
+            detail = f"{processes} waits for {holders}."
+        if not again:
+            what = f"no answer from the target for {silent:.0f} s"
+            telemetry.log(telemetry.WARNING, what, detail=detail, event="target.silent")
 
     def _who_waits(self) -> Mapping[int, object]:
         """The backends whose answer is needed now, and what stands for that answer."""

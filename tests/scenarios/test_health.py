@@ -22,7 +22,7 @@ import pytest
 
 from subscriber.ops import http
 from subscriber.ops.servers import Servers
-from subscriber.worker import retry
+from subscriber.worker import retry, waits
 from tests.ops.test_http import Client, served
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
@@ -230,6 +230,34 @@ async def test_a_lock_of_somebody_else(pair: Pair) -> None:
     async with watched(pair) as monitor:
         await monitor.ends()
     await pair.assert_same("SELECT id FROM t")
+
+
+async def test_a_wait_for_something_else_than_a_lock(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be right, and raises no alarm; the log and the status tell of it."""
+    monkeypatch.setattr(waits, "PATIENCE", 1.0)
+    await pair.both(TABLE)
+    await pair.target.execute(
+        "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN PERFORM pg_catalog.pg_sleep(4); RETURN NEW; END $$",
+        "CREATE TRIGGER slow BEFORE INSERT ON t FOR EACH ROW EXECUTE FUNCTION slow()",
+        "ALTER TABLE t ENABLE ALWAYS TRIGGER slow",
+    )
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute("INSERT INTO t VALUES (1)")
+    await pair.subscriber.log.wait_for(
+        r"WARNING:  no answer from the target for 1 s\n.*DETAIL:  Process \d+ of the target waits for no lock"
+    )
+    await pair.target.wait_for(
+        "SELECT waiting_for LIKE 'an answer of the target, for _ s' FROM subscriber.worker WHERE relid = 0"
+    )
+    await pair.caught_up()
+    await pair.subscriber.log.wait_for("LOG:  the target answers again, after [45] s")
+    await pair.target.wait_for("SELECT waiting_for IS NULL FROM subscriber.worker WHERE relid = 0")
+    async with pair.target.connection() as connection, connection.transaction():
+        await connection.execute("LOCK TABLE t")
+        await pair.source.execute("DELETE FROM t")
+        await pair.subscriber.log.wait_for(r"DETAIL:  Process \d+ of the target waits for process \d+ \(")
+    await pair.caught_up()
 
 
 async def test_a_lock_of_somebody_else_on_a_table_to_be_copied(pair: Pair) -> None:

@@ -58,6 +58,8 @@ EVENTS = {
     "table.replaced": "another table of the target has a table's name, and takes its changes",
     "tablesync.finished": "a table is copied and handed over",
     "tablesync.started": "a table is going to be copied",
+    "target.answers": "the target has answered after `target.silent`",
+    "target.silent": "the apply worker has had no answer from the target for ten seconds, and who holds the lock, if it is one",
     "target.limit": "what has to be done without on this target, once",
     "target.timeline": "the target has failed over, and `subscriber.accept_timelines(true)` was called before",
     "worker.ended": "the publisher has ended the stream in good order; the worker starts again",
