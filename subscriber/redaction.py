@@ -80,6 +80,7 @@ _IN_CONNINFO = _compile(
 # The literals of a statement. One with anything else behind its closing quote was closed by a quote of a password.
 _LITERAL = re.compile(r"'(?:[^'\\]|''|\\.)*+'(?![^\s;,)])|(\$\w*\$).*?\1(?![^\s;,)])|(?P<open>'|\$\w*\$).*", re.DOTALL)
 _HIDES_LETTERS = re.compile(r"\\[0-9xuU]")  # an escape of a character that could be written as it is
+_UESCAPE = re.compile(r"\s*uescape", re.IGNORECASE)
 _CUT_OFF = re.compile(rf"{_KEY}\s*'\Z", re.IGNORECASE)
 _CONNECTION = re.compile(r"\bconnection\s*(?:[en]|u&)?\Z", re.IGNORECASE)
 
@@ -132,7 +133,8 @@ class RedactedStatement:
 def _in_literal(literal: re.Match[str]) -> list[Span]:
     start = literal.start()
     before = literal.string[max(0, start - 2) : start].lower()
-    if before == "u&" or (before.endswith("e") and _HIDES_LETTERS.search(literal[0])):
+    unicode = before == "u&" and ("\\" in literal[0] or _UESCAPE.match(literal.string, literal.end()))
+    if unicode or (before.endswith("e") and _HIDES_LETTERS.search(literal[0])):
         return [(start + 1, literal.end() - 1)]  # escapes may spell the keyword
     return [(start + a, start + b) for a, b in _find(_IN_CONNINFO, literal[0].rstrip("'$"))]
 
