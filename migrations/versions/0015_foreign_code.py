@@ -10,6 +10,8 @@ owner, so it may only use functions that run nothing else.
 
 foreign_code() lists the foreign code of a table and its partitions. exceeds() says whether the session's role may do
 more than another role; foreign code of that role must not run in such a session.
+
+The functions are in PL/pgSQL, whose plans a session keeps. The plans of a function in SQL are made for each call.
 """
 
 from __future__ import annotations
@@ -47,19 +49,26 @@ def _array(words: str) -> str:
 FUNCTIONS = [
     """
     CREATE FUNCTION subscriber.is_trusted(role oid, trusted_owners name[]) RETURNS boolean
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN (
         SELECT coalesce((
             SELECT r.rolsuper OR r.rolname = session_user OR r.rolname = ANY (trusted_owners)
                    OR pg_catalog.pg_has_role(r.oid, session_user, CASE
                           WHEN pg_catalog.current_setting('server_version_num')::int4 >= 160000 THEN 'SET'
                           ELSE 'MEMBER' END)
-              FROM pg_catalog.pg_roles r WHERE r.oid = role), false)
+              FROM pg_catalog.pg_roles r WHERE r.oid = role), false));
+    END
     $$
     """,
     # What the session's role has been granted or owns by itself counts as more, but for what these duties need.
     """
     CREATE FUNCTION subscriber.exceeds(role oid) RETURNS boolean
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN (
         SELECT s.oid <> role AND (
                s.rolsuper OR s.rolcreaterole OR s.rolcreatedb OR s.rolreplication OR s.rolbypassrls
                OR pg_catalog.has_function_privilege(s.oid, 'subscriber.claim_progress(oid, oid)', 'EXECUTE')
@@ -83,33 +92,45 @@ FUNCTIONS = [
                                                    WHERE f.oid = d.objid
                                                      AND (f.pronamespace = 'subscriber'::pg_catalog.regnamespace
                                                           OR f.proname ~ '^pg_replication_origin_')))))
-          FROM pg_catalog.pg_roles s WHERE s.rolname = session_user
+          FROM pg_catalog.pg_roles s WHERE s.rolname = session_user);
+    END
     $$
     """,
     # Functions, and types, that a stored expression names. Texts in it are escaped: all words found are its own.
     """
     CREATE FUNCTION subscriber.code_in(expression text) RETURNS SETOF oid
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         SELECT m[1]::oid FROM regexp_matches(expression, '[:]funcid (\\d+)', 'g') m
         UNION
         SELECT o.oprcode::oid FROM regexp_matches(expression, '[:]opno (\\d+)', 'g') m
           JOIN pg_catalog.pg_operator o ON o.oid = m[1]::oid
         UNION
         SELECT o.oprcode::oid FROM regexp_matches(expression, '[:]opnos \\(o ([\\d ]+)\\)', 'g') m,
-               LATERAL regexp_split_to_table(m[1], ' ') s JOIN pg_catalog.pg_operator o ON o.oid = s::oid
+               LATERAL regexp_split_to_table(m[1], ' ') s JOIN pg_catalog.pg_operator o ON o.oid = s::oid;
+    END
     $$
     """,
     """
     CREATE FUNCTION subscriber.types_in(expression text) RETURNS SETOF oid
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         SELECT t.oid FROM regexp_matches(expression, '[:][a-z_]*type(id)? (\\d+)', 'g') m
-          JOIN pg_catalog.pg_type t ON t.oid = m[2]::oid
+          JOIN pg_catalog.pg_type t ON t.oid = m[2]::oid;
+    END
     $$
     """,
     # A type and all that are part of it.
     """
     CREATE FUNCTION subscriber.types_within(type oid) RETURNS SETOF oid
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         WITH RECURSIVE found (oid) AS (
             SELECT type
             UNION
@@ -129,25 +150,33 @@ FUNCTIONS = [
                                         LATERAL subscriber.types_in(k.conbin::text) n WHERE k.contypid = t.oid
                        UNION ALL SELECT n FROM subscriber.types_in(t.typdefaultbin::text) n
                    ) AS part (oid))
-        SELECT oid FROM found
+        SELECT oid FROM found;
+    END
     $$
     """,
     # The functions behind an operator class, and the operators of an exclusion constraint.
     """
     CREATE FUNCTION subscriber.functions_of_opclass(opclass oid) RETURNS SETOF oid
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         SELECT p.amproc::oid FROM pg_catalog.pg_opclass c JOIN pg_catalog.pg_amproc p ON p.amprocfamily = c.opcfamily
          WHERE c.oid = opclass
         UNION
         SELECT o.oprcode::oid FROM pg_catalog.pg_opclass c JOIN pg_catalog.pg_amop a ON a.amopfamily = c.opcfamily
           JOIN pg_catalog.pg_operator o ON o.oid = a.amopopr
-         WHERE c.oid = opclass
+         WHERE c.oid = opclass;
+    END
     $$
     """,
     # Code behind a type: what its owner can change. An enum has labels only.
     """
     CREATE FUNCTION subscriber.code_of_type(type oid) RETURNS TABLE (owner oid, what text)
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         WITH parts AS (SELECT t.* FROM subscriber.types_within(type) w JOIN pg_catalog.pg_type t ON t.oid = w),
         functions (oid) AS (
             SELECT f FROM parts p, LATERAL (VALUES (p.typinput::oid), (p.typoutput), (p.typreceive), (p.typsend),
@@ -165,13 +194,17 @@ FUNCTIONS = [
          WHERE p.typtype IN ('d', 'c', 'r', 'm')
         UNION
         SELECT f.proowner, 'function ' || f.oid::pg_catalog.regprocedure::text
-          FROM functions u JOIN pg_catalog.pg_proc f ON f.oid = u.oid
+          FROM functions u JOIN pg_catalog.pg_proc f ON f.oid = u.oid;
+    END
     $$
     """,
     # Whether a function of a trusted owner does nothing with its arguments but compute.
     f"""
     CREATE FUNCTION subscriber.is_harmless(function oid) RETURNS boolean
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN (
         SELECT CASE
             WHEN f.provolatile = 'i' THEN true
             WHEN f.pronamespace <> 'pg_catalog'::pg_catalog.regnamespace THEN f.pronargs = 0
@@ -182,14 +215,18 @@ FUNCTIONS = [
                                   WHERE t.typnamespace <> f.pronamespace
                                      OR ltrim(t.typname, '_') <> ALL ({_array(SCALARS)}))
             END
-          FROM pg_catalog.pg_proc f WHERE f.oid = function
+          FROM pg_catalog.pg_proc f WHERE f.oid = function);
+    END
     $$
     """,
     # Code behind a stored expression that `author` has written.
     f"""
     CREATE FUNCTION subscriber.code_of_expression(expression text, author oid, trusted_author boolean)
     RETURNS TABLE (owner oid, what text)
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+    LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+    #variable_conflict use_column
+    BEGIN
+        RETURN QUERY
         WITH functions AS (
             SELECT f.oid, f.proowner, 'function ' || f.oid::pg_catalog.regprocedure::text AS what
               FROM subscriber.code_in(expression) u JOIN pg_catalog.pg_proc f ON f.oid = u)
@@ -202,7 +239,8 @@ FUNCTIONS = [
         UNION
         SELECT author, 'an expression of kind ' || m[1]
           FROM regexp_matches(expression, '(?<!\\\\)\\{{([A-Z0-9_]+)', 'g') m
-         WHERE NOT trusted_author AND m[1] <> ALL ({_array(NODES)})
+         WHERE NOT trusted_author AND m[1] <> ALL ({_array(NODES)});
+    END
     $$
     """,
 ]
@@ -212,11 +250,15 @@ FUNCTIONS = [
 FOREIGN_CODE = """
 CREATE FUNCTION subscriber.foreign_code(relation oid, trusted_owners name[], replica boolean, acting name)
 RETURNS TABLE (owner name, what text, used_as_default name, exceeded boolean)
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN QUERY
     WITH tree AS MATERIALIZED (
         SELECT c.oid, c.relowner, c.relkind, c.relname, subscriber.is_trusted(c.relowner, trusted_owners) AS trusted
-          FROM pg_catalog.pg_class c
-         WHERE c.oid = relation OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(relation) p)),
+          FROM unnest(ARRAY(SELECT relation
+                            UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(relation) p)) AS parts (oid)
+          JOIN pg_catalog.pg_class c ON c.oid = parts.oid),
     -- a partition that is written directly is checked against the keys of all it is a part of
     keys AS (
         SELECT p.partrelid, p.partexprs::text AS expression, p.partclass::oid[] AS opclasses, c.relowner,
@@ -266,7 +308,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
         SELECT DISTINCT a.atttypid, 'column ' || pg_catalog.quote_ident(a.attname)
           FROM tree t JOIN pg_catalog.pg_attribute a ON a.attrelid = t.oid
          WHERE a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384),
-    found (owner, what, used_as_default) AS (
+    -- at once: the owner of each function of the server would be looked at otherwise
+    found (owner, what, used_as_default) AS MATERIALIZED (
         SELECT c.owner, e.label || ': ' || c.what, e.used_as_default
           FROM expressions e, LATERAL subscriber.code_of_expression(e.expression, e.relowner, e.trusted) c
         UNION ALL
@@ -290,7 +333,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
          WHERE NOT replica AND (k.confdeltype IN ('c', 'n', 'd') OR k.confupdtype IN ('c', 'n', 'd')))
     SELECT DISTINCT pg_catalog.pg_get_userbyid(f.owner), f.what, f.used_as_default,
            subscriber.exceeds(coalesce((SELECT r.oid FROM pg_catalog.pg_roles r WHERE r.rolname = acting), f.owner))
-      FROM found f WHERE NOT subscriber.is_trusted(f.owner, trusted_owners)
+      FROM found f WHERE NOT subscriber.is_trusted(f.owner, trusted_owners);
+END
 $$
 """
 
@@ -301,11 +345,16 @@ $$
 # in a stronger mode.
 TABLE_SAFETY = """
 CREATE FUNCTION subscriber.table_safety(relation oid, trusted_owners name[], replica boolean, acting name) RETURNS json
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
+LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_column
+BEGIN
+    RETURN (
     WITH tree AS (
         SELECT c.oid, c.relowner, c.relkind, n.nspname, c.relname
-          FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-         WHERE c.oid = relation OR c.oid IN (SELECT p.relid FROM pg_catalog.pg_partition_tree(relation) p)),
+          FROM unnest(ARRAY(SELECT relation
+                            UNION SELECT p.relid FROM pg_catalog.pg_partition_tree(relation) p)) AS parts (oid)
+          JOIN pg_catalog.pg_class c ON c.oid = parts.oid
+          JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace),
     owners AS (
         SELECT t.relowner FROM tree t
         UNION
@@ -320,7 +369,8 @@ LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
                                                                      WHERE r.rolname = acting), o.relowner)))
                       FROM owners o),
         'parents', (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(t.nspname, t.relname) ORDER BY t.oid)
-                      FROM tree t WHERE t.relkind = 'p'))
+                      FROM tree t WHERE t.relkind = 'p')));
+END
 $$
 """
 
@@ -354,9 +404,12 @@ END $$
 """
 
 
+STATEMENTS = [*FUNCTIONS, FOREIGN_CODE, TABLE_SAFETY, GUARDED_SHAPE]
+
+
 def upgrade() -> None:
     """Upgrade only: nobody goes back."""
-    for statement in [*FUNCTIONS, FOREIGN_CODE, TABLE_SAFETY, GUARDED_SHAPE]:
+    for statement in STATEMENTS:
         op.execute(statement)
     op.execute("ALTER TABLE subscriber.subscription ADD COLUMN subtrustedowners name[] NOT NULL DEFAULT '{}'")
     op.execute("ALTER FUNCTION subscriber.table_shape(oid, text) SET search_path = pg_catalog, pg_temp")
