@@ -139,16 +139,17 @@ class Dispatcher:
     both None between two.
     """
 
-    def __init__(self) -> None:
-        self.relations = RelationMap()
+    def __init__(self, known: RelationMap | None = None) -> None:
+        """`known` has mappings that may be used again."""
+        self.relations = RelationMap(known)
         self.transaction: RemoteTransaction | None = None
         self.block: int | None = None
         self._begun = False  # nothing has come of the transaction yet
 
     @classmethod
-    def replaying(cls, transaction: RemoteTransaction) -> Dispatcher:
+    def replaying(cls, transaction: RemoteTransaction, known: RelationMap | None = None) -> Dispatcher:
         """A dispatcher for what was kept of a streamed transaction; for one use."""
-        dispatcher = cls()
+        dispatcher = cls(known)
         dispatcher.transaction = transaction
         return dispatcher
 

@@ -159,14 +159,22 @@ class RelationMapping:
 class RelationMap:
     """The publisher's tables by its OIDs, as the last RELATION message told."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: RelationMap | None = None) -> None:
+        """`before` has mappings that hold as long as a table is described as it was there."""
         self._relations: dict[int, Relation] = {}
         self._mappings: dict[int, RelationMapping] = {}
+        self._before = before
 
     def update(self, relation: Relation) -> None:
-        """A RELATION message replaces everything known of that OID."""
+        """A RELATION message replaces everything known of that OID.
+
+        The publisher repeats itself: after TRUNCATE, in each streamed transaction. The same description has the same
+        mapping. Whether the target's table is still as it was is checked in each transaction (target/shapes.py).
+        """
+        known = self._mappings.get(relation.relid)
+        if known is not None and not _is_same(known.remote, relation):
+            del self._mappings[relation.relid]
         self._relations[relation.relid] = relation
-        self._mappings.pop(relation.relid, None)
 
     def relation(self, relid: int) -> Relation:
         try:
@@ -176,7 +184,13 @@ class RelationMap:
 
     def get(self, relid: int) -> RelationMapping | None:
         """The mapping made before, or None when it has to be made."""
-        return self._mappings.get(relid)
+        mapping = self._mappings.get(relid)
+        if mapping is None and self._before is not None and relid in self._relations:
+            mapping = self._before.get(relid)
+            if mapping is None or not _is_same(mapping.remote, self._relations[relid]):
+                return None
+            self._mappings[relid] = mapping
+        return mapping
 
     def put(self, mapping: RelationMapping) -> None:
         self._mappings[mapping.remote.relid] = mapping
@@ -190,9 +204,10 @@ class RelationMap:
         for relation in later._relations.values():
             self.update(relation)
 
-    def forget(self, relid: int) -> None:
-        """Make the mapping anew at the next change: the target's table has another shape now."""
-        self._mappings.pop(relid, None)
+
+def _is_same(one: Relation, other: Relation) -> bool:
+    """Whether two messages describe a table alike, whatever transaction they are from."""
+    return one is other or replace(one, xid=None) == replace(other, xid=None)
 
 
 def map_relation(remote: Relation, local: LocalRelation) -> RelationMapping:

@@ -149,15 +149,30 @@ def test_a_relation_message_replaces_everything() -> None:
     assert relations.relation(new.relid) is new
 
 
-def test_a_mapping_can_be_forgotten_and_made_again() -> None:
+def test_the_same_description_keeps_its_mapping() -> None:
+    """As it comes again after TRUNCATE; of whatever transaction."""
     relations = RelationMap()
+    relations.update(remote("a"))
+    mapping = map_relation(remote("a"), local("a"))
+    relations.put(mapping)
+    relations.update(replace(remote("a"), xid=7))
+    assert relations.get(mapping.remote.relid) is mapping
+
+
+def test_a_mapping_of_before_holds_for_the_same_description() -> None:
+    before = RelationMap()
     published = remote("a")
-    relations.update(published)
-    relations.put(map_relation(published, local("a")))
-    relations.forget(published.relid)
-    relations.forget(published.relid)
-    assert relations.get(published.relid) is None
-    assert relations.relation(published.relid) is published
+    before.update(published)
+    mapping = map_relation(published, local("a"))
+    before.put(mapping)
+    streamed = RelationMap(before)
+    assert streamed.get(published.relid) is None  # the transaction has said nothing of it
+    streamed.update(replace(published, xid=7))
+    assert streamed.get(published.relid) is mapping
+    streamed.update(replace(remote("b"), xid=7))
+    assert streamed.get(published.relid) is None
+    before.take_over(streamed)
+    assert before.get(published.relid) is None
 
 
 def test_statements_do_not_pile_up() -> None:
