@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
 from subscriber.target import shapes
 from subscriber.target.acting import Acting
 from subscriber.target.note import Note
@@ -44,7 +45,21 @@ class Containing:
         return self._last is not None
 
     def guard(self, local: LocalRelation, mode: str, note: object) -> None:
-        """Queue the lock and the comparison, in the transaction that is going to touch the table."""
+        """Queue the lock and the comparison, in the transaction that is going to touch the table.
+
+        Raises MappingError for a partitioned table in a transaction that will be prepared: its lock is in the way of
+        itself, and the next transaction would wait for COMMIT PREPARED, which comes later in the stream.
+        """
+        if local.partitioned and isinstance(note, Note) and note.transaction and note.transaction.gid is not None:
+            raise MappingError(
+                f'partitioned table "{local.schema}.{local.name}" cannot be changed by a prepared transaction here',
+                detail=f'The session\'s role may do more than its owner, "{local.owner}", who could attach a partition'
+                " with code of its own.",
+                hint='Apply changes as a role that may do no more than the owner: "subscriber check --fix" says how.'
+                " Or trust the owner, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners ="
+                f" '{local.owner}').",
+                sqlstate="42501",
+            )
         if local.schema not in local.closed_schemas:  # else the owner could not name it
             self._acting.become([local], note)
         self._pipeline.execute(shapes.lock(local, mode), note=note)

@@ -61,6 +61,13 @@ SELECT DISTINCT x.gid
 NAMES = """
 SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
 """
+# What a session waits for, and with which statement. Its parameters are no part of the text.
+WAITS_WITH = """
+SELECT pg_catalog.format('%s of %s: %s', w.locktype, coalesce(w.relation::pg_catalog.regclass::text, 'a transaction'),
+                         pg_catalog.left(a.query, 500))
+  FROM pg_catalog.pg_locks w JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
+ WHERE w.pid = ANY ($1::int[]) AND NOT w.granted LIMIT 1
+"""
 PREPARED_BY = "SELECT x.owner::text FROM pg_catalog.pg_prepared_xacts x WHERE x.gid = $1"
 
 
@@ -154,11 +161,15 @@ class Waits:
         for gid in gids:
             if gid.startswith(self._prefix):
                 if not await self._forestall(gid):
-                    raise _hopeless(gid)
+                    raise _hopeless(gid, await self._waits_with(waiting))
                 return
         found = [f'process {row[0]} ("{row[1]}")' for row in names]
         found += [f'prepared transaction "{gid}"' for gid in gids]
         self._report.status.waiting_for = ", ".join(found) or None
+
+    async def _waits_with(self, waiting: Sequence[int]) -> str:
+        async with self._catalog.use() as connection:
+            return str(await connection.fetchval(WAITS_WITH, list(waiting)) or "nothing any more")
 
     async def _forestall(self, gid: str) -> bool:
         """Roll back what is prepared here and is no more on the publisher; whether `gid` was among that.
@@ -244,11 +255,11 @@ def _stuck(
     return None
 
 
-def _hopeless(gid: str) -> ApplyError:
+def _hopeless(gid: str, waits_with: str) -> ApplyError:
     return ApplyError(
         f'a lock that is needed is held by prepared transaction "{gid}" of this subscription',
         detail="It will be committed or rolled back by a message that comes later in the stream, so waiting"
-        " for it would never end.",
+        f" for it would never end. Waits for {waits_with}",
         hint="The tables have a constraint or unique index that the publisher's have not. Drop it, or finish the"
         " prepared transaction on the publisher with two_phase off for a time.",
         sqlstate="55006",

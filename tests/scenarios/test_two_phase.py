@@ -108,6 +108,28 @@ async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
+async def test_a_partitioned_table_of_somebody_else(pair: Pair) -> None:
+    """What protects a superuser's session from the owner's code holds a lock that the next transaction would need."""
+    await pair.both(
+        "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
+        "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (modulus 1, remainder 0)",
+    )
+    await pair.target.execute("CREATE ROLE parts_owner", "GRANT USAGE ON SCHEMA public TO parts_owner")
+    await pair.target.execute("ALTER TABLE parts OWNER TO parts_owner", "ALTER TABLE part OWNER TO parts_owner")
+    try:
+        await pair.subscribe("FOR TABLE parts WITH (publish_via_partition_root)", two_phase=True)
+        await enabled(pair)
+        await pair.source.execute("BEGIN; INSERT INTO parts VALUES (1); PREPARE TRANSACTION 'g'")
+        await pair.fails('ERROR:  partitioned table "public.parts" cannot be changed by a prepared transaction here')
+        await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (trusted_owners = 'parts_owner')")
+        await pair.change("INSERT INTO parts VALUES (2)")
+        await pair.change("COMMIT PREPARED 'g'")
+        await pair.assert_same("SELECT * FROM parts ORDER BY id")
+    finally:
+        await pair.subscriber.stop()
+        await pair.target.execute("DROP OWNED BY parts_owner CASCADE", "DROP ROLE parts_owner")
+
+
 async def test_one_with_nothing_for_us_is_prepared_all_the_same(pair: Pair) -> None:
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t", two_phase=True)
