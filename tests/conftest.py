@@ -11,6 +11,7 @@ pytest_plugins = [
     "tests.plugins.fix_hostile",
     "tests.plugins.fix_proxy",
     "tests.plugins.fix_subscriber",
+    "tests.plugins.fix_unclosed",
 ]
 
 

@@ -13,10 +13,11 @@ Source: relation.c; GetRelationIdentityOrPK(), check_relation_updatable() in wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from subscriber.display import sql_identifier, sql_name
+from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 
@@ -109,6 +110,7 @@ class LocalRelation:
         return tuple(sorted({code.owner for code in self.foreign}))
 
 
+_PLAIN_NAME = re.compile(r"[a-z_][a-z0-9_]*")
 CODES_SHOWN = 3  # in an error
 
 
@@ -253,10 +255,17 @@ def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> Non
         f'changes of table "{local.schema}.{local.name}" run code of role{"s" * (len(owners) > 1)} {_quoted(owners)}, '
         "which could do there whatever the session's role may do",
         detail=f"{'; '.join(code.what for code in exceeded[:CODES_SHOWN])}{more}.",
-        hint='Apply changes as a role that may do no more than these owners: "subscriber check --fix" says how.'
-        " Or trust them, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners = "
-        f"'{', '.join(owners)}').",
+        hint=how_to_trust(owners),
         sqlstate="42501",
+    )
+
+
+def how_to_trust(owners: Sequence[str]) -> str:
+    """What an operator can do about code of these owners that the session must not run."""
+    names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else sql_identifier(name) for name in owners)
+    return (
+        'Apply changes as a role that may do no more than these owners: "subscriber check --fix" says how.'
+        f" Or trust them, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners = {sql_literal(names)})."
     )
 
 

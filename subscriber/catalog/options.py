@@ -216,7 +216,7 @@ def _apply_sessions(option: Option) -> int:
 def _trusted_owners(option: Option) -> tuple[str, ...]:
     """Names of roles, separated by commas, quoted where SQL has to quote them."""
     value = string(option)
-    *tokens, _ = list(tokenize(value))
+    *tokens, _ = tokenize(value)
     names, commas = tokens[::2], tokens[1::2]
     wrong = (tokens and len(tokens) % 2 == 0) or any(comma.source != "," for comma in commas)
     if wrong or any(name.kind not in (Kind.WORD, Kind.IDENTIFIER) for name in names):

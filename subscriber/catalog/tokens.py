@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -100,6 +101,7 @@ _NUMBER = re.compile(rf"(?:{_DIGITS}(?:\.(?:{_DIGITS})?)?|\.{_DIGITS})(?:[eE][+-
 _PARAMETER = re.compile(r"\$\d+")
 _JUNK = _WORD
 _QUOTED = re.compile(r'"((?:[^"]|"")*)"')
+_UNICODE = re.compile(r"[uU]&['\"]")
 _NO_ESCAPE = "0123456789abcdefABCDEF+'\" \t\n\r\f\v"  # what cannot stand for the backslash of a Unicode escape
 _DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\x80-\U0010FFFF][A-Za-z0-9_\x80-\U0010FFFF]*)?\$")
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+|[,()\[\].;:]")
@@ -172,7 +174,7 @@ class _Scanner:
             return Token(Kind.WORD, "nchar", lead, at)
         if lead in "bBxX" and following == "'":
             raise syntax_error(self._token(Kind.SYMBOL, self._string(at + 1, escapes=False)))  # a bit string
-        if lead in "uU" and following == "&" and sql[at + 2 : at + 3] in ("'", '"'):
+        if _UNICODE.match(sql, at):
             return self._unicode(at)
         if match := _DOLLAR_QUOTE.match(sql, at):
             return self._dollar_quoted(match[0])
@@ -184,31 +186,38 @@ class _Scanner:
             kind, (text, self._at) = Kind.STRING, self._string(at + 2, escapes=False)
         else:
             kind, (text, self._at) = Kind.IDENTIFIER, self._quoted(at, at + 2)
-        end, escape = self._at, "\\"
-        following = self._next_or_error()
-        if isinstance(following, Token) and (following.kind, following.text) == (Kind.WORD, "uescape"):
-            character = self.next()
-            if character.kind is not Kind.STRING:
-                source = character.source
-                where = f'at or near "{source}"' if source else "at end of input"
-                message = f"UESCAPE must be followed by a simple string literal {where}"
-                raise StatementSyntaxError(message, character.position)
-            if len(character.text) != 1 or character.text in _NO_ESCAPE:
-                message = f'invalid Unicode escape character at or near "{character.source}"'
-                raise StatementSyntaxError(message, character.position)
-            end, escape = self._at, character.text
-        self._at = end
+        escape = self._escape_character() if self._accept_uescape() else "\\"
         text = self._unescape_unicode(text, escape, at)
         if kind is Kind.IDENTIFIER:
             text = truncate_identifier(text)
-        return Token(kind, text, self._shown(at, end), at)
+        return Token(kind, text, self._shown(at, self._at), at)
 
-    def _next_or_error(self) -> Token | StatementSyntaxError:
-        """What follows: an error of it counts once it is needed."""
-        try:
-            return self.next()
-        except StatementSyntaxError as error:
-            return error
+    def _accept_uescape(self) -> bool:
+        """Pass over UESCAPE if that is next. An error of whatever else is next counts once that is asked for."""
+        end = self._at
+        with suppress(StatementSyntaxError):
+            self._skip_blanks()
+            word = _WORD.match(self._sql, self._at)
+            if word is not None and fold(word[0]) == "uescape":
+                self._at = word.end()
+                return True
+        self._at = end
+        return False
+
+    def _escape_character(self) -> str:
+        self._skip_blanks()
+        at = self._at
+        if _UNICODE.match(self._sql, at):  # not read as a token, which could be followed by a UESCAPE of its own
+            end = self._string(at + 2, escapes=False)[1] if self._sql[at + 2] == "'" else self._quoted(at, at + 2)[1]
+            character = Token(Kind.SYMBOL, "", self._shown(at, end), at)
+        else:
+            character = self.next()
+        if character.kind is not Kind.STRING:
+            where = f'at or near "{character.source}"' if character.source else "at end of input"
+            raise StatementSyntaxError(f"UESCAPE must be followed by a simple string literal {where}", at)
+        if len(character.text) != 1 or character.text in _NO_ESCAPE:
+            raise StatementSyntaxError(f'invalid Unicode escape character at or near "{character.source}"', at)
+        return character.text
 
     def _unescape_unicode(self, text: str, escape: str, at: int) -> str:
         """Escapes of four digits, and of a plus sign and six; of a surrogate pair both halves."""

@@ -69,8 +69,8 @@ async def stream(
     drops the connection at once.
 
     Raises TypeError and ValueError for arguments that mean nothing; ConninfoError, ConnectionLost, ServerError, and
-    PublisherError for what is not there or too old. Later
-    losses of the connection are got over; what cannot be is raised where the next transaction or change is awaited.
+    PublisherError for what is not there or too old. Later losses of the connection are got over; what cannot be is
+    raised where the next transaction or change is awaited.
     """
     check_choice("streaming", streaming, "off", "on", "parallel")
     check_choice("in_progress", in_progress, "spool", "blocks")

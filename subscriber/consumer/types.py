@@ -2,7 +2,7 @@
 
 Scalars that every server has, and arrays of them, are known here. All others (enums, domains, composites,
 ranges and arrays of any of these) are built from the publisher's catalog, see catalog.py. A type that
-nobody knows, as those of extensions, stays what it came as: a string, or bytes in binary.
+is not known, as those of extensions but citext and hstore, stays a string, or bytes in binary.
 
 The objects are those asyncpg gives, except for composites, which are dictionaries, and pg_lsn, which is an Lsn.
 """

@@ -365,8 +365,8 @@ changes_take_changes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
     PyObject  *kinds;
 
     if (nargs != 7 || !PyList_CheckExact(args[0]) || !as_size(args[1], &at) || !PyDict_CheckExact(args[2]) ||
-        !PyList_CheckExact(args[3]) || !as_size(args[4], &making.letter) || making.letter > LAST_LETTER || !PyTuple_CheckExact(args[6]) ||
-        PyTuple_GET_SIZE(args[6]) != 4)
+        !PyList_CheckExact(args[3]) || !as_size(args[4], &making.letter) || making.letter > LAST_LETTER ||
+        !PyTuple_CheckExact(args[6]) || PyTuple_GET_SIZE(args[6]) != 4)
         return defer("changes_take_changes", args, nargs);
     kinds = args[6];
     for (int i = 0; i < 4; i++)

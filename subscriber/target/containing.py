@@ -19,7 +19,7 @@ again. Progress is moved by functions that ask for the worker's fence, which is 
 
 from __future__ import annotations
 
-from subscriber.apply.relation_map import LocalRelation, RelationMapping
+from subscriber.apply.relation_map import LocalRelation, RelationMapping, how_to_trust
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 from subscriber.target import shapes
@@ -38,33 +38,44 @@ class Containing:
         self._acting = acting
         self._shapes = shapes_
         self._last: LocalRelation | None = None  # whose code ran last in this transaction
+        self._partitioned: LocalRelation | None = None  # one that this transaction guards
 
     @property
     def used(self) -> bool:
         """Whether foreign code has run in this transaction."""
         return self._last is not None
 
-    def guard(self, local: LocalRelation, mode: str, note: object) -> None:
-        """Queue the lock and the comparison, in the transaction that is going to touch the table.
+    def began(self) -> None:
+        """A transaction has begun."""
+        self._partitioned = None
 
-        Raises MappingError for a partitioned table in a transaction that will be prepared: its lock is in the way of
-        itself, and the next transaction would wait for COMMIT PREPARED, which comes later in the stream.
-        """
-        if local.partitioned and isinstance(note, Note) and note.transaction and note.transaction.gid is not None:
-            raise MappingError(
-                f'partitioned table "{local.schema}.{local.name}" cannot be changed by a prepared transaction here',
-                detail=f'The session\'s role may do more than its owner, "{local.owner}", who could attach a partition'
-                " with code of its own.",
-                hint='Apply changes as a role that may do no more than the owner: "subscriber check --fix" says how.'
-                " Or trust the owner, as a superuser: ALTER SUBSCRIPTION ... SET (trusted_owners ="
-                f" '{local.owner}').",
-                sqlstate="42501",
-            )
-        if local.schema not in local.closed_schemas:  # else the owner could not name it
+    def guard(self, local: LocalRelation, mode: str, note: object) -> None:
+        """Queue the lock and the comparison, in the transaction that is going to touch the table."""
+        if local.partitioned:
+            self._partitioned = local
+        if local.schema in local.closed_schemas:  # the owner cannot name it
+            self._acting.step_back(note)
+        else:
             self._acting.become([local], note)
         self._pipeline.execute(shapes.lock(local, mode), note=note)
         self._acting.step_back(note)
         self._shapes.check(local, self._acting.owner, note)
+
+    def refuse_to_prepare(self) -> None:
+        """Before PREPARE TRANSACTION. Raises MappingError if the transaction guards a partitioned table.
+
+        Two transactions cannot hold the lock for that. The next one would wait for COMMIT PREPARED, which is later in
+        the stream.
+        """
+        local = self._partitioned
+        if local is not None:
+            raise MappingError(
+                f'partitioned table "{local.schema}.{local.name}" cannot be changed by a prepared transaction here',
+                detail=f'The session\'s role may do more than its owner, "{local.owner}", or the owner of a partition,'
+                " who could attach another one with code of its own.",
+                hint=how_to_trust([local.owner]),
+                sqlstate="42501",
+            )
 
     def begin(self, mapping: RelationMapping) -> None:
         """The next statements run the table's foreign code."""

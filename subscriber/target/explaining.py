@@ -68,10 +68,10 @@ def add_context(error: SubscriberError, note: Note, origin: str) -> None:
 
 
 def _open_schemas(local: LocalRelation, acting: Acting) -> str:
-    """Where the role that changes are applied as may not use a schema, the session's own role has to."""
+    """The error may be that one, or of a privilege on the table: the hint says which is which."""
     role = sql_identifier(acting.name([local]))
     schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
-    return f"GRANT USAGE ON SCHEMA {schemas} TO {role};"
+    return f"Role {role} may not use schema {schemas} either. To grant that: GRANT USAGE ON SCHEMA {schemas} TO {role};"
 
 
 def _row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:

@@ -322,6 +322,7 @@ class PostgresTarget:
         self._checked.clear()
         self._made.clear()
         self.acting.began()
+        self.containing.began()
         self.pipeline.execute("BEGIN", note=Note("BEGIN", transaction))
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
@@ -340,6 +341,7 @@ class PostgresTarget:
 
     def prepare(self, name: str, note: Note) -> None:
         """Queue PREPARE TRANSACTION; what goes with it comes before, see run_deferred()."""
+        self.containing.refuse_to_prepare()
         self.pipeline.execute_once(f"PREPARE TRANSACTION '{name}'", note=note)
         self.pipeline.sync()
         self._ended()

@@ -241,9 +241,8 @@ class Transactions:
 
     async def _apply_kept(self, streamed: Streamed, transaction: RemoteTransaction) -> None:
         """Of one that is passed over only what it says of tables: the publisher will not say it again."""
-        known = (
-            self._dispatcher.relations if self._target.hooks is None else None
-        )  # which belong to an Applier's tables
+        # An Applier binds hooks to tables when it maps them.
+        known = self._dispatcher.relations if self._target.hooks is None else None
         applier = Applier(self._target, Dispatcher.replaying(transaction, known), self._wants, self._counters)
         decoder = Decoder()
         async for records in streamed.read(transaction.xid):

@@ -41,7 +41,6 @@ RolledBack = Callable[[int], Awaitable[bool]]
 
 INTERVAL = 0.1  # seconds between two looks
 PATIENCE = 10.0  # seconds without an answer until the log tells of it
-_NO_LOCK = "an answer of the target, for"
 SHOWN_AFTER = 10  # looks without an answer until others are told of it
 
 BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
@@ -106,10 +105,12 @@ class Waits:
             looks = looks + 1 if waiting and waiting == seen else 0
             seen = waiting
             if looks:
-                await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
+                holders = await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
                 silent = monotonic() - since
-                if silent > PATIENCE:
-                    self._say(silent, list(waiting), again=told)
+                unlocked = f"an answer of the target, for {silent:.0f} s" if silent > PATIENCE else None
+                self._report.status.waiting_for = holders or unlocked
+                if silent > PATIENCE and not told:
+                    _say(silent, list(waiting), holders)
                     told = True
                 continue
             if told:
@@ -118,26 +119,14 @@ class Waits:
             since, told = monotonic(), False
             self._report.status.waiting_for = None
 
-    def _say(self, silent: float, waiting: Sequence[int], *, again: bool) -> None:
-        """Tell of a wait: once in the log, and in the report for as long as it lasts."""
-        holders = self._report.status.waiting_for
-        processes = f"Process{'es' * (len(waiting) > 1)} {', '.join(map(str, waiting))} of the target"
-        if holders is None or holders.startswith(_NO_LOCK):
-            self._report.status.waiting_for = f"{_NO_LOCK} {silent:.0f} s"
-            detail = f"{processes} waits for no lock: the statement takes long, or the network has lost it."
-        else:
-            detail = f"{processes} waits for {holders}."
-        if not again:
-            what = f"no answer from the target for {silent:.0f} s"
-            telemetry.log(telemetry.WARNING, what, detail=detail, event="target.silent")
-
     def _who_waits(self) -> Mapping[int, object]:
         """The backends whose answer is needed now, and what stands for that answer."""
         awaited = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.awaited]
         pipelines = [*self._target.pipelines, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
-    async def _look(self, waiting: Sequence[int], *, shown: bool) -> None:
+    async def _look(self, waiting: Sequence[int], *, shown: bool) -> str | None:
+        """Who holds what is waited for, if that is to be shown and not ended here."""
         ours = {worker.pid: worker for worker in self._workers if worker.pid is not None}
         async with self._catalog.use() as connection:
             rows = await connection.fetch(BLOCKERS, [*waiting, *(pid for pid in ours if pid not in waiting)])
@@ -148,24 +137,24 @@ class Waits:
                 if 0 in blockers.get(pid, ())
             }
             if blockers.get(self._target.pipelines[0].session.pid) and self._target.retreat():
-                return
+                return None
             victim = self._victim(waiting, blockers, prepared, ours)
             if victim is not None and victim.pid is not None:
                 await sessions.terminate_session(connection, self._subid, victim.pid)
-                return
+                return None
             others = {pid for waiter in waiting for pid in blockers.get(waiter, ()) if pid}
             names = await connection.fetch(NAMES, list(others)) if shown and others else []
         if not shown:
-            return
+            return None
         gids = [gid for found in prepared.values() for gid in found]
         for gid in gids:
             if gid.startswith(self._prefix):
                 if not await self._forestall(gid):
                     raise _hopeless(gid, await self._waits_with(waiting))
-                return
+                return None
         found = [f'process {row[0]} ("{row[1]}")' for row in names]
         found += [f'prepared transaction "{gid}"' for gid in gids]
-        self._report.status.waiting_for = ", ".join(found) or None
+        return ", ".join(found) or None
 
     async def _waits_with(self, waiting: Sequence[int]) -> str:
         async with self._catalog.use() as connection:
@@ -213,6 +202,18 @@ class Waits:
             f' transaction "{gid}", whose end comes later in the stream.',
         )
         return worker
+
+
+def _say(silent: float, waiting: Sequence[int], holders: str | None) -> None:
+    process = f"Process {', '.join(map(str, waiting))} of the target waits for"
+    telemetry.log(
+        telemetry.WARNING,
+        f"no answer from the target for {silent:.0f} s",
+        detail=f"{process} {holders}."
+        if holders
+        else f"{process} no lock: the statement takes long, or the network has lost it.",
+        event="target.silent",
+    )
 
 
 def _give_up(victim: ParallelWorker, why: str) -> None:

@@ -43,6 +43,8 @@ CHANGES = (
     *(f"UPDATE app.{name} SET feels = 'happy', held = ROW(0, NULL)::ext.pair WHERE id < 45" for name in FOLLOWED),
     *(f"UPDATE app.{name} SET id = id + 100 WHERE id IN (7, 8)" for name in FOLLOWED),
     *(f"DELETE FROM app.{name} WHERE id IN (9, 30, 51)" for name in FOLLOWED),
+    # in one transaction, when all of them are known
+    f"BEGIN; {'; '.join(f'DELETE FROM app.{name} WHERE id IN (10, 11)' for name in FOLLOWED)}; COMMIT",
 )
 
 

@@ -108,7 +108,8 @@ async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
     await pair.assert_same("SELECT * FROM t ORDER BY id")
 
 
-async def test_a_partitioned_table_of_somebody_else(pair: Pair) -> None:
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_partitioned_table_of_somebody_else(pair: Pair, streamed: bool) -> None:
     """What protects a superuser's session from the owner's code holds a lock that the next transaction would need."""
     await pair.both(
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
@@ -119,6 +120,10 @@ async def test_a_partitioned_table_of_somebody_else(pair: Pair) -> None:
     try:
         await pair.subscribe("FOR TABLE parts WITH (publish_via_partition_root)", two_phase=True)
         await enabled(pair)
+        if streamed:
+            await pair.source.stream_everything()
+            await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE", "ALTER SUBSCRIPTION s ENABLE")
+            await pair.subscriber.wait_for_state("streaming")
         await pair.source.execute("BEGIN; INSERT INTO parts VALUES (1); PREPARE TRANSACTION 'g'")
         await pair.fails('ERROR:  partitioned table "public.parts" cannot be changed by a prepared transaction here')
         await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (trusted_owners = 'parts_owner')")
