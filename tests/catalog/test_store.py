@@ -13,6 +13,7 @@ from subscriber.catalog import origins, progress_records, sessions, stats, store
 from subscriber.catalog.sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
+from tests.plugins.fix_cluster import Database
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
@@ -160,9 +161,9 @@ async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subi
 
 
 async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(
-    database: asyncpg.Connection, dsn: str, subid: int
+    database: asyncpg.Connection, target_db: Database, subid: int
 ) -> None:
-    worker = await asyncpg.connect(dsn)
+    worker = await target_db.connect()
     pid = worker.get_server_pid()
     backend = await Backend.of(worker)
     assert await sessions.register(database, subid, 0, backend) is None
@@ -197,8 +198,8 @@ async def has_ended(database: asyncpg.Connection, backend: Backend) -> None:
         await asyncio.sleep(0.01)
 
 
-async def test_one_launcher_leads(database: asyncpg.Connection, dsn: str) -> None:
-    first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
+async def test_one_launcher_leads(database: asyncpg.Connection, target_db: Database) -> None:
+    first, second = await target_db.connect(), await target_db.connect()
     one, two = await Backend.of(first), await Backend.of(second)
     assert await sessions.leader(database) is None
     assert await sessions.lead(first, "one", one, 30)
@@ -215,15 +216,14 @@ async def test_one_launcher_leads(database: asyncpg.Connection, dsn: str) -> Non
     assert await sessions.leader(database) is not None
     await sessions.resign(second, "two", two.pid)
     assert await sessions.leader(database) is None
-    first.terminate()
-    await second.close()
 
 
-async def test_a_former_session_of_the_same_launcher_is_ended(database: asyncpg.Connection, dsn: str) -> None:
+async def test_a_former_session_of_the_same_launcher_is_ended(
+    database: asyncpg.Connection, target_db: Database
+) -> None:
     """A proxy may keep it alive."""
-    first = await asyncpg.connect(dsn)
+    first = await target_db.connect()
     former = await Backend.of(first)
     assert await sessions.lead(first, "same", former, 30)
     assert await sessions.lead(database, "same", await Backend.of(database), 30)
     await has_ended(database, former)
-    first.terminate()

@@ -175,7 +175,7 @@ async def test_killed_between_the_slot_and_the_catalog(
         CREATE CONSTRAINT TRIGGER wait AFTER UPDATE ON subscriber.subscription DEFERRABLE INITIALLY DEFERRED
         FOR EACH ROW EXECUTE FUNCTION wait()
     """)
-    killed = await asyncpg.connect(target_db.dsn())
+    killed = await target_db.connect()
 
     async def begin() -> None:
         with pytest.raises(ConnectionLost):
