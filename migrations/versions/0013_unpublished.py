@@ -46,8 +46,9 @@ BECOME_UNLOGGED = (
     "subscription",
 )
 
-# In a database of encoding SQL_ASCII texts are bytes of unknown encoding.
-ENCODING = "CASE pg_catalog.getdatabaseencoding() WHEN 'SQL_ASCII' THEN 'SQL_ASCII' ELSE 'UTF8' END"
+# In a database of encoding SQL_ASCII texts are bytes of unknown encoding; those of MULE_INTERNAL cannot be converted.
+ENCODING = """CASE WHEN pg_catalog.getdatabaseencoding() IN ('SQL_ASCII', 'MULE_INTERNAL')
+                   THEN pg_catalog.getdatabaseencoding() ELSE 'UTF8' END"""
 
 RECORDS = [
     f"""
@@ -98,7 +99,7 @@ RECORDS = [
     $$
     """,
     # Blanks fill a record that was longer before; they mean nothing in JSON.
-    """
+    f"""
     CREATE FUNCTION subscriber.keep() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
@@ -116,7 +117,8 @@ RECORDS = [
             RETURN NULL;
         END IF;
         known := pg_catalog.lo_get(NEW.kept);
-        content := content || pg_catalog.convert_to(repeat(' ', octet_length(known) - octet_length(content)), 'UTF8');
+        content := content
+            || pg_catalog.convert_to(repeat(' ', octet_length(known) - octet_length(content)), {ENCODING});
         IF known = content THEN  -- restore() has inserted the row
             RETURN NULL;
         END IF;
@@ -141,7 +143,7 @@ RECORDS = [
             IF pg_catalog.lo_get(record, 0, 1) = '{{' THEN
                 document := pg_catalog.convert_from(pg_catalog.lo_get(record), {ENCODING})::jsonb;
             ELSIF pg_catalog.lo_get(record, 0, 4) = 'prg1' THEN
-                document := pg_catalog.convert_from(pg_catalog.lo_get(record, 20, 256), 'UTF8')::jsonb;
+                document := pg_catalog.convert_from(pg_catalog.lo_get(record, 20, 256), {ENCODING})::jsonb;
             ELSE
                 CONTINUE;
             END IF;
@@ -227,7 +229,7 @@ PROGRESS = [
             'subid', subscription::bigint, 'relid', relation::bigint, 'record', found::bigint));
         PERFORM pg_catalog.lo_from_bytea(found, 'prg1'::bytea || '\\x0000000000000000'::bytea
             || pg_catalog.pg_lsn_send(reached) || header
-            || pg_catalog.convert_to(repeat(' ', 256 - octet_length(header)), 'UTF8'));
+            || pg_catalog.convert_to(repeat(' ', 256 - octet_length(header)), {ENCODING}));
         PERFORM pg_catalog.lo_put(found, {CONFIRMED_AT}, '\\x0000000000000000'::bytea);
         INSERT INTO subscriber.progress_record VALUES (subscription, relation, found);
         RETURN found;
@@ -286,7 +288,7 @@ PROGRESS = [
 
 # For sessions that apply changes, which have no privilege on a table. The fence shows for which record they work.
 APPLYING = [
-    """
+    f"""
     CREATE FUNCTION subscriber.check_fence(progress oid, fence bytea, OUT subid oid, OUT relid oid)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
@@ -298,7 +300,7 @@ APPLYING = [
             RAISE EXCEPTION USING ERRCODE = 'SB002',
                 MESSAGE = 'another session has moved the progress of this subscription';
         END IF;
-        worker := pg_catalog.convert_from(substring(head FROM 21), 'UTF8')::jsonb -> 'row';
+        worker := pg_catalog.convert_from(substring(head FROM 21), {ENCODING})::jsonb -> 'row';
         subid := (worker ->> 'subid')::oid;
         relid := (worker ->> 'relid')::oid;
     END $$

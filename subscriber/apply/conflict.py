@@ -6,6 +6,7 @@ Source: conflict.c and conflict.h.
 from __future__ import annotations
 
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -13,6 +14,7 @@ from enum import StrEnum
 
 from subscriber.apply.fitting import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, UNCHANGED, TupleData
 
@@ -134,8 +136,8 @@ def unique(
     for row in found:
         sentences.append(f'Key already exists in unique index "{row.index}", modified{_written(row.writer, "origin")}.')
         names = ", ".join(_quoted(name) for name in row.key)
-        key = ", ".join(_text(row.values[name]) for name in row.key)
-        existing = ", ".join(_text(value, VALUE_BYTES) for value in row.values.values())
+        key = ", ".join(_text(mapping, row.values[name]) for name in row.key)
+        existing = ", ".join(_text(mapping, value, VALUE_BYTES) for value in row.values.values())
         rows.append(f"Key ({names})=({key}); existing local row ({existing}); {remote}.")
     identity = {} if isinstance(change, Insert) else _key(mapping, change.old or change.new)
     new = texts(mapping, change.new)
@@ -157,7 +159,7 @@ def differs(
     whole = tuple(column.name for column in mapping.local.columns)
     columns = leaf.columns if leaf else whole
     known = dict(zip(whole, values, strict=False))  # a column added just now is found out by the next check
-    existing = ", ".join(_text(known.get(name), VALUE_BYTES) for name in columns)
+    existing = ", ".join(_text(mapping, known.get(name), VALUE_BYTES) for name in columns)
     rows = f"Existing local row ({existing})"
     if isinstance(change, Update):
         what, doing = ConflictType.UPDATE_ORIGIN_DIFFERS, "Updating"
@@ -184,8 +186,8 @@ def _written(writer: Writer, origin: str) -> str:
     return f" {who} in transaction {writer.xid} at {writer.time}"
 
 
-def _text(value: str | None, limit: int | None = None) -> str:
-    return "null" if value is None else _cut(value.encode(errors="surrogateescape"), limit)
+def _text(mapping: RelationMapping, value: str | None, limit: int | None = None) -> str:
+    return "null" if value is None else _cut(encode(value, mapping.codec), limit, mapping.codec)
 
 
 def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:
@@ -210,7 +212,7 @@ def texts(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
     """What was sent of a row, by column of the target; a binary value in hexadecimal, as \\x…."""
     status, values = row.split()
     return {
-        column.name: None if status[i] == NULL else _shown(status[i], values[i])
+        column.name: None if status[i] == NULL else _shown(mapping, status[i], values[i])
         for i, column in enumerate(mapping.attributes)
         if status[i] != UNCHANGED
     }
@@ -232,7 +234,7 @@ def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) 
         return f"replica identity full {_local_row(mapping, columns, row)}"
     status, values = row.split()
     names = ", ".join(_quoted(mapping.attributes[i].name) for i in mapping.search)
-    shown = ", ".join(_shown(status[i], values[i]) for i in mapping.search)
+    shown = ", ".join(_shown(mapping, status[i], values[i]) for i in mapping.search)
     return f"replica identity ({names})=({shown})"
 
 
@@ -243,19 +245,23 @@ def _quoted(name: str) -> str:
 def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
     """All columns of the target's table or partition, in its order; what was not sent is null."""
     status, values = row.split()
-    sent = {column.name: _shown(status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)}
+    sent = {
+        column.name: _shown(mapping, status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)
+    }
     return "(" + ", ".join(sent.get(name, "null") for name in columns) + ")"
 
 
-def _shown(status: int, value: bytes | None, limit: int | None = None) -> str:
+def _shown(mapping: RelationMapping, status: int, value: bytes | None, limit: int | None = None) -> str:
     if status in (NULL, UNCHANGED) or value is None:
         return "null"
     if status == BINARY:
         return "\\x" + value[:limit].hex() + ("..." if limit is not None and len(value) > limit else "")
-    return _cut(value, limit)
+    return _cut(value, limit, mapping.codec)
 
 
-def _cut(value: bytes, limit: int | None) -> str:
-    cut = value[:limit]
-    text = cut.decode("utf-8", "ignore")
-    return text + "..." if len(cut) < len(value) else text
+def _cut(value: bytes, limit: int | None, codec: str) -> str:
+    """What is no text in the session's encoding is shown as \\x…; a character that is cut in two is left out."""
+    decoder = getincrementaldecoder(codec)("backslashreplace")
+    if limit is None or len(value) <= limit:
+        return decoder.decode(value, final=True)
+    return decoder.decode(value[:limit]) + "..."

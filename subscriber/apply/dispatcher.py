@@ -35,6 +35,7 @@ from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -139,17 +140,20 @@ class Dispatcher:
     both None between two.
     """
 
-    def __init__(self, known: RelationMap | None = None) -> None:
-        """`known` has mappings that may be used again."""
+    def __init__(self, known: RelationMap | None = None, codec: str = UTF8) -> None:
+        """`known` has mappings that may be used again; `codec` is that of the stream's texts."""
         self.relations = RelationMap(known)
+        self._codec = codec
         self.transaction: RemoteTransaction | None = None
         self.block: int | None = None
         self._begun = False  # nothing has come of the transaction yet
 
     @classmethod
-    def replaying(cls, transaction: RemoteTransaction, known: RelationMap | None = None) -> Dispatcher:
+    def replaying(
+        cls, transaction: RemoteTransaction, known: RelationMap | None = None, codec: str = UTF8
+    ) -> Dispatcher:
         """A dispatcher for what was kept of a streamed transaction; for one use."""
-        dispatcher = cls(known)
+        dispatcher = cls(known, codec)
         dispatcher.transaction = transaction
         return dispatcher
 
@@ -189,7 +193,7 @@ class Dispatcher:
             case Prepare() if transaction.gid is not None:
                 return self._close(transaction, message.prepare_lsn, message.end_lsn, "prepare")
             case Relation():
-                self.relations.update(message)
+                self.relations.update(message.recoded(self._codec))
             case Truncate():
                 return Empty(transaction, message)
             case Type() | LogicalMessage():

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 
 from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.errors import MappingError
+from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import Relation, ReplicaIdentity
 
 
@@ -148,6 +149,7 @@ class RelationMapping:
     search: tuple[int, ...] | None
     unsearchable: Unsearchable | None
     local_only: tuple[LocalColumn, ...]  # no counterpart on the publisher, not generated
+    codec: str = UTF8  # of the texts in its changes, see protocol/encodings.py
     plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
     runs_foreign_code: bool = False
     unique_values_change: bool = False  # updates have been seen to change some of local.unique_columns
@@ -212,7 +214,7 @@ def _is_same(one: Relation, other: Relation) -> bool:
     return one is other or replace(one, xid=None) == replace(other, xid=None)
 
 
-def map_relation(remote: Relation, local: LocalRelation) -> RelationMapping:
+def map_relation(remote: Relation, local: LocalRelation, codec: str = UTF8) -> RelationMapping:
     """Raises MappingError when published columns are missing or generated on the target."""
     by_name = {column.name: column for column in local.columns}
     label = f"{remote.schema}.{remote.name}"
@@ -235,6 +237,7 @@ def map_relation(remote: Relation, local: LocalRelation) -> RelationMapping:
     search, unsearchable = _search(remote, local, label)
     return RelationMapping(
         remote=remote,
+        codec=codec,
         local=local if not foreign else replace(local, one_by_one="foreign code"),
         runs_foreign_code=bool(foreign),
         attributes=tuple(by_name[c.name] for c in remote.columns),

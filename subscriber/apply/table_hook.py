@@ -25,6 +25,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.display import sql_name
 from subscriber.errors import HookError
 from subscriber.protocol import tuples
+from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, ReplicaIdentity, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, TupleData
 
@@ -32,13 +33,13 @@ Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
 Change = Insert | Update | Delete
 
 
-def bind(hooks: Hooks, remote: Relation) -> TableHook | None:
+def bind(hooks: Hooks, remote: Relation, codec: str = UTF8) -> TableHook | None:
     """The hook of a table as its RELATION message describes it; None: it has none.
 
-    Raises HookError if they do not fit.
+    `codec` is that of its values (protocol/encodings.py). Raises HookError if they do not fit.
     """
     hook = hooks.find(remote.schema, remote.name)
-    return None if hook is None else TableHook(hook, hooks.target(remote.schema, remote.name), remote)
+    return None if hook is None else TableHook(hook, hooks.target(remote.schema, remote.name), remote, codec)
 
 
 class TableHook:
@@ -47,8 +48,9 @@ class TableHook:
     `sources` are the publisher's columns by the names of the target's, `names` the other way.
     """
 
-    def __init__(self, hook: Hook, table: Name, remote: Relation) -> None:
+    def __init__(self, hook: Hook, table: Name, remote: Relation, codec: str) -> None:
         self._hook = hook
+        self._codec = codec
         self._label = f"{remote.schema}.{remote.name}"
         self._quoted = sql_name(remote.schema, remote.name)
         self._names = [column.name for column in remote.columns]
@@ -228,9 +230,9 @@ class TableHook:
                 value = values[i]
                 if value is not None:
                     self._require_text(status[i])
-                    values[i] = self._given(i, await self._call("mask", mask, _decoded(value)))
+                    values[i] = self._given(i, await self._call("mask", mask, decode(value, self._codec)))
             else:
-                values[i] = as_text(mask)
+                values[i] = as_text(mask, self._codec)
             status[i] = NULL if values[i] is None else TEXT
         return bytes(status), values
 
@@ -241,7 +243,9 @@ class TableHook:
         for name, status, value in zip(self._names, *row, strict=True):
             if name in names:
                 self._require_text(status)
-                found[name] = UNCHANGED if status == tuples.UNCHANGED else None if value is None else _decoded(value)
+                found[name] = (
+                    UNCHANGED if status == tuples.UNCHANGED else None if value is None else decode(value, self._codec)
+                )
         return found
 
     def _require_text(self, status: int) -> None:
@@ -252,7 +256,7 @@ class TableHook:
         """What a function gave for a column."""
         if isinstance(value, Missing):
             raise HookError(f'hook of table "{self._label}" gave no value for column "{self._names[i]}"')
-        return as_text(value)
+        return as_text(value, self._codec)
 
     async def _call(self, what: str, function: Callable[[Any], Any], given: TextRow | str) -> Any:
         try:
@@ -326,16 +330,12 @@ def needs_text(label: str) -> HookError:
     )
 
 
-def as_text(value: object) -> bytes | None:
+def as_text(value: object, codec: str = UTF8) -> bytes | None:
     """A value that a function gave, as the type's input function reads it; texts are taken as they are."""
     if value is None:
         return None
     text = f"\\x{value.hex()}" if isinstance(value, bytes | bytearray) else str(value)
-    return text.encode("utf-8", "surrogateescape")
-
-
-def _decoded(value: bytes) -> str:
-    return value.decode("utf-8", "surrogateescape")
+    return encode(text, codec)
 
 
 def _filled(new: Row, old: Row) -> Row:

@@ -7,11 +7,12 @@ which is no table's. Told at the head of pipeline/copy.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import asyncpg
 
+from subscriber.connection.pipeline import Pipeline
 from subscriber.lsn import Lsn
 
 GROUP = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
@@ -124,20 +125,27 @@ async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copie
 
 
 async def claim(
-    connection: asyncpg.Connection, copyid: int, fence: bytes, parts: Sequence[tuple[int, int]]
+    pipeline: Pipeline, copyid: int, fence: bytes, parts: Sequence[tuple[int, int]]
 ) -> set[tuple[int, int]]:
     """For executors: the members of `parts` (relid, number) that are not copied yet.
 
-    Waits for a session that is copying one of them. Raises asyncpg's error (55000) if another copy has begun.
+    Waits for a session that is copying one of them. Raises ServerError (55000) if another copy has begun.
     """
-    relids, numbers = zip(*parts, strict=True)
-    return {(row[0], row[1]) for row in await connection.fetch(_CLAIM, copyid, fence, relids, numbers)}
+    rows = await pipeline.rows(_CLAIM, str(copyid), _bytea(fence), *map(_array, zip(*parts, strict=True)))
+    return {(int(relid or 0), int(number or 0)) for relid, number in rows}
 
 
 async def record(
-    connection: asyncpg.Connection, copyid: int, fence: bytes, counts: Mapping[tuple[int, int], tuple[int, int]]
+    pipeline: Pipeline, copyid: int, fence: bytes, counts: Mapping[tuple[int, int], tuple[int, int]]
 ) -> None:
     """Record the rows and bytes of each claimed part, by (relid, number)."""
-    relids, numbers = zip(*counts, strict=True)
-    rows, sizes = zip(*counts.values(), strict=True)
-    await connection.execute(_RECORD, copyid, fence, relids, numbers, rows, sizes)
+    columns = (*zip(*counts, strict=True), *zip(*counts.values(), strict=True))
+    await pipeline.rows(_RECORD, str(copyid), _bytea(fence), *map(_array, columns))
+
+
+def _bytea(data: bytes) -> str:
+    return f"\\x{data.hex()}"
+
+
+def _array(numbers: Iterable[int]) -> str:
+    return f"{{{','.join(map(str, numbers))}}}"

@@ -302,7 +302,9 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:
         password = subscription.must_use_password
-        async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
+        async with contact.contact(
+            connection, subscription.name, subscription.conninfo, password=password
+        ) as publisher:
             await publisher.alter_slot(
                 subscription.slot_name, failover=failover, two_phase=False if no_two_phase else None
             )

@@ -8,6 +8,7 @@ from typing import TypeAlias
 
 import asyncpg
 
+from subscriber.catalog.session import Connection, encoding_of
 from subscriber.connection import authentication
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.failures import libpq_message
@@ -45,14 +46,19 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
 
 
 @asynccontextmanager
-async def contact(name: str, conninfo: str, *, password: bool) -> AsyncIterator[Publisher]:
-    """Connect as subscription `name`, and close when the block ends.
+async def contact(connection: Connection, name: str, conninfo: str, *, password: bool) -> AsyncIterator[Publisher]:
+    """Connect as subscription `name`, and close when the block ends. `connection` is one to the target.
 
     Raises PublisherUnreachable if that fails, and PublisherError if a password had to be used and was not.
     """
     check_conninfo(conninfo, password=password)
     try:
-        publisher = await Publisher.connect(conninfo, application_name=name, must_use_password=password)
+        publisher = await Publisher.connect(
+            conninfo,
+            application_name=name,
+            client_encoding=encoding_of(connection),
+            must_use_password=password,
+        )
     except (ConninfoError, ConnectionLost, ServerError) as error:
         raise PublisherUnreachable(name, libpq_message(error)) from error
     try:

@@ -58,7 +58,7 @@ async def create_subscription(
                 subid = await _insert(connection, statement, options, who.oid)
                 if options.connect:
                     publisher = await stack.enter_async_context(
-                        contact.contact(statement.name, statement.conninfo, password=password)
+                        contact.contact(connection, statement.name, statement.conninfo, password=password)
                     )
                     await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
                 slot.committing = True

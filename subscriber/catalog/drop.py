@@ -71,7 +71,9 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     sync_slots = [origins.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
     password = subscription.must_use_password
     try:
-        async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
+        async with contact.contact(
+            connection, subscription.name, subscription.conninfo, password=password
+        ) as publisher:
             for slot in sync_slots:
                 await contact.drop_slot(publisher, slot, notice, missing_ok=True)
             if slot_name is not None:

@@ -136,7 +136,7 @@ async def refresh(
     """
     subid = subscription.oid
     password = subscription.must_use_password
-    async with contact.contact(subscription.name, subscription.conninfo, password=password) as publisher:
+    async with contact.contact(connection, subscription.name, subscription.conninfo, password=password) as publisher:
         if validate:
             await contact.warn_of_missing_publications(publisher, validate, notice)
         await table_names.follow(connection, subscription)

@@ -41,6 +41,11 @@ class Catalog:
         finally:
             connection.terminate()
 
+    @property
+    def encoding(self) -> str:
+        """Of the target's database, as PostgreSQL calls it; rows are sent in it."""
+        return encoding_of(self._connection)
+
     @asynccontextmanager
     async def use(self) -> AsyncIterator[Connection]:
         """The connection, for this task alone. Raises ServerError and ConnectionLost for asyncpg's errors.
@@ -79,6 +84,11 @@ class Catalog:
             await connection.add_listener(
                 channel, lambda _connection, pid, _channel, payload: callback(payload, pid == here)
             )
+
+
+def encoding_of(connection: Connection) -> str:
+    """Of its database, as PostgreSQL calls it."""
+    return getattr(connection.get_settings(), "server_encoding", "UTF8")
 
 
 def translate(error: BaseException) -> SubscriberError:

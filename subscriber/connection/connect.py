@@ -31,7 +31,7 @@ from subscriber.connection.failures import ConnectError, libpq_message, translat
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
-from subscriber.errors import ConnectionLost, ConninfoError, SubscriberError
+from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
 
@@ -201,7 +201,14 @@ async def open_session(
     must_use_password: bool = False,
     timeout: float | None = None,
 ) -> Session:
-    """connect(), and continue as a raw session. The same arguments and errors."""
+    """connect(), and continue as a raw session. The same arguments and errors.
+
+    Its client_encoding is what `settings` say. Else it is UTF8 for a walsender, and for others the database's own, so
+    that the server converts nothing; a database in SQL_ASCII converts nothing ever. Raises ServerError (22023) where
+    the server cannot convert.
+    """
+    settings = dict(settings)
+    encoding = settings.pop("client_encoding", None)  # which need not be one that asyncpg knows
     connection = await connect(
         conninfo,
         application_name=application_name,
@@ -210,7 +217,20 @@ async def open_session(
         must_use_password=must_use_password,
         timeout=timeout,
     )
-    return Session.take_over(connection)
+    session = Session.take_over(connection)
+    if encoding is None:
+        own = session.parameters.get("server_encoding", "UTF8")
+        encoding = own if own == "SQL_ASCII" or not replication else "UTF8"
+    if encoding != session.encoding:
+        try:
+            await session.set_encoding(encoding)
+        except BaseException as error:
+            session.abort()
+            if isinstance(error, ServerError):  # "invalid value", and why
+                error.message, error.detail = error.detail or error.message, None
+                error.hint = f"Rows are sent in {encoding}. PostgreSQL converts nearly all encodings from and to UTF8."
+            raise
+    return session
 
 
 def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float | None:
@@ -228,7 +248,11 @@ async def _attempt(
 ) -> asyncpg.Connection:
     watch = authentication.Watch() if must_use_password else None
     try:
-        connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
+        try:
+            connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
+        except asyncpg.FeatureNotSupportedError:  # this encoding cannot be converted to UTF8, as MULE_INTERNAL
+            arguments["server_settings"] |= {"client_encoding": "SQL_ASCII"}  # type: ignore[operator]
+            connection = await asyncpg.connect(**arguments, loop=watch, timeout=limit)  # type: ignore[call-overload]
     except Exception as error:  # a server that says something else than a server does makes asyncpg raise anything
         replication = "replication" in arguments["server_settings"]  # type: ignore[operator]
         raise translate(error, target, replication=replication) from error

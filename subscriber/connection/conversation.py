@@ -11,6 +11,7 @@ from typing import Protocol
 
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.protocol import wire
+from subscriber.protocol.encodings import decode
 
 
 class Conversation(Protocol):
@@ -36,12 +37,14 @@ class Result:
 class Query:
     """The conversation of a simple query, until ReadyForQuery."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, codec: str) -> None:
+        """`codec` is that of the session."""
         self.results: list[Result] = []
         self.error: ServerError | None = None
         self.copy_ended = False
         self.ready: asyncio.Future[None] = loop.create_future()
         self.copying: asyncio.Future[None] = loop.create_future()
+        self._codec = codec
         self._current = Result()
 
     @property
@@ -51,11 +54,11 @@ class Query:
     def received(self, kind: str, body: bytes) -> None:
         match kind:
             case "T":
-                self._current.columns = wire.read_columns(body)
+                self._current.columns = wire.read_columns(body, self._codec)
             case "D":
-                self._current.rows.append(wire.read_row(body))
+                self._current.rows.append(wire.read_row(body, self._codec))
             case "C":
-                self._current.tag = wire.decode_text(body[:-1])
+                self._current.tag = decode(body[:-1])
                 # A publisher that shuts down ends the stream with this alone, without CopyDone.
                 self.copy_ended = True
                 self._complete()
@@ -67,7 +70,7 @@ class Query:
             case "c":
                 self.copy_ended = True
             case "E":
-                self.error = ServerError(wire.read_fields(body))
+                self.error = ServerError(wire.read_fields(body, self._codec))
             case "Z":
                 self._finish(self.error)
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -28,6 +28,7 @@ from typing import NoReturn
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError, SubscriberError
 from subscriber.protocol import wire
+from subscriber.protocol.encodings import decode
 
 CHUNK = 32 * 1024  # bytes of statements gathered before they are given to the transport
 STATEMENTS = 1000  # prepared statements kept on the server; the least recently used one goes
@@ -74,6 +75,11 @@ class Pipeline:
         self._settled: asyncio.Future[None] | None = None
         self.attach()
 
+    @property
+    def codec(self) -> str:
+        """Of the session's texts, see protocol/encodings.py."""
+        return self.session.codec
+
     def attach(self) -> None:
         """Take the session back after a simple query or a COPY was run on it."""
         self.session.begin(self)
@@ -104,7 +110,7 @@ class Pipeline:
                 name = self._parse(statement, note)
         elif self.unnamed:
             name = b""
-            self._send(wire.parse(name, *statement))
+            self._send(wire.parse(name, *statement, self.codec))
             self._pending.append(_Pending(note, is_attempt=self.attempting))
         elif (known := self._names.get(statement)) is not None:
             name = known
@@ -193,10 +199,14 @@ class Pipeline:
     async def rows(self, sql: str, *values: str | None) -> Rows:
         """Run one statement with text parameters and wait for its rows."""
         result: Rows = []
-        parameters = wire.text_parameters(values)
+        parameters = self.texts(values)
         self.execute(sql, wire.ALL_TEXT, parameters, note=sql, on_result=lambda _note, _tag, rows: result.extend(rows))
         await self.settle()
         return result
+
+    def texts(self, values: Sequence[str | None]) -> bytes:
+        """The parameters of execute() for values that are all text or NULL."""
+        return wire.text_parameters(values, self.codec)
 
     async def watch(self) -> NoReturn:
         """Wait for the pipeline to fail, and raise its error: run beside whatever uses it."""
@@ -245,7 +255,7 @@ class Pipeline:
         """Queue a Parse under a new name. `keeps`: the name is kept for its next use."""
         self._serial += 1
         name = b"s%d" % self._serial
-        self._send(wire.parse(name, *statement))
+        self._send(wire.parse(name, *statement, self.codec))
         self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=statement if keeps else None))
         return name
 
@@ -268,7 +278,7 @@ class Pipeline:
             return
         if kind == "D":
             if self._pending[0].on_result is not None:
-                self._rows.append(wire.read_row(body))
+                self._rows.append(wire.read_row(body, self.codec))
         elif kind in "C13I":
             self._answered(self._pending.popleft(), body)
         elif kind == "Z":
@@ -281,10 +291,10 @@ class Pipeline:
             if not self._pending and self._settled is not None and not self._settled.done():
                 self._settled.set_result(None)
         elif kind == "E" and self._pending and self._pending[0].is_attempt:
-            self._refuse(ServerError(wire.read_fields(body)))
+            self._refuse(ServerError(wire.read_fields(body, self.codec)))
         elif kind == "E":
             self.failed_note = self._pending[0].note if self._pending else None
-            self._fail(ServerError(wire.read_fields(body)))
+            self._fail(ServerError(wire.read_fields(body, self.codec)))
 
     def _refuse(self, error: ServerError) -> None:
         self._skipping = True
@@ -303,7 +313,7 @@ class Pipeline:
     def _answered(self, pending: _Pending, body: bytes) -> None:
         rows, self._rows = self._rows, []
         if pending.on_result is not None and body != pending.expect:
-            pending.on_result(pending.note, wire.decode_text(body[:-1]), rows)
+            pending.on_result(pending.note, decode(body[:-1]), rows)
 
     def lost(self, error: SubscriberError) -> None:
         if self.error is None:

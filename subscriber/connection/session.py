@@ -28,7 +28,7 @@ import asyncpg
 
 from subscriber.connection.conversation import Conversation, Query, Result
 from subscriber.errors import ConnectionLost, EndOfStream, ProtocolError, ServerError, SubscriberError
-from subscriber.protocol import wire
+from subscriber.protocol import encodings, wire
 
 BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that is larger
 LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
@@ -37,7 +37,7 @@ CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socke
 
 # Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
 _VERSION = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
-_PARAMETERS = ("server_version", "server_encoding", "in_hot_standby", "is_superuser", "TimeZone")
+_PARAMETERS = ("server_version", "server_encoding", "client_encoding", "in_hot_standby", "is_superuser", "TimeZone")
 
 
 class Session(asyncio.BufferedProtocol):
@@ -46,6 +46,9 @@ class Session(asyncio.BufferedProtocol):
     def __init__(self, pid: int, parameters: dict[str, str]) -> None:
         self.pid = pid  # of the server's backend
         self.parameters = parameters  # as the server reports them: server_version, TimeZone, …
+        # Of texts, as PostgreSQL calls it; asyncpg asks for UTF8 in words that PgBouncer repeats.
+        self.encoding = "SQL_ASCII" if parameters.get("client_encoding") == "SQL_ASCII" else "UTF8"
+        self.codec = encodings.codec(self.encoding)  # the same, as Python does
         self.on_notice: Callable[[dict[str, str]], None] | None = None
         self.error: SubscriberError | None = None  # set once the session is lost
         self._transport: asyncio.Transport
@@ -91,6 +94,11 @@ class Session(asyncio.BufferedProtocol):
             raise ProtocolError("the server did not report its version")
         return int(found[1]) * 10000 + int(found[2] or 0)
 
+    async def set_encoding(self, encoding: str) -> None:
+        """Have texts come and go in `encoding`, one that databases can have. Raises ServerError if it cannot be."""
+        await self.query(f"SET client_encoding = '{encoding}'")
+        self.encoding, self.codec = encoding, encodings.codec(encoding)
+
     @property
     def transport(self) -> asyncio.Transport:
         return self._transport
@@ -112,9 +120,9 @@ class Session(asyncio.BufferedProtocol):
         return (await self.query(sql))[-1].rows
 
     def _start_query(self, sql: str) -> Query:
-        query = Query(self._loop)
+        query = Query(self._loop, self.codec)
         self.begin(query)
-        self.write(wire.query(sql))
+        self.write(wire.query(sql, self.codec))
         return query
 
     def begin(self, conversation: Conversation) -> None:
@@ -320,7 +328,7 @@ class Session(asyncio.BufferedProtocol):
     def _received(self, kind: str, body: bytes) -> None:
         if kind == "N":
             if self.on_notice is not None:
-                self.on_notice(wire.read_fields(body))
+                self.on_notice(wire.read_fields(body, self.codec))
         elif kind == "S":
             name, value = wire.read_parameter_status(body)
             self.parameters[name] = value
@@ -328,7 +336,7 @@ class Session(asyncio.BufferedProtocol):
             pass  # NOTIFY; we never LISTEN on a raw session
         elif self._conversation is not None:
             if kind == "E":
-                fields = wire.read_fields(body)
+                fields = wire.read_fields(body, self.codec)
                 if fields.get("V", fields.get("S")) in ("FATAL", "PANIC"):
                     error = ServerError(fields)
                     self._lose(error)
@@ -336,7 +344,7 @@ class Session(asyncio.BufferedProtocol):
             self._conversation.received(kind, body)
             self._notify()
         elif kind == "E":  # a FATAL while idle: the connection ends next
-            self._lose(ServerError(wire.read_fields(body)))
+            self._lose(ServerError(wire.read_fields(body, self.codec)))
 
     def eof_received(self) -> None:
         self._lose(ConnectionLost("server closed the connection unexpectedly"))

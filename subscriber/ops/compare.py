@@ -96,10 +96,11 @@ async def _compare_table(source: Session, target: Session, result: TableResult) 
     if set(columns) != set(await _columns(target, result)):
         result.note = "has other columns on the target"
         return
+    encoding = literal(target.parameters.get("server_encoding", "UTF8"))  # in which rows are sent, and not converted
     row = f"ROW({', '.join(identifier(column) for column in columns)})::pg_catalog.text"
-    query = f"SELECT {row} AS r FROM ONLY {qualified(result.schema, result.name)}"
-    # In binary form, because the escapes of the text form do not keep the order of the texts.
-    statement = f'COPY (SELECT r FROM ({query}) s ORDER BY r COLLATE "C") TO STDOUT (FORMAT binary)'
+    query = f"SELECT pg_catalog.convert_to({row}, {encoding}) AS r FROM ONLY {qualified(result.schema, result.name)}"
+    # In binary form, because the escapes of the text form do not keep the order of the bytes.
+    statement = f"COPY (SELECT r FROM ({query}) s ORDER BY r) TO STDOUT (FORMAT binary)"
     async with aclosing(_rows(source, statement)) as left, aclosing(_rows(target, statement)) as right:
         await _merge(left, right, result)
 

@@ -35,7 +35,7 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.catalog import hooked, identity, progress_records, sessions, store, table_names
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.session import Connection, translate
+from subscriber.catalog.session import Connection, encoding_of, translate
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
@@ -147,6 +147,13 @@ class Backlog:
                 hint="Let `subscriber run` finish that first.",
                 sqlstate="55000",
             )
+        if encoding_of(self._connection) == "SQL_ASCII":
+            raise StatementError(
+                "the change log is in UTF8, and the target's database in SQL_ASCII",
+                detail="The apply worker stores texts as the publisher has them, in whatever encoding that is.",
+                hint="Enable the subscription, and let its apply worker catch up.",
+                sqlstate="0A000",
+            )
         if with_hooks := await hooked.sources(self._connection, self._subid):
             raise StatementError(
                 f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only the program has',
@@ -239,7 +246,7 @@ class Backlog:
         for label in merges:
             table = self._stages[label].target
             if (guarding := guard(table, table.owner, self._owner)) is not None:
-                await guarding.apply(self._connection)
+                await guarding.apply(self._connection.fetch)
         emptied = [self._stages[label].target for label, merge in merges.items() if merge.truncated]
         if emptied:  # together, because of foreign keys between them
             await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")

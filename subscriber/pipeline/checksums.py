@@ -51,12 +51,16 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """How one server reads its rows: the compared columns in the order of both, and which of them are the key."""
+    """How one server reads its rows: the compared columns in the order of both, and which of them are the key.
+
+    `encoding` is that of the target, in which rows are sent. `converts`: this server has another one.
+    """
 
     columns: tuple[Column, ...]
     key: tuple[int, ...]  # indexes; empty: there is none
     filters: tuple[str, ...] = ()
-    to_utf8: bool = False  # the servers' encodings differ, and with them the bytes of a text
+    encoding: str = "UTF8"
+    converts: bool = False
 
     def _rows(self, part: Part) -> str:
         return part.select(", ".join(f"{c.text} AS c{number}" for number, c in enumerate(self.columns)), self.filters)
@@ -66,9 +70,12 @@ class Side:
         return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
 
     def _hash_text(self, text: str) -> str:
-        if self.to_utf8:
-            text = f"pg_catalog.encode(pg_catalog.convert_to({text}, 'UTF8'), 'hex')"
+        if self.converts:
+            text = self._in_hex(text)
         return f"pg_catalog.hashtextextended({text}, 0)"
+
+    def _in_hex(self, text: str) -> str:
+        return f"pg_catalog.encode(pg_catalog.convert_to({text}, {literal(self.encoding)}), 'hex')"
 
     def _bucket(self, buckets: int) -> str:
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
@@ -82,8 +89,11 @@ class Side:
         )
 
     def rows(self, part: Part, buckets: int, wanted: Sequence[int]) -> str:
-        """Rows of these buckets: the key's texts (or of all columns, if there is no key), and each column's hash."""
-        key = ", ".join(f"c{n}" for n in self.key or range(len(self.columns)))
+        """Rows of these buckets: the key's texts (or of all columns, if there is no key), and each column's hash.
+
+        Texts are bytes in hexadecimal, because an executor's session cannot say each in Unicode.
+        """
+        key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
         hashes = ", ".join(self._hash_text(f"c{n}") for n in range(len(self.columns)))
         listed = ", ".join(map(str, wanted))
         return (

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import anyio
 
 from subscriber.catalog import hold, origins, sessions, store
-from subscriber.catalog.session import Catalog, Connection
+from subscriber.catalog.session import Catalog, Connection, encoding_of
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
@@ -110,6 +110,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
         publisher = await Publisher.connect(
             subscription.conninfo,
             application_name=APPLICATION_NAME,
+            client_encoding=encoding_of(connection),
             must_use_password=subscription.must_use_password,
         )
         try:

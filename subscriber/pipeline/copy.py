@@ -167,6 +167,7 @@ class _Keeper:
             publisher = await Publisher.connect(
                 subscription.conninfo,
                 application_name=APPLICATION_NAME,
+                client_encoding=self._catalog.encoding,
                 must_use_password=subscription.must_use_password,
             )
             stack.callback(publisher.session.abort)

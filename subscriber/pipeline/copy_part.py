@@ -13,25 +13,25 @@ from __future__ import annotations
 
 import gc
 from collections import deque
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
 
 import anyio
-import asyncpg
 
 from subscriber.catalog import bulk_copy
-from subscriber.catalog.session import Connection, translate
-from subscriber.connection.connect import connect
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
+from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
-from subscriber.errors import ConnectionLost, ProtocolError, SubscriberError
+from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.source.answers import parsing
 from subscriber.source.parts import Part
 from subscriber.source.quoting import literal
-from subscriber.target.means import become_replica
+from subscriber.target.means import BECOME_REPLICA, SET_REPLICA, Means, find_means
 from subscriber.target.shapes import Guard
+from subscriber.target.statements import copy_from
 
 APPLICATION_NAME = "subscriber copy"
-CHUNKS = 8  # pieces in memory between the two connections; asyncpg's are up to half a megabyte
 # Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
 TRANSIENT = ("08", "40", "53", "57")
 
@@ -49,7 +49,7 @@ TARGET_SETTINGS = {
 }
 _FILENODES = """
 SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)
-  FROM unnest($1::pg_catalog.text[]) WITH ORDINALITY AS t (heap, number) ORDER BY number
+  FROM pg_catalog.unnest(ARRAY[{heaps}]) WITH ORDINALITY AS t (heap, number) ORDER BY number
 """
 
 
@@ -125,35 +125,28 @@ async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
 
 async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | None:
     """Copy what is together off the front; what went wrong with the first that is left, None when nothing is."""
+    first = waiting[0][0]
     try:
-        first_one = waiting[0][0]
-        target = await connect(first_one.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
+        session = await open_session(first.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
         try:
-            await become_replica(target)
-            source = await connect(
-                first_one.source,
+            target = _Target(session, await find_means(session))
+            source = await open_session(
+                first.source,
                 application_name=APPLICATION_NAME,
-                settings=SOURCE_SETTINGS,
-                must_use_password=first_one.must_use_password,
+                settings=SOURCE_SETTINGS | {"client_encoding": session.encoding},
+                must_use_password=first.must_use_password,
             )
             try:
                 while waiting:
                     await _copy(waiting[0], source, target)
                     if any(task.runs_foreign_code for task in waiting.popleft()):
-                        await _clean(target)
+                        await target.clean()
             finally:
-                source.terminate()
+                source.abort()
         finally:
-            target.terminate()
-    except Exception as error:
-        first = first_error(error)
-        if isinstance(first, SubscriberError):
-            return first
-        if isinstance(first, asyncpg.PostgresError | asyncpg.InterfaceError | asyncpg.InternalClientError | OSError):
-            return translate(first)
-        if isinstance(first, UnicodeError):  # names of the publisher's that cannot be said again
-            return ProtocolError("invalid query response", detail="A name is not in the encoding of the connection.")
-        raise
+            session.abort()
+    except SubscriberError as error:
+        return error
     return None
 
 
@@ -164,51 +157,77 @@ def first_error(error: BaseException) -> BaseException:
     return error
 
 
-async def _copy(tasks: tuple[PartTask, ...], source: Connection, target: Connection) -> None:
-    async with target.transaction():
-        parts = [(task.relid, task.number) for task in tasks]
-        claimed = await bulk_copy.claim(target, tasks[0].copyid, tasks[0].fence, parts)
-        ours = [task for task in tasks if (task.relid, task.number) in claimed]
-        if not ours:
-            return
-        async with source.transaction(isolation="repeatable_read", readonly=True):
-            await source.execute(f"SET TRANSACTION SNAPSHOT {literal(ours[0].snapshot)}")
-            await _lock(ours, source)
-            role, counts = "none", dict[tuple[int, int], tuple[int, int]]()
-            for task in ours:
-                if task.guard is not None:
-                    role = "none"
-                    await task.guard.apply(target)
-                if task.role != role:
-                    role = task.role
-                    await target.execute("SELECT pg_catalog.set_config('role', $1, true)", role)
-                counts[task.relid, task.number] = await _pipe(task, source, target)
-                if task.runs_foreign_code:
-                    role = "none"
-                    await target.execute("SET CONSTRAINTS ALL IMMEDIATE")
-                    await _set_again(target)
-        await target.execute("RESET ROLE")
-        await bulk_copy.record(target, ours[0].copyid, ours[0].fence, counts)
+class _Target:
+    """The session that the rows go to."""
+
+    def __init__(self, session: Session, means: Means) -> None:
+        self.session = session
+        self.pipeline = Pipeline(session)
+        self.pipeline.unnamed = True  # foreign code may run in the session
+        self._again = [f"SET client_encoding = '{session.encoding}'"]  # all else was set when the session began
+        if means.replica_role:
+            self._again.append(BECOME_REPLICA if means.by_function else SET_REPLICA)
+
+    async def run(self, *statements: str) -> None:
+        for statement in statements:
+            self.pipeline.execute_once(statement, note=statement)
+        await self.pipeline.settle()
+
+    async def set_role(self, role: str) -> None:
+        """For the rest of the transaction."""
+        await self.pipeline.rows("SELECT pg_catalog.set_config('role', $1, true)", role)
+
+    async def set_again(self) -> None:
+        """After foreign code, which may have changed any setting, and the role."""
+        await self.run("RESET ROLE", "RESET ALL", *self._again)
+
+    async def clean(self) -> None:
+        """After the transaction: what foreign code may have left behind besides."""
+        await self.run("DISCARD ALL")
+        await self.set_again()
+
+    async def copy(self, statement: str, chunks: AsyncIterator[bytes]) -> int:
+        """The number of rows."""
+        tag = await self.session.copy_in(statement, chunks)
+        self.pipeline.attach()
+        return int(tag.split()[-1])
 
 
-async def _set_again(target: Connection) -> None:
-    """After foreign code, which may have changed any setting, and the role. Startup settings come back by RESET ALL."""
-    await target.execute("RESET ROLE; RESET ALL")
-    await become_replica(target)
+async def _copy(tasks: tuple[PartTask, ...], source: Session, target: _Target) -> None:
+    await target.run("BEGIN")
+    parts = [(task.relid, task.number) for task in tasks]
+    claimed = await bulk_copy.claim(target.pipeline, tasks[0].copyid, tasks[0].fence, parts)
+    if ours := [task for task in tasks if (task.relid, task.number) in claimed]:
+        await source.query(
+            f"BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET TRANSACTION SNAPSHOT {literal(ours[0].snapshot)}"
+        )
+        await _lock(ours, source)
+        role, counts = "none", dict[tuple[int, int], tuple[int, int]]()
+        for task in ours:
+            if task.guard is not None:
+                role = "none"
+                await task.guard.apply(target.pipeline.rows)
+            if task.role != role:
+                role = task.role
+                await target.set_role(role)
+            counts[task.relid, task.number] = await _pipe(task, source, target)
+            if task.runs_foreign_code:
+                role = "none"
+                await target.run("SET CONSTRAINTS ALL IMMEDIATE")
+                await target.set_again()
+        await source.query("COMMIT")
+        await target.run("RESET ROLE")
+        await bulk_copy.record(target.pipeline, ours[0].copyid, ours[0].fence, counts)
+    await target.run("COMMIT")
 
 
-async def _clean(target: Connection) -> None:
-    """After the transaction: what foreign code may have left behind besides."""
-    await target.execute("DISCARD ALL")
-    await _set_again(target)
-
-
-async def _lock(tasks: list[PartTask], source: Connection) -> None:
+async def _lock(tasks: list[PartTask], source: Session) -> None:
     """Until its end the transaction keeps the locks, and with them the heaps as they are."""
     heaps = [task.part.heap for task in tasks]
-    await source.execute(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
+    await source.query(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
+    rows = await source.rows(_FILENODES.format(heaps=", ".join(map(literal, heaps))))
     with parsing("the files of tables"):
-        filenodes = [row[0] for row in await source.fetch(_FILENODES, heaps)]
+        filenodes = [int(filenode or 0) for (filenode,) in rows]
     for task, filenode in zip(tasks, filenodes, strict=True):
         if filenode != task.part.filenode:
             raise SubscriberError(
@@ -218,25 +237,16 @@ async def _lock(tasks: list[PartTask], source: Connection) -> None:
             )
 
 
-async def _pipe(task: PartTask, source: Connection, target: Connection) -> tuple[int, int]:
+async def _pipe(task: PartTask, source: Session, target: _Target) -> tuple[int, int]:
     """COPY out of one into the other; rows and bytes."""
-    send, receive = anyio.create_memory_object_stream[bytes](CHUNKS)
     size = 0
-    style: Literal["binary", "text"] = "binary" if task.binary else "text"
 
-    async def feed() -> None:
-        async with send:
-            await source.copy_from_query(task.select, output=take, format=style)
-
-    async def take(chunk: bytes) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
         nonlocal size
-        size += len(chunk)
-        await send.send(chunk)
+        form = " WITH (FORMAT binary)" * task.binary
+        async for payloads in source.copy_out(f"COPY ({task.select}) TO STDOUT{form}"):
+            chunk = b"".join(payloads)
+            size += len(chunk)
+            yield chunk
 
-    with send, receive:
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(feed)
-            tag = await target.copy_to_table(
-                task.name, schema_name=task.schema, columns=task.columns, source=receive, format=style
-            )
-    return int(tag.split()[-1]), size
+    return await target.copy(copy_from(task.schema, task.name, task.columns, task.binary), chunks()), size

@@ -36,7 +36,7 @@ from subscriber.lsn import Lsn
 from subscriber.pipeline import delta
 from subscriber.pipeline.lake_stage import Staged, ToArrow
 from subscriber.pipeline.netting import Keys, net_changes
-from subscriber.protocol.wire import ERRORS
+from subscriber.protocol.encodings import ERRORS
 from subscriber.spool.changelog import ChangeLog
 from subscriber.spool.logfiles import sync_directory
 

@@ -88,7 +88,9 @@ def exported_snapshot(conninfo: str) -> Iterator[dict[str, str]]:
 
 
 async def _open(conninfo: str) -> Session:
-    return await open_session(conninfo, application_name=APPLICATION_NAME, settings=SETTINGS)
+    return await open_session(
+        conninfo, application_name=APPLICATION_NAME, settings={**SETTINGS, "client_encoding": "UTF8"}
+    )
 
 
 @dataclass

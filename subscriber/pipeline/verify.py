@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import anyio.to_thread
 
@@ -30,6 +30,7 @@ from subscriber.pipeline.common_snapshot import APPLICATION_NAME, CommonSnapshot
 from subscriber.pipeline.copy_plan import PART_BYTES
 from subscriber.pipeline.session import MASTER, QUICK, spark_session
 from subscriber.pipeline.tasks import run_in_thread
+from subscriber.protocol.encodings import CODECS, decode
 from subscriber.source.answers import parsing
 from subscriber.source.parts import Part, cut
 from subscriber.source.publisher import Publisher
@@ -207,8 +208,8 @@ class _Compare:
             same = names[0].get(column.name) == local_type or "." in local_type
             source.append(Column(column.name, None if same else local_type))
             target.append(Column(local.name, None))
-        encodings = {session.parameters["server_encoding"] for session in self._sessions}
-        to_utf8 = len(encodings) > 1
+        encodings = [session.parameters["server_encoding"] for session in self._sessions]
+        converts = encodings[0] != encodings[1]
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
         parts = (
@@ -217,7 +218,10 @@ class _Compare:
         )
         return _Plan(
             found,
-            (Side(tuple(source), key, published.row_filters, to_utf8), Side(tuple(target), key, to_utf8=to_utf8)),
+            (
+                Side(tuple(source), key, published.row_filters, encodings[1], converts),
+                Side(tuple(target), key, (), encodings[1], converts),
+            ),
             parts,
             tuple(column.name for column in mapping.attributes),
             buckets_for(published.total_bytes // 100),
@@ -290,7 +294,8 @@ def _note_buckets(plan: _Plan, source: Sums, target: Sums) -> None:
 def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) -> None:
     """Rows with a key are matched by it, those without as a multiset."""
     found = plan.found
-    here, there = _collect(source), _collect(target)
+    codec = CODECS[plan.sides[0].encoding]
+    here, there = _collect(source, codec), _collect(target, codec)
     for key in here.keys() | there.keys():
         left, right = here.get(key, Counter()), there.get(key, Counter())
         if left == right:
@@ -310,20 +315,23 @@ def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) 
             found.extra.append(key)
 
 
-def _collect(answers: Sequence[Answer]) -> dict[Key, Counter[tuple[object, ...]]]:
+def _collect(answers: Sequence[Answer], codec: str) -> dict[Key, Counter[tuple[object, ...]]]:
     found: dict[Key, Counter[tuple[object, ...]]] = {}
     with parsing("rows"):
         for answer in answers:
-            for key, hashes in answer:
-                found.setdefault(tuple(map(_text, key)), Counter())[tuple(hashes)] += 1  # type: ignore[arg-type, call-overload]
+            for row in answer:
+                key, hashes = cast("tuple[list[object], list[object]]", row)
+                found.setdefault(tuple(_text(value, codec) for value in key), Counter())[tuple(hashes)] += 1
     return found
 
 
-def _text(value: object) -> str | None:
-    """A column of a key. Raises TypeError for what is no text."""
-    if value is not None and not isinstance(value, str):
+def _text(value: object, codec: str) -> str | None:
+    """A column of a key. Raises TypeError or ValueError for what is no text in hexadecimal."""
+    if value is None:
+        return None
+    if not isinstance(value, str):
         raise TypeError
-    return value
+    return decode(bytes.fromhex(value), codec)
 
 
 def _columns(names: Sequence[str], left: tuple[object, ...], right: tuple[object, ...]) -> tuple[str, ...]:

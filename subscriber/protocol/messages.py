@@ -6,20 +6,21 @@ Field names are PostgreSQL's (include/replication/logicalproto.h). Everywhere:
 - `relid` is the table's OID on the publisher and means nothing on the target;
 - `xid` of a change is the (sub)transaction that made it inside a stream block, and None outside of one,
   where the bytes have no such field;
-- strings are UTF-8, with surrogate escapes for bytes that are not.
+- strings are taken for UTF-8, with surrogate escapes for bytes that are not; see Relation.recoded().
 
 `message_type` is the name PostgreSQL prints for the message; `letter` is its first byte.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from enum import Enum, StrEnum
 from typing import ClassVar
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.tuples import TupleData
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
@@ -108,6 +109,17 @@ class Relation:
     name: str
     replica_identity: ReplicaIdentity
     columns: tuple[RelationColumn, ...]  # in the order of every row of this table
+
+    def recoded(self, codec: str) -> Relation:
+        """The same with its names decoded by `codec`, that of the session, instead of as UTF-8."""
+        if codec == UTF8:
+            return self
+
+        def name(text: str) -> str:
+            return decode(encode(text), codec)
+
+        columns = tuple(replace(column, name=name(column.name)) for column in self.columns)
+        return replace(self, namespace=name(self.namespace), name=name(self.name), columns=columns)
 
     @property
     def schema(self) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import UTF8, decode
 
 
 class Reader:
@@ -37,19 +38,15 @@ class Reader:
         start = self._advance(length)
         return self.data[start : self.pos]
 
-    def string(self) -> str:
-        """Read a NUL-terminated string.
-
-        UTF-8 is what we ask servers for; bytes that are none (a publisher in SQL_ASCII sends what it
-        has) come as surrogate escapes and are encoded back to the same bytes.
-        """
+    def string(self, codec: str = UTF8) -> str:
+        """Read a NUL-terminated string; see encodings.decode()."""
         end = self.data.find(b"\0", self.pos)
         if end < 0:
             raise ProtocolError(
                 f"{self.name} message has a string without an end",
                 detail=f"No NUL byte after offset {self.pos} of {len(self.data)}.",
             )
-        text = self.data[self.pos : end].decode("utf-8", "surrogateescape")
+        text = decode(self.data[self.pos : end], codec)
         self.pos = end + 1
         return text
 

@@ -2,7 +2,7 @@
 
 Only what a session needs after authentication. A message is a type byte, a length that counts
 itself but not the type byte, and a body. Building is one function a message; `body` arguments of
-the readers are without type byte and length.
+the readers are without type byte and length. `codec` is that of the session's client_encoding (encodings.py).
 
 Source: src/include/libpq/protocol.h and the chapter "Message Formats" of the documentation.
 """
@@ -14,10 +14,8 @@ from struct import Struct
 
 from subscriber.errors import ProtocolError
 from subscriber.native import compiled
+from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.reader import Reader
-
-ENCODING = "utf-8"
-ERRORS = "surrogateescape"  # an SQL_ASCII server sends what it has; it must come back unchanged
 
 HEADER = Struct(">cI")
 _INT16 = Struct(">H")
@@ -35,17 +33,9 @@ COPY_DONE = b"c\0\0\0\x04"
 NULL = b"\xff\xff\xff\xff"  # a parameter's length when it is NULL
 
 
-def encode_text(text: str) -> bytes:
-    return text.encode(ENCODING, ERRORS)
-
-
-def decode_text(data: bytes) -> str:
-    return data.decode(ENCODING, ERRORS)
-
-
-def c_string(text: str) -> bytes:
+def c_string(text: str, codec: str = UTF8) -> bytes:
     """Raises ProtocolError for text with a NUL, at which a server would stop reading."""
-    data = encode_text(text)
+    data = encode(text, codec)
     if b"\0" in data:
         raise ProtocolError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
     return data + b"\0"
@@ -55,14 +45,14 @@ def message(kind: bytes, body: bytes) -> bytes:
     return HEADER.pack(kind, len(body) + 4) + body
 
 
-def query(sql: str) -> bytes:
-    return message(b"Q", c_string(sql))
+def query(sql: str, codec: str = UTF8) -> bytes:
+    return message(b"Q", c_string(sql, codec))
 
 
-def parse(name: bytes, sql: str, types: Sequence[int] = ()) -> bytes:
+def parse(name: bytes, sql: str, types: Sequence[int] = (), codec: str = UTF8) -> bytes:
     """Prepare `sql` under `name`; the server infers the type of a parameter that has no OID in `types`, or 0."""
     oids = _INT16.pack(len(types)) + b"".join(map(_OID.pack, types))
-    return message(b"P", name + b"\0" + c_string(sql) + oids)
+    return message(b"P", name + b"\0" + c_string(sql, codec) + oids)
 
 
 def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
@@ -79,14 +69,14 @@ def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
 ALL_TEXT = _INT16.pack(0)
 
 
-def text_parameters(values: Sequence[str | None]) -> bytes:
+def text_parameters(values: Sequence[str | None], codec: str = UTF8) -> bytes:
     """The `parameters` of bind_execute() for values that are all text or NULL."""
     parts = [_INT16.pack(len(values))]
     for value in values:
         if value is None:
             parts.append(NULL)
         else:
-            data = encode_text(value)
+            data = encode(value, codec)
             parts += (_INT32.pack(len(data)), data)
     return b"".join(parts)
 
@@ -117,32 +107,32 @@ def copy_fail(reason: str) -> bytes:
     return message(b"f", c_string(reason))
 
 
-def read_fields(body: bytes) -> dict[str, str]:
+def read_fields(body: bytes, codec: str = UTF8) -> dict[str, str]:
     """The fields of an ErrorResponse or NoticeResponse: one-letter code to text."""
     read = Reader(body, "ErrorResponse")
     fields: dict[str, str] = {}
     while (code := read.take(1)) != b"\0":
-        fields[decode_text(code)] = read.string()
+        fields[decode(code)] = read.string(codec)
     return fields
 
 
-def read_columns(body: bytes) -> tuple[str, ...]:
+def read_columns(body: bytes, codec: str = UTF8) -> tuple[str, ...]:
     """The column names of a RowDescription."""
     read = Reader(body, "RowDescription")
     names = []
     for _ in range(read.uint(2)):
-        names.append(read.string())
+        names.append(read.string(codec))
         read.take(18)  # table, attribute, type, its length and modifier, format
     return tuple(names)
 
 
-def read_row(body: bytes) -> tuple[str | None, ...]:
+def read_row(body: bytes, codec: str = UTF8) -> tuple[str | None, ...]:
     """The values of a DataRow in text format; None is NULL."""
     read = Reader(body, "DataRow")
     row: list[str | None] = []
     for _ in range(read.uint(2)):
         length = read.uint(4)
-        row.append(None if length == 0xFFFFFFFF else decode_text(read.take(length)))
+        row.append(None if length == 0xFFFFFFFF else decode(read.take(length), codec))
     return tuple(row)
 
 

@@ -16,8 +16,10 @@ from datetime import UTC, datetime
 from subscriber.connection.connect import open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.session import Session
+from subscriber.display import sql_name
 from subscriber.errors import PublisherError, ServerError
 from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import is_text
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.source import commands, tables
 from subscriber.source.answers import count, modifier, oid, parsing
@@ -90,13 +92,15 @@ class Publisher:
         conninfo: Conninfo | str,
         *,
         application_name: str,
-        client_encoding: str = "UTF8",
+        client_encoding: str | None = None,
         timezone: str | None = None,
         must_use_password: bool = False,
         timeout: float | None = None,
     ) -> Publisher:
         """Connect with the settings PostgreSQL's own subscriber uses, and an empty search_path.
 
+        `client_encoding` is that of the target's database, as for PostgreSQL's subscriber, where rows go to one. None:
+        UTF8; texts of a database in SQL_ASCII come as they are.
         `application_name` is a fallback: the connection string's own wins. `must_use_password` is for
         subscriptions whose owner is no superuser: the connection string must have a password, and the server must
         have asked for it. `timezone`: of times in text; None: the publisher's own, as for PostgreSQL's subscriber.
@@ -108,7 +112,7 @@ class Publisher:
         is_named = bool(conninfo.get("application_name"))
         if not is_named:  # PGAPPNAME is about whoever started us, not about this
             conninfo = conninfo.with_(application_name=application_name)
-        settings = SETTINGS if client_encoding == "UTF8" else {**SETTINGS, "client_encoding": client_encoding}
+        settings = SETTINGS if client_encoding is None else {**SETTINGS, "client_encoding": client_encoding}
         if timezone is not None:
             settings = {**settings, "timezone": timezone}
         session = await open_session(
@@ -274,7 +278,7 @@ class Publisher:
     async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
         """(schema, name) of every table of the publications, each once; without schema "subscriber".
 
-        Raises PublisherError if two publications have different column lists for a table.
+        Raises PublisherError if two publications have different column lists for a table, or a name is no text.
         """
         rows = await self._rows(
             tables.tables_query(publications, self.server_version),
@@ -286,6 +290,14 @@ class Publisher:
                 if found and found[-1] == (schema, name):
                     raise _different_column_lists(found[-1])
                 found.append((schema or "", name or ""))
+        for table in found:
+            if not all(map(is_text, table)):
+                raise PublisherError(
+                    f"table {sql_name(*table)} has a name that cannot be read",
+                    detail=f"It has bytes that are no characters of the encoding {self.session.encoding} here.",
+                    hint="Rename the table on the publisher.",
+                    sqlstate="22021",
+                )
         return [table for table in found if table[0] != OWN_SCHEMA]
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:

@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
-from subscriber.protocol import wire
 from subscriber.subscription import Subscription
 from subscriber.target.relations import Terms
 
@@ -136,7 +135,7 @@ class Acting:
             return
         self._pipeline.parsing = None
         if self._now is None or role.name != self._now.name:
-            self._pipeline.execute(_SET_ROLE, parameters=wire.text_parameters((role.name,)), note=note)
+            self._pipeline.execute(_SET_ROLE, parameters=self._pipeline.texts((role.name,)), note=note)
         self._now = role
         if not role.knows_names:
             self._pipeline.parsing = self._as_session

@@ -12,6 +12,7 @@ Kill points considered, W the worker:
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -19,7 +20,6 @@ from subscriber.apply.conflict import Conflict, LocalRow
 from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.policy import Outcome, Rule
 from subscriber.connection.pipeline import Pipeline
-from subscriber.protocol import wire
 from subscriber.protocol.messages import moment
 from subscriber.subscription import ConflictHistory
 from subscriber.target.progress import ProgressRecord
@@ -41,6 +41,8 @@ _COLUMNS = (
     "local_row",
     "remote_row",
 )
+# Bytes that are no text in the encoding of the session: views could not show them.
+_NO_TEXT = re.compile("[\udc80-\udcff]")
 _RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
 
 
@@ -67,7 +69,7 @@ class History:
         if self.kept is ConflictHistory.NONE:
             return
         for line in self._lines(conflict, relid, transaction, rule, resolution):
-            pipeline.execute(_RECORD, parameters=wire.text_parameters((*progress.shown, line)), note=note)
+            pipeline.execute(_RECORD, parameters=pipeline.texts((*progress.shown, line)), note=note)
 
     def error_lines(self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule) -> list[str]:
         """What is to be recorded of a conflict that has stopped the stream, see store.record_conflict_error()."""
@@ -102,7 +104,8 @@ class History:
                 dict(row.values) if row is not None and self.with_rows else None,
                 dict(conflict.remote) if conflict.remote is not None and self.with_rows else None,
             )
-            yield json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False)
+            line = json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False)
+            yield _NO_TEXT.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", line)
 
 
 def _time(microseconds: int | None) -> str | None:

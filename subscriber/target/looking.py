@@ -11,6 +11,7 @@ from subscriber.apply.conflict import LocalRow, Writer
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol import wire
+from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuples import BINARY, NULL, TEXT, UNCHANGED, TupleData
 from subscriber.target import probes
@@ -69,7 +70,7 @@ class Looking:
         table = table or (mapping.local.schema, mapping.local.name)
         key = ("unique indexes", table)
         if key not in mapping.plans:
-            parameters = wire.text_parameters(table)
+            parameters = wire.text_parameters(table, mapping.codec)
             mapping.plans[key] = await self._rows(probes.UNIQUE_INDEXES, wire.ALL_TEXT, parameters, note)
         indexes = mapping.plans[key]
         assert isinstance(indexes, list)
@@ -88,7 +89,7 @@ class Looking:
         if asked is None:
             return change
         plan, new, old = asked
-        return printed(change, new[0], old[0], await self._ask(plan, new, old, note))
+        return printed(mapping, change, new[0], old[0], await self._ask(plan, new, old, note))
 
     async def value(self, plan: Plan, old: Row, note: Note) -> str | None:
         """The first column of a plan's first row."""
@@ -124,18 +125,18 @@ def to_print(mapping: RelationMapping, change: Insert | Update | Delete) -> tupl
     return (probes.as_text(mapping, new[0], old[0]), new, old) if BINARY in new[0] + old[0] else None
 
 
-def printed(change: RowChange, new: bytes, old: bytes, rows: Rows) -> RowChange:
+def printed(mapping: RelationMapping, change: RowChange, new: bytes, old: bytes, rows: Rows) -> RowChange:
     """The change with what the target has answered to to_print(); `new` and `old` are what its rows' columns were."""
     answers = iter(rows)
     if new and not isinstance(change, Delete):
-        change = replace(change, new=_text_row(new, next(answers)))
+        change = replace(change, new=_text_row(new, next(answers), mapping.codec))
     if old and not isinstance(change, Insert):
-        change = replace(change, old=_text_row(old, next(answers)))
+        change = replace(change, old=_text_row(old, next(answers), mapping.codec))
     return change
 
 
-def _text_row(status: bytes, row: tuple[str | None, ...]) -> TupleData:
-    texts = [None if text is None else wire.encode_text(text) for text in row]
+def _text_row(status: bytes, row: tuple[str | None, ...], codec: str) -> TupleData:
+    texts = [None if text is None else encode(text, codec) for text in row]
     return TupleData.join(status.replace(bytes([BINARY]), bytes([TEXT])), texts)
 
 

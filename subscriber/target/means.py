@@ -6,10 +6,7 @@ most things work all the same; what does not is said once in the log, and in `su
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
-
-import asyncpg
 
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError
@@ -31,7 +28,7 @@ _BY_SUPERUSER = """
 SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
  WHERE n.nspname = 'subscriber'
 """
-_SET_REPLICA = "SET session_replication_role = replica"
+SET_REPLICA = "SET session_replication_role = replica"
 BECOME_REPLICA = "SELECT subscriber.become_replica()"
 
 
@@ -48,23 +45,10 @@ class Means:
         return tuple(text for has, text in found if not has)
 
 
-async def become_replica(connection: asyncpg.Connection) -> bool:
-    """find_means() for a session of asyncpg: whether it has the replica role now.
-
-    A transaction that is open stays usable: each attempt is a transaction, or a savepoint, of its own.
-    """
-    for statement in (_SET_REPLICA, BECOME_REPLICA):
-        with suppress(asyncpg.InsufficientPrivilegeError):
-            async with connection.transaction():
-                await connection.execute(statement)
-            return True
-    return False
-
-
 async def find_means(session: Session) -> Means:
     """What the session's role may use; session_replication_role is set, if it may be."""
     by_superuser = await session.rows(_BY_SUPERUSER) == [("t",)]
-    for statement in (_SET_REPLICA, *([BECOME_REPLICA] if by_superuser else ())):
+    for statement in (SET_REPLICA, *([BECOME_REPLICA] if by_superuser else ())):
         try:  # asking would not do: a managed service may permit more than the privileges say
             await session.query(statement)
         except ServerError as error:

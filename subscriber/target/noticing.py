@@ -91,13 +91,14 @@ class Noticing:
 
     def _in_text(self, change: Update | Delete, note: Note, report: Callable[[Update | Delete], None]) -> None:
         """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
-        assert note.mapping is not None
-        asked = to_print(note.mapping, change)
+        mapping = note.mapping
+        assert mapping is not None
+        asked = to_print(mapping, change)
         if asked is None:
             report(change)
             return
         plan, new, old = asked
-        self._ask(_Question(plan, new, old, note, lambda rows: report(printed(change, new[0], old[0], rows))))
+        self._ask(_Question(plan, new, old, note, lambda rows: report(printed(mapping, change, new[0], old[0], rows))))
 
     def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
         """Was the row that is about to be changed written by somebody else than this subscription?"""

@@ -24,7 +24,6 @@ from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.protocol import wire
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
 from subscriber.source.quoting import literal
@@ -110,7 +109,7 @@ class PostgresTarget:
         values = known(SETTINGS, self.pipeline.session.server_version)
         if not self.means.replica_role or self.means.by_function:
             del values["session_replication_role"]
-        values["synchronous_commit"] = synchronous_commit
+        values |= {"synchronous_commit": synchronous_commit, "client_encoding": self.pipeline.session.encoding}
         calls = [f"pg_catalog.set_config({literal(name)}, {literal(value)}, false)" for name, value in values.items()]
         self.containing.settings = (
             f"SELECT {', '.join(calls)}",
@@ -124,7 +123,7 @@ class PostgresTarget:
         self.acting.step_back(Note("RELATION"))
         local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.terms)
         self._fresh.add(local.oid)
-        return map_relation(remote, local)
+        return map_relation(remote, local, self.codec)
 
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -373,6 +372,11 @@ class PostgresTarget:
         self.progress.position = position
 
     @property
+    def codec(self) -> str:
+        """Of the session's texts, see protocol/encodings.py."""
+        return self.pipeline.codec
+
+    @property
     def pipelines(self) -> list[Pipeline]:
         """Of all sessions of this worker in which something may be under way; first that of what commits first."""
         return [self.pipeline]
@@ -423,7 +427,7 @@ class PostgresTarget:
             self.begin(transaction)
         note = Note("COMMIT", transaction)
         self.acting.step_back(note)
-        parameters = wire.text_parameters((*self.progress.shown, str(skip_lsn)))
+        parameters = self.pipeline.texts((*self.progress.shown, str(skip_lsn)))
         self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
 
     async def settle(self) -> None:

@@ -244,7 +244,7 @@ async def introspect(pipeline: Pipeline, schema: str, name: str, terms: Terms) -
     Source: logicalrep_rel_open() in relation.c, CheckSubscriptionRelkind().
     """
     introspection = _INTROSPECT.replace("OWNER", "$3::pg_catalog.text").replace("TRUSTED", _TRUSTED)
-    trusted = json.dumps(terms.trusted_owners)
+    trusted = json.dumps(terms.trusted_owners, ensure_ascii=False)
     acting = terms.owner if terms.run_as_owner and terms.owner else None
     replica = str(terms.replica_role).lower()
     rows = await pipeline.rows(introspection, schema, name, terms.owner, trusted, replica, acting)

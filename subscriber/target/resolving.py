@@ -23,7 +23,7 @@ from subscriber.apply.policy import Outcome, Policies, Policy, Rule, decide
 from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
-from subscriber.protocol import wire
+from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update, moment
 from subscriber.protocol.tuples import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.subscription import ConflictHistory
@@ -347,7 +347,7 @@ class Resolving:
     def _run_at(self, place: str, plan: Plan, new: Row, note: Note) -> None:
         if not _mapping(note).local.partitioned:
             place = place.partition(" ")[2]
-        self._pipeline.execute(probes.SET_PLACE, parameters=wire.text_parameters((place,)), note=note)
+        self._pipeline.execute(probes.SET_PLACE, parameters=self._pipeline.texts((place,)), note=note)
         self._run(plan, new, NO_ROW, note)
 
     def _run(self, plan: Plan, new: Row, old: Row, note: Note) -> None:
@@ -380,7 +380,7 @@ def _with(mapping: RelationMapping, row: TupleData, given: Mapping[str, str | No
         if column.name in given:
             value = given[column.name]
             changed[index] = NULL if value is None else TEXT
-            values[index] = None if value is None else wire.encode_text(value)
+            values[index] = None if value is None else encode(value, mapping.codec)
     return TupleData.join(bytes(changed), values)
 
 

@@ -22,14 +22,12 @@ Source: PlanCacheRelCallback() and PlanCacheSysCallback() in plancache.c, fix_ex
 from __future__ import annotations
 
 import json
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-
-import asyncpg
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.errors import StaleMapping
-from subscriber.protocol import wire
 from subscriber.target.statements import qualified
 
 CHANGED = "SB001"  # SQLSTATE of our own
@@ -51,6 +49,8 @@ SELECT {_ANALYSED}
 _SHAPE = "subscriber.table_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text)"
 _GUARDED_SHAPE = """subscriber.guarded_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text,
         ARRAY(SELECT pg_catalog.json_array_elements_text($5::pg_catalog.json))::pg_catalog.name[])"""
+Fetch = Callable[..., Awaitable[Sequence[Sequence[object]]]]
+
 _NOTHING_NEW = b"SELECT 0\0"
 _NEVER = (None, "", b"")
 
@@ -77,11 +77,12 @@ class Shapes:
         if equal is not local:
             sql = _CHECK.replace("SHAPE", _GUARDED_SHAPE if local.guarded else _SHAPE)
             sql = sql.replace("RELATION", str(local.oid)).replace("MODE", self._mode)
-            parameters = _parameters(local, owner, None)
+            parameters = self._pipeline.texts(_parameters(local, owner, None))
 
         def answered(_note: object, _tag: str, rows: Rows) -> None:
             if not local.partitioned and not local.foreign and local.may_set_role:
-                known[local.oid] = (local, sql, _parameters(local, owner, rows[0][0]))  # which is perhaps forgotten
+                equal = self._pipeline.texts(_parameters(local, owner, rows[0][0]))
+                known[local.oid] = (local, sql, equal)  # which is perhaps forgotten
 
         self._pipeline.execute(sql, parameters=parameters, note=note, expect=_NOTHING_NEW, on_result=answered)
 
@@ -97,17 +98,25 @@ class Guard:
     code_of: tuple[str, ...]
     shape: str
 
-    async def apply(self, connection: asyncpg.Connection) -> None:
-        """In the transaction that is going to write the table. Raises StaleMapping."""
-        await connection.execute("SELECT pg_catalog.set_config('role', $1, true)", self.role)
-        await connection.execute(self.lock)
-        await connection.execute("SELECT pg_catalog.set_config('role', 'none', true)")
-        shape = await connection.fetchval(_COMPARED, self.relid, self.owner, list(self.code_of))
+    async def apply(self, fetch: Fetch) -> None:
+        """In the transaction that is going to write the table. Raises StaleMapping.
+
+        `fetch` runs a statement with parameters that are text: a pipeline's rows(), or asyncpg's fetch().
+        """
+        await fetch(_SET_ROLE, self.role)
+        await fetch(self.lock)
+        await fetch(_SET_ROLE, "none")
+        code_of = json.dumps(self.code_of, ensure_ascii=False)
+        ((shape,),) = await fetch(_COMPARED, str(self.relid), self.owner, code_of)
         if shape != self.shape:
             raise StaleMapping("the target table has changed its shape", sqlstate=CHANGED)
 
 
-_COMPARED = "SELECT subscriber.guarded_shape($1::pg_catalog.oid, $2, $3::pg_catalog.text[]::pg_catalog.name[])"
+_SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"
+_COMPARED = """
+SELECT subscriber.guarded_shape($1::pg_catalog.text::pg_catalog.oid, $2,
+         ARRAY(SELECT pg_catalog.json_array_elements_text($3::pg_catalog.text::pg_catalog.json))::pg_catalog.name[])
+"""
 
 
 def guard(local: LocalRelation, role: str, owner: str) -> Guard | None:
@@ -117,9 +126,9 @@ def guard(local: LocalRelation, role: str, owner: str) -> Guard | None:
     return Guard(role, lock(local, "ROW EXCLUSIVE"), local.oid, owner, local.code_of, local.shape)
 
 
-def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> bytes:
+def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> list[str | None]:
     values = [analysed, local.shape, owner, local.owner]
-    return wire.text_parameters([*values, json.dumps(local.code_of)] if local.guarded else values)
+    return [*values, json.dumps(local.code_of, ensure_ascii=False)] if local.guarded else values
 
 
 def lock(local: LocalRelation, mode: str) -> str:

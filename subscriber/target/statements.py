@@ -76,6 +76,12 @@ def qualified(schema: str, name: str) -> str:
     return f"{quote(schema)}.{quote(name)}"
 
 
+def copy_from(schema: str, name: str, columns: Sequence[str], binary: bool) -> str:
+    """COPY … FROM STDIN into the columns that the publisher sends, in its order."""
+    listed = f" ({', '.join(map(quote, columns))})" if columns else ""
+    return f"COPY {qualified(schema, name)}{listed} FROM STDIN{' WITH (FORMAT binary)' if binary else ''}"
+
+
 class Builder:
     """Collects parameters while a statement's text is put together."""
 

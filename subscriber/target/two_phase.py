@@ -37,7 +37,6 @@ from subscriber import telemetry
 from subscriber.apply.context import RemoteTransaction, error_context
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.protocol import wire
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
@@ -173,4 +172,4 @@ class TwoPhase:
         return await self._target.pipeline.rows(_FIND, *self._target.progress.shown, str(xid))
 
     def _key(self, xid: int, *more: str | None) -> bytes:
-        return wire.text_parameters((*self._target.progress.shown, str(xid), *more))
+        return self._target.pipeline.texts((*self._target.progress.shown, str(xid), *more))

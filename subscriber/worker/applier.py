@@ -142,7 +142,7 @@ class Applier:
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations
         remote, hooks = relations.relation(relid), self._target.hooks
-        hook = bind(hooks, remote) if hooks is not None else None
+        hook = bind(hooks, remote, self._target.codec) if hooks is not None else None
         mapping = await self._target.map(remote if hook is None else hook.relation)
         if hook is not None:
             hook.fit(mapping)

@@ -102,7 +102,7 @@ class ApplyWorker:
             self._report.status.pid = target.pipeline.session.pid
             target.hooks = self._around.hooks.get(subscription.name)
             self._tell_limits(target.means.limits)
-            publisher = await connect_publisher(subscription, subscription.name, "apply worker")
+            publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
@@ -186,7 +186,9 @@ class ApplyWorker:
 
     async def _rolled_back(self, xid: int) -> bool:
         """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
-        publisher = await connect_publisher(self.subscription, self.subscription.name, "apply worker")
+        publisher = await connect_publisher(
+            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
+        )
         try:
             rows = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
             with parsing(f"transaction {xid}"):
@@ -296,12 +298,16 @@ class ApplyWorker:
             self._tables.move(relid, State.READY, lsn)
 
 
-async def connect_publisher(subscription: Subscription, application_name: str, worker: str) -> Publisher:
-    """Connect as the subscription says; an error names the worker that could not."""
+async def connect_publisher(subscription: Subscription, application_name: str, worker: str, encoding: str) -> Publisher:
+    """Connect as the subscription says; an error names the worker that could not.
+
+    `encoding` is that of the target's database, in which rows are sent.
+    """
     try:
         return await Publisher.connect(
             subscription.conninfo,
             application_name=application_name,
+            client_encoding=encoding,
             must_use_password=subscription.must_use_password,
         )
     except (ServerError, ConnectionLost) as error:

@@ -107,7 +107,9 @@ class Bulk:
         waiting = frozenset(uncopied - tables.sources.keys())
         names = [tables.names[relid] for relid in waiting]
         try:
-            publisher = await connect_publisher(self._owner.subscription, "subscriber copy", "apply worker")
+            publisher = await connect_publisher(
+                self._owner.subscription, "subscriber copy", "apply worker", self._catalog.encoding
+            )
             try:
                 large = await publisher.total_bytes(names) >= LARGE
             finally:

@@ -155,7 +155,7 @@ class Assignment:
 
     async def run(self, target: PostgresTarget) -> Outcome:
         """Apply it to its end. Raises what the target raises."""
-        dispatcher = Dispatcher.replaying(self.transaction)
+        dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec)
         self.relations = dispatcher.relations
         applier = Applier(target, dispatcher, self._wants, self._counters)
         decoder = Decoder()

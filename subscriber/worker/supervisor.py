@@ -297,7 +297,8 @@ class Supervisor:
             await anyio.sleep(RETRY_INTERVAL)
             subscription, around = self.subscription, self._around
             try:
-                publisher = await connect_publisher(subscription, subscription.name, "apply worker")
+                encoding = around.catalog.encoding
+                publisher = await connect_publisher(subscription, subscription.name, "apply worker", encoding)
                 try:
                     self._tidying = not await tidy(
                         publisher, around.catalog, subscription.oid, around.sync_id, self.tables

@@ -61,7 +61,7 @@ class SyncSessions:
     async def publisher(self, slot: str) -> Publisher:
         """A session on the publisher, in no transaction."""
         if self._publisher is None:
-            self._publisher = await connect_publisher(self.subscription, slot, WORKER)
+            self._publisher = await connect_publisher(self.subscription, slot, WORKER, self._catalog.encoding)
         else:
             await self._publisher.rename(slot)
         return self._publisher

@@ -34,7 +34,7 @@ from subscriber.apply.binary_types import same_in_binary
 from subscriber.apply.conflict import Conflict
 from subscriber.apply.hooks import Hooks
 from subscriber.apply.progress import ProgressClaim
-from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
+from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.subrel import State
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, progress_records, store
@@ -52,7 +52,7 @@ from subscriber.target import copying
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRecord
-from subscriber.target.statements import qualified, quote
+from subscriber.target.statements import copy_from
 from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.apply_session import claim, explained, resume, tagged, unbind
 from subscriber.worker.apply_worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
@@ -168,8 +168,8 @@ class TableSync:
         read_at = await publisher.now()
         source = self._tables.sources.get(self.relid, (self.schema, self.table))
         table = await publisher.table(*source, self.subscription.publications)
-        hook = bind(self._hooks, as_relation(table)) if self._hooks is not None else None
-        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local)
+        hook = bind(self._hooks, as_relation(table), target.codec) if self._hooks is not None else None
+        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local, target.codec)
         if hook is not None:
             hook.fit(mapping)
             if not hook.reads_values:
@@ -177,12 +177,13 @@ class TableSync:
         self._report.status.copy_total_bytes = table.total_bytes
         binary = copies_binary(self.subscription.binary or False, publisher.server_version) or same_in_binary(mapping)
         binary = binary and not (hook is not None and hook.reads_values)
-        copy_from, copy_to = copy_target(mapping, binary), copy_statement(table, binary=binary)
-        chunks = self._chunks(publisher.session, copy_to)
+        copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
+        copy_out = copy_statement(table, binary=binary)
+        chunks = self._chunks(publisher.session, copy_out)
         if hook is not None and hook.reads_values:
-            chunks = self._hooked(hook, len(table.columns), publisher.session, copy_to)
+            chunks = self._hooked(hook, len(table.columns), publisher.session, copy_out)
         await copying.copy_as(target, mapping)
-        tag = await target.pipeline.session.copy_in(copy_from, chunks)
+        tag = await target.pipeline.session.copy_in(copy_into, chunks)
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
@@ -321,10 +322,3 @@ class TableSync:
             event=f"tablesync.{what}",
             relation=f"{self.schema}.{self.table}",
         )
-
-
-def copy_target(mapping: RelationMapping, binary: bool) -> str:
-    """COPY … FROM STDIN into the columns that the publisher sends, in its order."""
-    columns = ", ".join(quote(column.name) for column in mapping.attributes)
-    name = qualified(mapping.local.schema, mapping.local.name)
-    return f"COPY {name}{f' ({columns})' if columns else ''} FROM STDIN{' WITH (FORMAT binary)' if binary else ''}"

@@ -73,7 +73,7 @@ class Transactions:
         self._two_phase = two_phase
         self._before = before
         self._unattended = unattended
-        self._dispatcher = Dispatcher()
+        self._dispatcher = Dispatcher(codec=target.codec)
         self._applier = Applier(target, self._dispatcher, wants, counters)
         self._decoder = Decoder(parallel=parallel)
 
@@ -243,7 +243,9 @@ class Transactions:
         """Of one that is passed over only what it says of tables: the publisher will not say it again."""
         # An Applier binds hooks to tables when it maps them.
         known = self._dispatcher.relations if self._target.hooks is None else None
-        applier = Applier(self._target, Dispatcher.replaying(transaction, known), self._wants, self._counters)
+        applier = Applier(
+            self._target, Dispatcher.replaying(transaction, known, self._target.codec), self._wants, self._counters
+        )
         decoder = Decoder()
         async for records in streamed.read(transaction.xid):
             await applier.take_kept([message for _, _, message in records], decoder)

@@ -175,7 +175,7 @@ def test_a_value_that_is_no_utf8() -> None:
     """A server with encoding SQL_ASCII sends what it has."""
     change = Delete(None, 1, OldPart.KEY, row("1", None))
     found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"])
-    assert found.rows[0].startswith("Existing local row (caf, null, 1)")
+    assert found.rows[0].startswith("Existing local row (caf\\xe9, null, 1)")
 
 
 @pytest.mark.parametrize(

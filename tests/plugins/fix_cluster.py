@@ -61,6 +61,7 @@ class Database:
 
     server: Server
     name: str
+    settings: dict[str, str] = field(default_factory=dict)  # of the test's sessions
     _connections: list[asyncpg.Connection[asyncpg.Record]] = field(default_factory=list)
 
     def dsn(self, **parameters: str) -> str:
@@ -69,14 +70,18 @@ class Database:
 
     async def connect(self, **settings: str) -> asyncpg.Connection[asyncpg.Record]:
         """A connection of the test's own, closed when the test ends."""
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(self.dsn(), server_settings=settings)
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+            self.dsn(), server_settings={**self.settings, **settings}
+        )
         self._connections.append(connection)
         return connection
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
         """A connection for a block."""
-        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(self.dsn())
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+            self.dsn(), server_settings=self.settings
+        )
         try:
             yield connection
         finally:
@@ -142,12 +147,18 @@ class Database:
 
 
 @asynccontextmanager
-async def fresh_database(server: Server) -> AsyncIterator[Database]:
-    """An empty database, dropped at the end with its sessions, slots, origins and prepared transactions."""
+async def fresh_database(server: Server, encoding: str | None = None) -> AsyncIterator[Database]:
+    """An empty database, dropped at the end with its sessions, slots, origins and prepared transactions.
+
+    With an `encoding`, the sessions of tests see its texts as bytes, which are ASCII or else an error.
+    """
     database = Database(server, f"test_{next(numbers)}")
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     try:
         quicker = " STRATEGY file_copy" if root.get_server_version().major >= 15 else ""
+        if encoding is not None:
+            database.settings["client_encoding"] = "SQL_ASCII"
+            quicker += f" ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
         await root.execute(f"CREATE DATABASE {database.name} TEMPLATE template0{quicker}")
     finally:
         await root.close()
@@ -158,12 +169,12 @@ async def fresh_database(server: Server) -> AsyncIterator[Database]:
             connection.terminate()
         if server.pid is None:  # the test ended between stop and start
             await server.start()
-        await _drop(server, database.name)
+        await _drop(server, database)
 
 
-async def _drop(server: Server, name: str) -> None:
+async def _drop(server: Server, database: Database) -> None:
     """Drop a database and what outside of it belongs to it."""
-    own: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(name))
+    own: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(database.dsn(), server_settings=database.settings)
     try:
         await own.execute("SET synchronous_commit = off")
         others = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
@@ -186,7 +197,7 @@ async def _drop(server: Server, name: str) -> None:
         await own.close()
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     try:
-        await root.execute(f"DROP DATABASE {name} WITH (FORCE)")
+        await root.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
     finally:
         await root.close()
 

@@ -18,6 +18,8 @@ import pytest
 
 import subscriber
 from subscriber.catalog import bulk_copy, hold, schema, sessions
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.lsn import Lsn
 from subscriber.ops.servers import Server
@@ -145,8 +147,11 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     connection = await pair.target.connect()
     subid = await connection.fetchval("SELECT subid FROM subscriber.subscription WHERE subname = 's4'")
     copy = await bulk_copy.add(connection, subid, Lsn(1), {1: 2, 2: 1})
-    assert await bulk_copy.claim(connection, copy.copyid, copy.fence, [(1, 0), (2, 0)]) == {(1, 0), (2, 0)}
-    await bulk_copy.record(connection, copy.copyid, copy.fence, {(1, 0): (10, 100)})
+    session = await open_session(pair.target.dsn())
+    pipeline = Pipeline(session)
+    assert await bulk_copy.claim(pipeline, copy.copyid, copy.fence, [(1, 0), (2, 0)]) == {(1, 0), (2, 0)}
+    await bulk_copy.record(pipeline, copy.copyid, copy.fence, {(1, 0): (10, 100)})
+    session.abort()
     await bulk_copy.spoil(connection, copy.copyid, 1)
     assert await sessions.register_own(connection, subid, hold.HOLDER)
     await hold.ask(connection, subid, Lsn(1))
