@@ -25,6 +25,10 @@ class Target(Protocol):
     def position(self) -> Lsn:
         """The end of the last transaction given to commit()."""
 
+    @property
+    def codec(self) -> str:
+        """Of the texts that the target takes, see protocol/encodings.py."""
+
     async def map(self, remote: Relation) -> RelationMapping:
         """Find the table for a published one. Raises MappingError."""
 

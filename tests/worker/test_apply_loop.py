@@ -77,6 +77,7 @@ class Target:
         self.pipeline = self
         self.hooks = None
         self.origin = "o"
+        self.codec = "utf-8"
         self.same_types_only = False
         self.done: list[object] = []
         self.commits: list[Callable[[], None]] = []  # to be answered

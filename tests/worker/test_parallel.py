@@ -69,6 +69,7 @@ class Taking:
     """A target that notes what it is given, and a leader that allows more while it is at work."""
 
     hooks = None
+    codec = "utf-8"
     same_types_only = False
     pipeline = SimpleNamespace(flush=lambda: None)
 
