@@ -96,6 +96,8 @@ class Batch:
         self.rows = 0
         self.bytes = 0
         self._shapes: dict[bytes, Shape | None] = {}  # by what changes begin with
+        self._looked = 0  # rows when the tables' steps were counted last
+        self._many_steps = False  # a table has more than STEPS
 
     @property
     def steps(self) -> int:
@@ -126,13 +128,20 @@ class Batch:
     @property
     def is_due(self) -> bool:
         """Whether it is to be applied now. The end of a small transaction is waited for."""
-        if self.rows < ROWS and self.bytes < BYTES:
-            for table in self.tables.values():
-                if len(table.steps) > STEPS:
-                    break
-            else:
-                return False
+        if self.rows < ROWS and self.bytes < BYTES and not self._has_many_steps():
+            return False
         return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= SMALL
+
+    def _has_many_steps(self) -> bool:
+        if self.rows - self._looked >= STEPS:  # of many tables it would take long to count for each row
+            self._looked = self.rows
+            self._many_steps = any(len(table.steps) > STEPS for table in self.tables.values())
+        return self._many_steps
+
+    def fits(self, mapping: RelationMapping) -> bool:
+        """Whether the batch has no change of that table, or has them by the same mapping."""
+        found = self.tables.get(_key(mapping))
+        return found is None or found.mapping is mapping
 
     def portion(self, transaction: RemoteTransaction) -> Portion:
         """Where the changes of `transaction` go, the one that is being received."""
@@ -227,10 +236,10 @@ class Batch:
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Where changes of that table go."""
-        relid = mapping.remote.relid.to_bytes(4, "big")
-        found = self.tables.get(relid)
+        key = _key(mapping)
+        found = self.tables.get(key)
         if found is None:
-            found = self.tables[relid] = TableBatch(mapping, binary=is_binary(change))
+            found = self.tables[key] = TableBatch(mapping, binary=is_binary(change))
         return found
 
     def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
@@ -242,6 +251,10 @@ class Batch:
         self.rows += 1
         self.bytes += size
         return True
+
+
+def _key(mapping: RelationMapping) -> bytes:
+    return mapping.remote.relid.to_bytes(4, "big")
 
 
 def decoded(payload: Payload) -> Insert | Update | Delete:

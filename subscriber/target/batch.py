@@ -154,7 +154,7 @@ class BatchingTarget(PostgresTarget):
         if transaction is not self._plain:
             reason = self._why_not(transaction, mapping, change)
             if reason is None:
-                if self._batch.mappings.get(mapping.remote.relid, mapping) is not mapping:
+                if not self._batch.fits(mapping):
                     await self._send(whatever=True)
                 if self._batch.add(transaction, self._batch.table(mapping, change), change):
                     transaction.changed = True
