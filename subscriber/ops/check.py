@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from subscriber.catalog import hooked, store
-from subscriber.catalog.session import Catalog, Connection
+from subscriber.catalog.session import Catalog, Connection, encoding_of
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
@@ -137,6 +137,7 @@ async def _ask_both(
     facts: Facts,
 ) -> None:
     facts.target = await check_facts.read_target(target)
+    facts.encoding = encoding_of(target)
     subscription: Subscription | None = None
     if name is not None:
         subscription = await check_facts.find_subscription(target, name)
@@ -226,7 +227,11 @@ async def _ask_publisher(
 async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) -> None:
     try:
         publisher = await Publisher.connect(
-            dsn, application_name=NAME, must_use_password=must_use_password, timeout=TIMEOUT
+            dsn,
+            application_name=NAME,
+            client_encoding=facts.encoding,
+            must_use_password=must_use_password,
+            timeout=TIMEOUT,
         )
     except SubscriberError as error:
         facts.failures.append(_unreachable("publisher", error, "no replication connection: "))

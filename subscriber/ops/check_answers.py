@@ -155,3 +155,4 @@ class Facts:
     apply: ApplyFacts | None = None  # None also without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege
     publisher_roles: PublisherRoles | None = None
+    encoding: str | None = None  # of the target's database, in which rows are sent

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 from subscriber.apply.batch import Batch, Ends, Taken
@@ -22,7 +22,7 @@ from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
-from subscriber.errors import SubscriberError
+from subscriber.errors import MappingError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
@@ -33,6 +33,7 @@ from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.containing import Containing
 from subscriber.target.explaining import explain
 from subscriber.target.history import History
+from subscriber.target.known_tables import KnownTables
 from subscriber.target.means import BECOME_REPLICA, Means
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.noticing import Noticing
@@ -71,6 +72,7 @@ class PostgresTarget:
         self.origin = origin
         self.means = Means()
         self.acting = Acting(self.pipeline)
+        self.known = KnownTables()
         self.noticing = Noticing(self.pipeline, self.asking, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
@@ -120,9 +122,14 @@ class PostgresTarget:
         await self.pipeline.settle()
 
     async def map(self, remote: Relation) -> RelationMapping:
+        known = self.known.find(remote.schema, remote.name, self.acting.terms)
+        if known is not None:
+            with suppress(MappingError):  # it may have been altered since
+                return map_relation(remote, known, self.codec)
         self.acting.step_back(Note("RELATION"))
         local = await relations.introspect(self.pipeline, remote.schema, remote.name, self.acting.terms)
         self._fresh.add(local.oid)
+        self.known.add(local, self.acting.terms)
         return map_relation(remote, local, self.codec)
 
     async def change(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 
 from subscriber import telemetry
 from subscriber.apply.conflict import Conflict
@@ -21,8 +22,10 @@ from subscriber.source.publisher import Publisher
 from subscriber.source.walsender import ReplicationStream, check_publisher, check_timeline
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.target.batch import BatchingTarget
+from subscriber.target.known_tables import KnownTables
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
+from subscriber.target.relations import Terms
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.advice import refusal
 from subscriber.worker.apply_loop import ApplyLoop
@@ -32,6 +35,7 @@ from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.holding import Holding
+from subscriber.worker.look_ahead import look_ahead
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
 from subscriber.worker.stream_format import choose
@@ -63,10 +67,12 @@ class ApplyWorker:
         skipped: Callable[[], None],
         holding: Holding,
         text_because: str | None,
+        known: KnownTables,
     ) -> None:
         """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
         position to skip, 0 for none, `skipped` is called when it has been cleared.
         `text_because` is why values must not come in binary, unless the subscription says so (stream_format.py).
+        `known` outlives the worker.
         """
         self.subscription = subscription
         self._around = around
@@ -79,6 +85,7 @@ class ApplyWorker:
         self._skipped = skipped
         self._holding = holding
         self._text_because = text_because
+        self._known = known
         self._settle: Callable[[], Awaitable[None]]
         self.left_over = False  # tidy() could not drop everything
 
@@ -100,6 +107,7 @@ class ApplyWorker:
             batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
+            target.known = self._known
             target.hooks = self._around.hooks.get(subscription.name)
             self._tell_limits(target.means.limits)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
@@ -151,7 +159,11 @@ class ApplyWorker:
             streamed=streaming.streamed,
             parallel=streaming.parallel,
             two_phase=two_phase,
-            beside=[waits.run, ApplySessions(subscription, self._around, target, self._conflict).run],
+            beside=[
+                waits.run,
+                ApplySessions(subscription, self._around, target, self._conflict).run,
+                partial(self._look_ahead, target.acting.terms),
+            ],
             before=self._before,
             unattended=self._unattended,
         )
@@ -164,6 +176,13 @@ class ApplyWorker:
             await loop.run()
         finally:
             self._tables.on_change = None
+
+    async def _look_ahead(self, terms: Terms) -> None:
+        """At every table, once: an error that comes again is no reason to look at all of them again."""
+        if not self._known.complete:
+            self._known.complete = True
+            tables = list(self._tables.names.values())
+            await look_ahead(self._around.apply_target, self.subscription.name, tables, terms, self._known)
 
     def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
         """Whether values are to come in binary."""

@@ -32,6 +32,7 @@ async def parallel_session(
             around.resolvers,
             batching=True,
         ) as target:
+            target.known = leader.known
             target.hooks = around.hooks.get(subscription.name)
             target.same_types_only = leader.same_types_only
             report.status.pid = target.pipeline.session.pid

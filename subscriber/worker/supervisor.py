@@ -21,9 +21,10 @@ from subscriber.apply.hooks import Hooks
 from subscriber.apply.subrel import State
 from subscriber.catalog import bulk_copy, hold, hooked, origins, store, table_names
 from subscriber.catalog.bulk_copy import GROUP
-from subscriber.errors import ConflictError, EndOfStream, SubscriberError, TextNeeded
+from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
+from subscriber.target.known_tables import KnownTables
 from subscriber.worker.advice import advise
 from subscriber.worker.apply_worker import ApplyWorker, connect_publisher
 from subscriber.worker.bulk import Bulk, Leave
@@ -81,6 +82,7 @@ class Supervisor:
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
         self._text_because: str | None = None  # see stream_format.py
+        self._known = KnownTables()
         self._holding = Holding(around.catalog, subscription.oid)
         self.bulk = Bulk(self, around)
         self._changed = anyio.Event()
@@ -128,6 +130,7 @@ class Supervisor:
             )
             for scope in self._syncing.values():
                 scope.cancel()
+            self._known = KnownTables()
             self.restart()
         if subscription != before or tables != self.tables.relids:
             self._changed.set()
@@ -219,12 +222,15 @@ class Supervisor:
             self._skipped,
             self._holding,
             self._text_because,
+            self._known,
         )
         with telemetry.bound(worker="apply"):
             await worker.run(on_started)
 
     async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
+        if not isinstance(error, ConnectionLost):
+            self._known.forget()
         advise(error)
         position = report.position
         report.leave()

@@ -19,6 +19,7 @@ import pytest
 
 import subscriber
 from subscriber.errors import SubscriberError
+from subscriber.ops.check import collect
 from subscriber.ops.servers import Server
 from subscriber.protocol.encodings import CODECS, decode, is_text
 from tests.plugins.fix_cluster import Database, fresh_database
@@ -194,6 +195,8 @@ async def follow(publisher: Server, target: Server, here: str, there: str, *, bi
                 await found.native.execute(statement.replace("NAME", "native"))
             with pytest.raises(SubscriberError, match="onversion between"):
                 await found.subscriber.execute(statement.replace("NAME", "ours"))
+            facts = await collect(found.ours.dsn(), found.source.dsn(), ["p"], None)
+            assert any("onversion between" in finding.message for finding in facts.failures)
             return
         await fill(found, 0)
         await found.native.execute(statement.replace("NAME", "native"))

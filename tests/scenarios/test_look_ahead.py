@@ -1,0 +1,107 @@
+"""What is known of a table before its first change: it is used, and found out to be wrong when the table is altered."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from subscriber.apply.relation_map import LocalRelation
+from subscriber.connection.pipeline import Pipeline
+from subscriber.target import relations
+from subscriber.target.relations import Terms
+from subscriber.worker import look_ahead
+from tests.scenarios.conftest import Pair
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, w int)"
+LOOKING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'subscriber: s tables'"
+
+
+class Looked:
+    """Counts the looks at tables: ahead, and of those who apply changes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.ahead: list[str] = []
+        self.late: list[str] = []
+        introspect = relations.introspect
+
+        async def ahead(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
+            found = await introspect(pipeline, schema, name, terms)
+            self.ahead.append(name)
+            return found
+
+        async def late(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
+            self.late.append(name)
+            return await introspect(pipeline, schema, name, terms)
+
+        monkeypatch.setattr(look_ahead, "introspect", ahead)
+        monkeypatch.setattr(relations, "introspect", late)
+
+    async def wait_for(self, count: int) -> None:
+        with anyio.fail_after(20):
+            while len(self.ahead) < count:
+                await anyio.sleep(0.01)
+
+
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> Looked:
+    return Looked(monkeypatch)
+
+
+async def test_a_transaction_over_many_tables_looks_at_none(pair: Pair, looked: Looked) -> None:
+    names = [f"t{number}" for number in range(60)]
+    await pair.both(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    await looked.wait_for(len(names))
+    await pair.target.wait_for(LOOKING, 0)
+    await pair.source.execute("; ".join(f"INSERT INTO {name} VALUES (1)" for name in names))
+    await pair.source.wait_for_catchup("s")
+    assert looked.late == []
+    assert await pair.target.value(f"SELECT count(*) FROM ({' UNION ALL '.join(f'TABLE {n}' for n in names)}) t") == 60
+    await pair.subscriber.restart()  # another process would know nothing either
+    await looked.wait_for(2 * len(names))
+    await pair.source.execute("; ".join(f"UPDATE {name} SET id = 2" for name in names))
+    await pair.source.wait_for_catchup("s")
+    assert looked.late == []
+
+
+@pytest.mark.parametrize(
+    "altered",
+    [
+        ("ALTER TABLE t ADD x int", "ALTER TABLE t ADD x int"),  # unknown to what was looked at
+        ("ALTER TABLE t ALTER w TYPE bigint", "ALTER TABLE t ALTER w TYPE bigint"),
+        ("", "ALTER TABLE t ALTER w TYPE text"),
+        ("", "ALTER TABLE t ADD x int DEFAULT 3, DROP v, ADD v text"),
+        ("", "DROP TABLE t; CREATE TABLE t (w int, v text, id int PRIMARY KEY)"),
+        ("", "ALTER TABLE t DROP CONSTRAINT t_pkey; ALTER TABLE t ADD PRIMARY KEY (id)"),
+        ("ALTER TABLE t REPLICA IDENTITY FULL", "ALTER TABLE t DROP CONSTRAINT t_pkey"),
+        ("", "CREATE TABLE u (LIKE t INCLUDING ALL); ALTER TABLE t RENAME TO old; ALTER TABLE u RENAME TO t"),
+        ("", "CREATE RULE nothing AS ON INSERT TO t DO ALSO SELECT 1"),
+    ],
+)
+async def test_a_table_is_altered_after_the_look(pair: Pair, looked: Looked, altered: tuple[str, str]) -> None:
+    await pair.both(TABLE)
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    await looked.wait_for(1)
+    await pair.target.wait_for(LOOKING, 0)
+    for database, statements in zip((pair.source, pair.target), altered, strict=True):
+        await database.execute(statements or "SELECT")
+    dropped = "DROP TABLE t;" in altered[1]
+    if dropped:  # a table that was dropped needs to be told of
+        await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION WITH (copy_data = false)")
+    await pair.source.execute("INSERT INTO t (id, v, w) VALUES (1, 'a', 7), (2, NULL, NULL)")
+    await pair.source.execute("UPDATE t SET v = 'b', id = 5 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.rows("SELECT id, v, w::text FROM t") == [(5, "b", "7")]
+    assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_the_look_is_cut_off(pair: Pair) -> None:
+    names = [f"t{number}" for number in range(300)]
+    await pair.both(*(f"CREATE TABLE {name} (id int PRIMARY KEY)" for name in names))
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    await pair.target.wait_for(LOOKING, 1)
+    await pair.target.execute(LOOKING.replace("count(*)", "pg_terminate_backend(pid)"))
+    await pair.source.execute("; ".join(f"INSERT INTO {name} VALUES (1)" for name in names))
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value("SELECT count(*) FROM t299") == 1
+    assert not pair.subscriber.log.has("ERROR|WARNING")
