@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from subscriber.errors import ServerError
+from tests.oracle import kinds
 from tests.oracle.tables import LATE, TABLES, TYPES, Table
 from tests.oracle.workload import Workload
 from tests.plugins.fix_cluster import Database
@@ -29,6 +30,15 @@ UNDECODABLE = "could not map filenumber"
 LINES = 200  # of the server's log that are shown with a failure
 
 
+Counters = dict[str, int]
+COUNTERS = """
+SELECT c.key, c.value::bigint FROM {}, jsonb_each_text(to_jsonb(s)) c WHERE s.subname = $1 AND c.key LIKE 'confl\\_%'
+"""
+NATIVE_COUNTERS = COUNTERS.format("pg_stat_subscription_stats s")
+OUR_COUNTERS = COUNTERS.format("subscriber.pg_stat_subscription_stats s")
+COUNTED_AFTER = 20.0  # seconds in which both have told what they have counted
+
+
 @dataclass
 class Beside:
     source: Database
@@ -38,31 +48,41 @@ class Beside:
     tables: list[Table]
     binary: bool
     sessions: int = 1  # of ours, in which transactions are applied side by side
+    options: Mapping[str, str] = field(default_factory=dict)  # of both subscriptions
+    enabled: bool = True
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
+    counted: tuple[Counters, Counters] = ({}, {})  # conflicts by type, before those that are compared
     calm: anyio.Lock = field(default_factory=anyio.Lock)  # nothing is cut off while somebody has it
 
     async def create_tables(self) -> None:
-        await self.source.execute(*TYPES, *[statement for table in self.tables for statement in table.source])
+        types = (*TYPES, *kinds.TYPES)
+        await self.source.execute(*types, *[statement for table in self.tables for statement in table.source])
         for target in (self.native, self.ours):
-            await target.execute(*TYPES, *[s for table in self.tables for s in (table.target or table.source)])
+            await target.execute(*types, *[s for table in self.tables for s in (table.target or table.source)])
         for publication, option in (("leaves", "false"), ("roots", "true")):
             names = ", ".join(table.name for table in self.tables if table.publication == publication)
+            tables = f"FOR TABLE {names} " if names else ""
             await self.source.execute(
-                f"CREATE PUBLICATION {publication} FOR TABLE {names} WITH (publish_via_partition_root = {option})"
+                f"CREATE PUBLICATION {publication} {tables}WITH (publish_via_partition_root = {option})"
             )
 
     async def subscribe(self) -> None:
         """Both at once."""
+        options = {"binary": str(self.binary).lower(), **self.options}
+        listed = ", ".join(f"{name} = {value}" for name, value in options.items())
         native = (
-            f"CREATE SUBSCRIPTION {NATIVE} CONNECTION '{self.source.dsn()}' PUBLICATION {PUBLICATIONS}"
-            f" WITH (binary = {str(self.binary).lower()})"
+            f"CREATE SUBSCRIPTION {NATIVE} CONNECTION '{self.source.dsn()}' PUBLICATION {PUBLICATIONS} WITH ({listed})"
         )
-        ours = self.subscriber.create(self.source, PUBLICATIONS, OURS, binary=self.binary, apply_sessions=self.sessions)
+        ours = self.subscriber.create(self.source, PUBLICATIONS, OURS, apply_sessions=self.sessions, **options)
         await asyncio.gather(self.native.execute(native), ours)
 
-    async def refresh(self) -> None:
+    async def refresh(self, *, copy: bool = True) -> None:
         """Both at once. Either may be the victim of a deadlock with TRUNCATE of several tables, and is repeated."""
-        statement = "ALTER SUBSCRIPTION {} REFRESH PUBLICATION"
+        await self.alter("REFRESH PUBLICATION" + ("" if copy else " WITH (copy_data = false)"))
+
+    async def alter(self, what: str) -> None:
+        """Both at once, as refresh() says."""
+        statement = f"ALTER SUBSCRIPTION {{}} {what}"
 
         async def native() -> None:
             while True:
@@ -92,6 +112,30 @@ class Beside:
             f" AND confirmed_flush_lsn >= '{position}'",
             2,
         )
+
+    async def enable(self, enabled: bool) -> None:
+        self.enabled = enabled
+        await self.alter("ENABLE" if enabled else "DISABLE")
+
+    async def both_patiently(self, statement: str) -> None:
+        """Run it on both targets, though something else is under way there.
+
+        Who waits for a table's lock has others wait behind it: with two_phase also the apply worker, without which
+        the prepared transaction that has the table would never end.
+        """
+        for target in (self.native, self.ours):
+            async with target.connection() as connection:
+                await connection.execute("SET lock_timeout = '100ms'")
+                while True:
+                    with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
+                        await connection.execute(statement)
+                        break
+                    await anyio.sleep(0.05)
+
+    async def both(self, *statements: str) -> None:
+        """Run them on both targets."""
+        for target in (self.native, self.ours):
+            await target.execute(*statements)
 
     async def compare(self) -> None:
         """Both targets have the same rows, and the source's where nothing was done to them."""
@@ -126,6 +170,40 @@ class Beside:
             native, ours = (Counter((kind, "") for kind, _ in c.elements()) for c in (native, ours))
         assert ours == native, f"conflicts: more {ours - native}, missing {native - ours}"
 
+    async def count_from_here(self) -> None:
+        """Conflicts up to now are not those that compare_counters() compares."""
+        self.conflicts_so_far()
+        self.counted = await self._counters()
+
+    async def compare_counters(self) -> Counters:
+        """Both have counted the same conflicts since, by their types; how many."""
+        since: list[Counters] = []
+        with anyio.move_on_after(COUNTED_AFTER):
+            while True:
+                now = await self._counters()
+                since = [
+                    {name: count - before.get(name, 0) for name, count in counters.items()}
+                    for counters, before in zip(now, self.counted, strict=True)
+                ]
+                if since[0] == since[1]:
+                    break
+                await anyio.sleep(0.2)
+        native, ours = since
+        assert ours == native, f"counted conflicts: {ours}, PostgreSQL's own {native}"
+        return ours
+
+    async def _counters(self) -> tuple[Counters, Counters]:
+        native = await self.native.rows(NATIVE_COUNTERS, NATIVE)
+        ours = await self.ours.rows(OUR_COUNTERS, OURS)
+        return dict(native), dict(ours)
+
+    def has_failed(self) -> bool:
+        """Whether either has had an error since count_from_here(), and so may have met conflicts twice."""
+        with self.native.server.log.open(errors="replace") as log:
+            log.seek(self.seen[0])
+            native = log.read()
+        return " ERROR: " in native or "ERROR:" in self.subscriber.log.text()[self.seen[1] :]
+
     async def delete_here(self) -> None:
         """Delete some rows on both targets, which the source still has; from now on they lack them."""
         for index, table in enumerate(list(self.tables)):
@@ -143,20 +221,30 @@ async def _rows(database: Database, table: str, columns: str = "*") -> Counter[s
 
 @asynccontextmanager
 async def beside(
-    source: Database, native: Database, ours: Database, *, binary: bool, sessions: int = 1
+    source: Database,
+    native: Database,
+    ours: Database,
+    *,
+    binary: bool,
+    sessions: int = 1,
+    options: Mapping[str, str] | None = None,
+    tables: Sequence[Table] = TABLES,
 ) -> AsyncIterator[Beside]:
-    tables = [table for table in TABLES if not (binary and table.text_only)]
+    usable = [table for table in tables if not (binary and table.text_only)]
     began = native.server.log.stat().st_size
     async with running_subscriber(ours) as subscriber:
         try:
-            yield Beside(source, native, ours, subscriber, tables, binary, sessions)
+            yield Beside(source, native, ours, subscriber, usable, binary, sessions, options or {})
         except BaseException:
+            if native.server.pid is None:  # between stop and start
+                await native.server.start()
             with native.server.log.open() as log:
                 log.seek(began)
                 lines = log.readlines()
             if any(UNDECODABLE in line for line in lines):
                 pytest.skip(f"the publisher cannot decode its own log: {UNDECODABLE}")
             print("the target server's log:", *lines[-LINES:], sep="\n")  # pytest shows it with the failure
+            print("our log:", *subscriber.log.text().splitlines()[-LINES:], sep="\n")
             raise
         finally:
             for connection in source._connections:  # after a failure, DROP would wait for an open transaction

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
+
+from tests.oracle.kinds import Kind
 
 Value = Callable[[Random], str]  # an SQL expression
 
@@ -54,8 +56,10 @@ class Table:
     """`source` and `target` are the statements that make it there; `columns` are those that get values.
 
     `same`: after everything the target's rows are the source's. `local_delete`: rows may be deleted on the
-    targets (then they are not). `changes`: UPDATE and DELETE are possible. `text_only`: the types differ.
-    `after_copy`: written to only then, because what becomes of it depends on the moment of the copy.
+    targets (then they are not), or updated with `local_update`. `changes`: UPDATE and DELETE are possible.
+    `text_only`: the types differ. `after_copy`: written to only then, because what becomes of it depends on the
+    moment of the copy; the same is so of `triggers`, statements for the targets. `kinds`: of columns it may get.
+    `identity`: of random tables only; `comparable`: all columns' types have an operator for equality.
     """
 
     name: str
@@ -70,6 +74,11 @@ class Table:
     text_only: bool = False
     after_copy: bool = False
     insert_options: str = ""
+    local_update: bool = False
+    triggers: tuple[str, ...] = ()
+    kinds: Sequence[Kind] = ()
+    identity: str = ""
+    comparable: bool = True
 
 
 TABLES = (
