@@ -165,7 +165,12 @@ class Course:
             await pair.source.stream_everything()
         await pair.create_tables()
         await self.work.run(self.steps)
-        await asyncio.gather(pair.subscribe(), self.work.run(self.steps))
+        if round.tracking:  # a row that was copied has another origin than one that was sent, and counts
+            await pair.subscribe()
+            await pair.wait()
+            await self.work.run(self.steps)
+        else:
+            await asyncio.gather(pair.subscribe(), self.work.run(self.steps))
         await self.compare()
         for phase in range(round.phases):
             await self.between(phase)

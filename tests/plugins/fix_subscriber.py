@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Literal
 
 import anyio
@@ -33,6 +33,7 @@ from subscriber.telemetry import Parts
 from subscriber.worker import launcher, retry, supervisor
 from subscriber.worker.launcher import TAKEOVER_AFTER, Launcher
 from tests.plugins.fix_cluster import Database
+from tests.plugins.unsaid_waits import INTERVAL, LONGEST, watched_for_waits
 
 RETRY_INTERVAL = 0.2  # seconds instead of 5
 STOP_TIMEOUT = 10.0  # seconds that a launcher may take to end once it is cancelled
@@ -66,6 +67,12 @@ class Log(logging.Handler):
 
     def has(self, pattern: str) -> bool:
         return re.search(pattern, self.text()) is not None
+
+    def tells_of_waiting(self) -> bool:
+        """Whether a worker has lately said that it waits for an answer of the target."""
+        since = time() - LONGEST - 2 * INTERVAL
+        events = [record.__dict__["keys"].get("event") for record in self.records if record.created > since]
+        return "target.silent" in events
 
     def clear(self) -> None:
         self.records.clear()
@@ -193,7 +200,7 @@ class Subscriber(Subscriptions):
 
 @asynccontextmanager
 async def running_subscriber(database: Database, *, start: bool = True) -> AsyncIterator[Subscriber]:
-    """A launcher for `database`, stopped at the end."""
+    """A launcher for `database`, stopped at the end. No session of it may wait for a lock for long and not say so."""
     subscriber = Subscriber(database)
     level = telemetry.logger.level
     telemetry.logger.addHandler(subscriber.log)
@@ -201,7 +208,8 @@ async def running_subscriber(database: Database, *, start: bool = True) -> Async
     try:
         if start:
             subscriber.start()
-        yield subscriber
+        async with watched_for_waits(database, subscriber.log.tells_of_waiting):
+            yield subscriber
     finally:
         telemetry.logger.removeHandler(subscriber.log)
         telemetry.logger.setLevel(level)
