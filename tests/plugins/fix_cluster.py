@@ -184,9 +184,7 @@ async def _drop(server: Server, database: Database) -> None:
                 await anyio.sleep(0.01)
         for (gid,) in await own.fetch("SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"):
             await own.execute(f"ROLLBACK PREPARED {sql_literal(gid)}")
-        await own.execute(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = current_database()"
-        )
+        await _drop_slots(own)
         # Origins belong to the whole server: only those whose subscription is ours.
         if await own.fetchval("SELECT to_regclass('subscriber.subscription')"):
             await own.execute(
@@ -200,6 +198,21 @@ async def _drop(server: Server, database: Database) -> None:
         await root.execute(f"DROP DATABASE {database.name} WITH (FORCE)")
     finally:
         await root.close()
+
+
+async def _drop_slots(own: asyncpg.Connection[asyncpg.Record]) -> None:
+    """Drop the database's slots. A subscriber whose session was ended may have come back to one, once more."""
+    slots = "FROM pg_replication_slots WHERE database = current_database()"
+    for attempt in range(100):
+        try:
+            await own.execute(f"SELECT pg_drop_replication_slot(slot_name) {slots}")
+        except asyncpg.ObjectInUseError:
+            if attempt == 99:
+                raise
+            await own.execute(f"SELECT pg_terminate_backend(active_pid) {slots}")
+            await anyio.sleep(0.05)
+        else:
+            return
 
 
 def memory() -> Path | None:
