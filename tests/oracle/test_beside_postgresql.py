@@ -24,7 +24,7 @@ from tests.plugins.fix_cluster import Database, fresh_database
 
 SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "1"))
 SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
-STEPS = 150  # statements between two stops
+STEPS = 120  # statements between two stops
 
 
 @pytest.fixture
