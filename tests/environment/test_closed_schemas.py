@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
 import pytest
 
 from subscriber.ops.servers import Server
-from tests.plugins.fix_cluster import Database, fresh_database
-from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+from tests.environment.beside import Stage, beside, contents
 
 TYPES = (
     "CREATE SCHEMA app",
@@ -29,6 +26,7 @@ TABLES = (
 )
 NAMES = ("keyed", "bare", "parted", "low", "high")
 FOLLOWED = ("keyed", "bare", "parted")
+CONTENTS = contents([f"app.{name}" for name in FOLLOWED])
 WITNESS = (
     "CREATE FUNCTION app.witness() RETURNS trigger LANGUAGE plpgsql AS"
     " $$ BEGIN NEW.plain := current_user; RETURN NEW; END $$",
@@ -48,88 +46,53 @@ CHANGES = (
 )
 
 
-@dataclass
-class Stage:
-    source: Database
-    native: Database
-    ours: Database
-    subscriber: Subscriber
-
-    async def on_targets(self, *statements: str) -> None:
-        for database in (self.native, self.ours):
-            await database.execute(*statements)
-
-    async def caught_up(self) -> None:
-        for name in ("native", "ours"):
-            await self.source.wait_for_catchup(name)
-
-    async def compare(self) -> None:
-        await self.caught_up()
-        for name in FOLLOWED:
-            query = f"SELECT t::text FROM app.{name} t ORDER BY 1"
-            assert await self.ours.rows(query) == await self.native.rows(query), name
-
-
 @pytest.fixture
 async def stage(publisher: Server, target: Server) -> AsyncIterator[Stage]:
-    async with (
-        fresh_database(publisher) as source,
-        fresh_database(target) as native,
-        fresh_database(target) as ours,
-    ):
-        await source.execute(*TYPES, *TABLES, "ALTER TABLE app.bare REPLICA IDENTITY FULL")
-        await source.execute(
+    async with beside(publisher, target) as stage:
+        await stage.source.execute(*TYPES, *TABLES, "ALTER TABLE app.bare REPLICA IDENTITY FULL")
+        await stage.source.execute(
             *(f"INSERT INTO app.{name} SELECT {ROW} FROM generate_series(1, 20) i" for name in FOLLOWED)
         )
-        await source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)")
-        await ours.execute("CREATE ROLE closed_owner")
-        async with running_subscriber(ours) as subscriber:
-            stage = Stage(source, native, ours, subscriber)
+        await stage.source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)")
+        await stage.ours.execute("CREATE ROLE closed_owner")
+        try:
             await stage.on_targets(*TYPES, *TABLES)
             await stage.on_targets(*(f"ALTER TABLE app.{name} OWNER TO closed_owner" for name in NAMES))
             await stage.on_targets("GRANT USAGE ON SCHEMA app, ext TO closed_owner")
-            try:
-                yield stage
-            finally:
-                await subscriber.execute("DROP SUBSCRIPTION IF EXISTS ours")
-                await native.execute("DROP SUBSCRIPTION native")
-                await stage.on_targets("DROP OWNED BY closed_owner CASCADE")
-                await ours.execute("DROP ROLE closed_owner")
+            yield stage
+        finally:
+            await stage.drop()
+            await stage.on_targets("DROP OWNED BY closed_owner CASCADE")
+            await stage.ours.execute("DROP ROLE closed_owner")
 
 
-async def subscribed(stage: Stage, closed: str, **options: object) -> None:
+async def subscribed(stage: Stage, closed: str, ours: str = "") -> None:
     """Both have copied, which the owner needs USAGE for; then the schemas are closed, and both begin anew."""
-    await stage.native.execute(f"CREATE SUBSCRIPTION native CONNECTION '{stage.source.dsn()}' PUBLICATION p")
-    await stage.subscriber.create(stage.source, "p", "ours", **options)
-    await asyncio.gather(
-        stage.native.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'", 0),
-        stage.subscriber.wait_for_ready(stage.source, "ours"),
-    )
-    await stage.native.execute("ALTER SUBSCRIPTION native DISABLE")
-    await stage.subscriber.execute("ALTER SUBSCRIPTION ours DISABLE")
+    await stage.subscribe(ours=ours)
+    await stage.copied()
+    await stage.alter("DISABLE")
     await stage.on_targets(f"REVOKE USAGE ON SCHEMA {closed} FROM closed_owner")
-    await stage.native.execute("ALTER SUBSCRIPTION native ENABLE")
-    await stage.subscriber.execute("ALTER SUBSCRIPTION ours ENABLE")
+    await stage.alter("ENABLE")
 
 
 @pytest.mark.parametrize("closed", ["app", "ext", "app, ext"])
 async def test_changes_arrive_as_with_postgresqls_own_worker(stage: Stage, closed: str) -> None:
     await subscribed(stage, closed)
     await stage.source.execute(*CHANGES)
-    await stage.compare()
+    await stage.compare(*CONTENTS)
     await stage.on_targets("ANALYZE")  # after which the server parses by itself what it has kept
     await stage.source.execute("UPDATE app.keyed SET feels = 'ok'", "TRUNCATE app.bare, app.parted")
     await stage.source.execute(f"INSERT INTO app.bare SELECT {ROW} FROM generate_series(1, 3) i")
-    await stage.compare()
+    await stage.compare(*CONTENTS)
     assert not stage.subscriber.log.has("ERROR|WARNING")
 
 
 async def test_code_of_the_owner_runs_as_the_owner(stage: Stage) -> None:
     """In a superuser's session, which trusts it: any other has no more than the owner, who may not use the schemas."""
     await stage.on_targets(*WITNESS)
-    await subscribed(stage, "app, ext", trusted_owners="'closed_owner'")
+    await subscribed(stage, "app, ext", "trusted_owners = 'closed_owner'")
     await stage.source.execute(*CHANGES)
-    await stage.compare()
+    await stage.compare(*CONTENTS)
     assert await stage.ours.value("SELECT count(*) FROM app.keyed WHERE plain = 'closed_owner'") > 40
     assert not stage.subscriber.log.has("ERROR|WARNING")
 
@@ -140,4 +103,4 @@ async def test_a_privilege_is_asked_for_although_another_role_truncates(stage: S
     await stage.source.execute("TRUNCATE app.bare")
     await stage.subscriber.log.wait_for('ERROR:  permission denied for table "app.bare"')
     await stage.on_targets("GRANT TRUNCATE ON app.bare TO closed_owner")
-    await stage.compare()
+    await stage.compare(*CONTENTS)

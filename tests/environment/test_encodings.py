@@ -5,7 +5,6 @@ Everything is compared as bytes, and said in ASCII: the sessions of the test see
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
@@ -22,8 +21,9 @@ from subscriber.errors import SubscriberError
 from subscriber.ops.check import collect
 from subscriber.ops.servers import Server
 from subscriber.protocol.encodings import CODECS, decode, is_text
+from tests.environment.beside import NATIVE, OURS, Stage, beside
 from tests.plugins.fix_cluster import Database, fresh_database
-from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+from tests.plugins.fix_subscriber import running_subscriber
 
 SAMPLES = 60  # values of a table
 # Each of two encodings that have something in common, or that only ours could convert.
@@ -86,10 +86,7 @@ NAMED = "DO $$ BEGIN EXECUTE format('{statement}', 't' || text_of('{table}'), 'c
 
 @dataclass
 class Scene:
-    source: Database
-    native: Database
-    ours: Database
-    subscriber: Subscriber
+    stage: Stage
     samples: list[str]  # texts of the source, in hexadecimal
     table: str  # of them, or nothing: part of a table's name
     column: str  # the same for a column of it
@@ -99,25 +96,16 @@ class Scene:
         return NAMED.format(statement=statement.replace("'", "''"), table=self.table, column=self.column)
 
     async def compare(self) -> None:
-        for name in ("native", "ours"):
-            await self.source.wait_for_catchup(name)
-        native, ours = [
-            sorted(row for (row,) in await database.rows("SELECT contents()")) for database in (self.native, self.ours)
-        ]
-        assert native
-        assert ours == native
+        await self.stage.compare("SELECT contents() ORDER BY 1")
+        assert await self.stage.native.rows("SELECT contents()")
 
 
 @asynccontextmanager
 async def scene(publisher: Server, target: Server, here: str, there: str) -> AsyncIterator[Scene]:
     """Tables in three databases. Without samples, no text of one encoding can be converted to the other."""
-    async with (
-        fresh_database(publisher, here) as source,
-        fresh_database(target, there) as native,
-        fresh_database(target, there) as ours,
-    ):
-        await source.execute(CONVERTED)
-        found = await source.rows(
+    async with beside(publisher, target, here, there) as stage:
+        await stage.source.execute(CONVERTED)
+        found = await stage.source.rows(
             "SELECT s, c FROM unnest($1::text[]) s, converted(decode(s, 'hex'), $2, $3) c WHERE c IS NOT NULL",
             candidates(here, there),
             here,
@@ -127,11 +115,10 @@ async def scene(publisher: Server, target: Server, here: str, there: str) -> Asy
         # A table's name has to be text for all sessions; a column's name only for those that have the rows.
         table = next((sample for sample, text in found if is_text(decode(text, CODECS[there]))), "")
         column = samples[0] if samples else ""
-        for database in (source, native, ours):
-            await database.execute(TEXT.format(encoding=here), CONTENTS, TABLES.format(table=table, column=column))
-        await source.execute("ALTER TABLE bare REPLICA IDENTITY FULL", "CREATE PUBLICATION p FOR ALL TABLES")
-        async with running_subscriber(ours) as subscriber:
-            yield Scene(source, native, ours, subscriber, samples, table, column)
+        tables = TABLES.format(table=table, column=column)
+        await stage.everywhere(TEXT.format(encoding=here), CONTENTS, tables)
+        await stage.source.execute("ALTER TABLE bare REPLICA IDENTITY FULL", "CREATE PUBLICATION p FOR ALL TABLES")
+        yield Scene(stage, samples, table, column)
 
 
 def candidates(here: str, there: str) -> list[str]:
@@ -153,7 +140,7 @@ def candidates(here: str, there: str) -> list[str]:
 
 async def fill(scene: Scene, start: int) -> None:
     """Rows with each of the samples."""
-    await scene.source.execute("BEGIN; " + "; ".join(inserts(scene, start)) + "; COMMIT")
+    await scene.stage.source.execute("BEGIN; " + "; ".join(inserts(scene, start)) + "; COMMIT")
 
 
 def inserts(scene: Scene, start: int) -> list[str]:
@@ -174,7 +161,7 @@ async def change(scene: Scene, start: int) -> None:
     """Rows come, change, and go."""
     await fill(scene, start)
     first = scene.samples[0]
-    await scene.source.execute(
+    await scene.stage.source.execute(
         f"UPDATE texts SET v = v || v, c = '' WHERE id % 3 = 0 AND id > {start}",
         f"UPDATE bare SET n = n + 1000 WHERE v = text_of('{first}')",
         "DELETE FROM bare WHERE n % 5 = 0",
@@ -188,37 +175,28 @@ async def change(scene: Scene, start: int) -> None:
 async def follow(publisher: Server, target: Server, here: str, there: str, *, binary: bool) -> None:
     """Subscribe both in databases of two encodings, and compare them after the copy and after changes."""
     async with scene(publisher, target, here, there) as found:
-        options = f"WITH (binary = {binary}, streaming = on)"
-        statement = f"CREATE SUBSCRIPTION NAME CONNECTION '{found.source.dsn()}' PUBLICATION p {options}"
+        stage = found.stage
+        options = f"binary = {binary}, streaming = on"
         if not found.samples:
             with pytest.raises(asyncpg.PostgresError, match="onversion between"):
-                await found.native.execute(statement.replace("NAME", "native"))
+                await stage.native.execute(stage.creation(NATIVE, options))
             with pytest.raises(SubscriberError, match="onversion between"):
-                await found.subscriber.execute(statement.replace("NAME", "ours"))
-            facts = await collect(found.ours.dsn(), found.source.dsn(), ["p"], None)
+                await stage.subscriber.execute(stage.creation(OURS, options))
+            facts = await collect(stage.ours.dsn(), stage.source.dsn(), ["p"], None)
             assert any("onversion between" in finding.message for finding in facts.failures)
             return
         await fill(found, 0)
-        await found.native.execute(statement.replace("NAME", "native"))
-        try:
-            await found.subscriber.execute(statement.replace("NAME", "ours"))
-            await asyncio.gather(
-                found.native.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'", 0),
-                found.subscriber.wait_for_ready(found.source, "ours"),
-            )
+        await stage.subscribe(options)
+        await stage.copied()
+        await found.compare()
+        await change(found, 1000)
+        await found.compare()
+        if await stage.source.major() >= 16:
+            await stage.source.stream_everything()
+            await stage.restart()
+            await change(found, 2000)
             await found.compare()
-            await change(found, 1000)
-            await found.compare()
-            if await found.source.major() >= 16:
-                await found.source.stream_everything()
-                await found.native.execute("ALTER SUBSCRIPTION native DISABLE", "ALTER SUBSCRIPTION native ENABLE")
-                await found.subscriber.execute("ALTER SUBSCRIPTION ours DISABLE", "ALTER SUBSCRIPTION ours ENABLE")
-                await change(found, 2000)
-                await found.compare()
-            assert not found.subscriber.log.has("ERROR|WARNING|FATAL|PANIC"), found.subscriber.log.text()
-        finally:
-            await found.native.execute("DROP SUBSCRIPTION native")
-            await found.subscriber.execute("DROP SUBSCRIPTION IF EXISTS ours")
+        assert not stage.subscriber.log.has("ERROR|WARNING|FATAL|PANIC"), stage.subscriber.log.text()
 
 
 @pytest.mark.parametrize("binary", [False, True])
