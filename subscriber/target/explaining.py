@@ -38,7 +38,7 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
     if error.sqlstate == shapes.CHANGED or (note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE)):
         return StaleMapping(error.message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
-        error = _row_security(error, note.mapping, acting)
+        error = row_security(error, note.mapping, acting)
         if note.mapping.local.closed_schemas and error.hint is None:
             error.hint = _open_schemas(note.mapping.local, acting)
     if pipeline.session.error is None:
@@ -74,7 +74,7 @@ def _open_schemas(local: LocalRelation, acting: Acting) -> str:
     return f"Role {role} may not use schema {schemas} either. To grant that: GRANT USAGE ON SCHEMA {schemas} TO {role};"
 
 
-def _row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:
+def row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:
     """With row_security = off the server refuses where rows would be left out; say what that means here."""
     if error.fields.get("R") != "check_enable_rls":
         return error

@@ -40,7 +40,7 @@ from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, progress_records, store
 from subscriber.catalog.session import Catalog
 from subscriber.connection.session import Session
-from subscriber.errors import StaleCatalog, SubscriberError
+from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.source.commands import negotiated_streaming
@@ -49,6 +49,7 @@ from subscriber.source.tables import as_relation, copies_binary, copy_statement
 from subscriber.source.walsender import ReplicationStream
 from subscriber.subscription import Subscription
 from subscriber.target import copying
+from subscriber.target.explaining import row_security
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
 from subscriber.target.progress import ProgressRecord
@@ -183,7 +184,10 @@ class TableSync:
         if hook is not None and hook.reads_values:
             chunks = self._hooked(hook, len(table.columns), publisher.session, copy_out)
         await copying.copy_as(target, mapping)
-        tag = await target.pipeline.session.copy_in(copy_into, chunks)
+        try:
+            tag = await target.pipeline.session.copy_in(copy_into, chunks)
+        except ServerError as error:
+            raise row_security(error, mapping, target.acting) from error
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)

@@ -105,3 +105,14 @@ async def test_row_level_security_is_an_error_and_leaves_no_row_out(owned: Pair)
     await owned.target.execute("ALTER TABLE app.t NO FORCE ROW LEVEL SECURITY")  # which then spares the owner
     await owned.caught_up()
     assert await owned.rows("SELECT id FROM app.t ORDER BY id") == [(1,), (2,)]
+
+
+async def test_row_level_security_is_an_error_of_the_copy(owned: Pair) -> None:
+    forced = "ALTER TABLE app.t ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY"
+    await owned.target.execute(forced, "CREATE POLICY everything ON app.t USING (true)")
+    await owned.source.execute("CREATE PUBLICATION p FOR TABLE app.t")
+    await owned.subscriber.create(owned.source, "p")
+    await owned.fails('ERROR:  user "app_owner" cannot replicate into relation with row-level security enabled: "t"')
+    await owned.target.execute("ALTER TABLE app.t NO FORCE ROW LEVEL SECURITY")
+    await owned.caught_up()
+    assert await owned.rows("SELECT id FROM app.t") == [(1,)]
