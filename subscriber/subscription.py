@@ -79,6 +79,7 @@ class Subscription:
     timeline: int | None = None  # the publisher's; None: unknown until the next connection
     timeline_system: str | None = None  # the system identifier that the timeline belongs to
     version: str = ""  # of the row: another one after each statement about it
+    generation: int = 0  # of the settings: another one after each statement that the worker is started anew for
     conflict_policy: str = ""  # as the user wrote it; empty: what PostgreSQL does
     conflict_history: ConflictHistory = ConflictHistory.DECIDED
     conflict_log_rows: bool = False

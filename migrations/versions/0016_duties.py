@@ -113,20 +113,20 @@ OWNER = (
     f"INSERT ({COLUMNS}, subowner, subpasswordrequired), UPDATE ({COLUMNS}), DELETE ON subscriber.subscription",
     f"EXECUTE ON FUNCTION {_tables(OWNER_FUNCTIONS)}",
 )
-APPLY = (f"EXECUTE ON FUNCTION {_tables(APPLY_FUNCTIONS)}",)
-LAUNCHER = (f"EXECUTE ON FUNCTION {_tables(LAUNCHER_FUNCTIONS)}", *OWNER, *APPLY)
-DUTIES = {"owner": OWNER, "launcher": LAUNCHER, "apply": APPLY}
+LAUNCHER = f"EXECUTE ON FUNCTION {_tables(LAUNCHER_FUNCTIONS)}"
 
 
-def _change(name: str, verb: str, preposition: str) -> str:
-    """A function that grants or revokes what a duty needs."""
+def change(name: str, verb: str, preposition: str, *, more: tuple[str, ...] = ()) -> str:
+    """A function that grants or revokes what a duty needs. `more` are functions of duty "apply" that came later."""
+    apply = (f"EXECUTE ON FUNCTION {_tables((*APPLY_FUNCTIONS, *more))}",)
+    duties = {"owner": OWNER, "launcher": (LAUNCHER, *OWNER, *apply), "apply": apply}
     cases = "\n".join(
         f"            WHEN '{duty}' THEN\n"
         + "\n".join(
             f"                EXECUTE pg_catalog.format('{verb} {privilege} {preposition} %I', role);"
             for privilege in privileges
         )
-        for duty, privileges in DUTIES.items()
+        for duty, privileges in duties.items()
     )
     return f"""
     CREATE FUNCTION subscriber.{name}(role text, duty text) RETURNS void
@@ -137,7 +137,7 @@ def _change(name: str, verb: str, preposition: str) -> str:
             ELSE
                 RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value',
                     MESSAGE = pg_catalog.format('there is no duty "%s"', duty),
-                    HINT = 'Duties are {", ".join(DUTIES)}.';
+                    HINT = 'Duties are {", ".join(duties)}.';
         END CASE;
     END $$
     """
@@ -182,6 +182,6 @@ def upgrade() -> None:
     for statement in [*PUBLIC, *POLICIES]:
         op.execute(statement)
     for name, verb, preposition in (("admit", "GRANT", "TO"), ("dismiss", "REVOKE", "FROM")):
-        op.execute(_change(name, verb, preposition))
+        op.execute(change(name, verb, preposition))
         op.execute(f"REVOKE ALL ON FUNCTION subscriber.{name}(text, text) FROM PUBLIC")
     op.execute(PRESENT_OWNERS)

@@ -27,6 +27,8 @@ from subscriber.lsn import Lsn
 class ProgressClaim:
     """A worker's progress record on the target, which only this worker can move from now on."""
 
+    subid: int
+    generation: int  # of the settings that the worker has; with others it can commit nothing
     record: int  # OID of the large object
     fence: bytes  # to be shown with every change of the record
     position: Lsn  # everything that the publisher committed before it is on the target, durably

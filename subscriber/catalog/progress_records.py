@@ -31,8 +31,8 @@ async def save(connection: asyncpg.Connection, subid: int, relid: int, remote_ls
     await connection.execute(SAVE_PROGRESS, subid, relid, str(remote_lsn))
 
 
-async def claim(connection: asyncpg.Connection, subid: int, relid: int = 0) -> ProgressClaim | None:
-    """Take over a worker's progress record; None if there is none.
+async def claim(connection: asyncpg.Connection, subid: int, relid: int = 0, *, generation: int) -> ProgressClaim | None:
+    """Take over a worker's progress record; None if there is none. `generation` is that of the worker's settings.
 
     Nothing that another session has not committed yet can be committed any more. `connection` has to be outside of a
     transaction and commit synchronously: then the position is durable when this returns.
@@ -44,7 +44,8 @@ async def claim(connection: asyncpg.Connection, subid: int, relid: int = 0) -> P
     row = await connection.fetchrow(CLAIM_PROGRESS, subid, relid)
     if row is None or row["record"] is None:
         return None
-    return ProgressClaim(row["record"], row["fence"], Lsn.parse(row["reached"]), _lsn(row["confirmed"]))
+    reached, confirmed = Lsn.parse(row["reached"]), _lsn(row["confirmed"])
+    return ProgressClaim(subid, generation, row["record"], row["fence"], reached, confirmed)
 
 
 async def save_confirmed(connection: asyncpg.Connection, subid: int, position: Lsn | None) -> None:

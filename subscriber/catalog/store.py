@@ -27,7 +27,8 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine, s.subapplysessions,
        s.subtrustedowners::text[] AS subtrustedowners,
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
-       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.xmin::text AS version
+       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
+       s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
 """
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
@@ -228,6 +229,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         timeline=row["subtimeline"],
         timeline_system=row["subtimelinesystem"],
         version=row["version"],
+        generation=row["subgeneration"],
     )
 
 

@@ -139,6 +139,7 @@ subscription = Table(
     _column("subownername", Name, "the owner's name; a restored dump has other OIDs", null=True),
     _column("subtimeline", BigInteger, "the publisher's timeline; NULL: not known yet", null=True),
     _column("subtimelinesystem", Text, "the system identifier that the timeline belongs to", null=True),
+    _column("subgeneration", Integer, "rises with each statement that a worker is started anew for", default="0"),
     prefixes=UNLOGGED,
     info=_about("What CREATE SUBSCRIPTION was told."),
 )

@@ -175,7 +175,7 @@ class Backlog:
                 detail=f"The log is of system {system_id}, the subscription of {subscription.system_id}.",
                 sqlstate="55000",
             )
-        claimed = await progress_records.claim(self._connection, self._subid)
+        claimed = await progress_records.claim(self._connection, self._subid, generation=subscription.generation)
         if claimed is None:
             name = subscription.name
             raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")

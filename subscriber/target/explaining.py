@@ -8,11 +8,11 @@ from subscriber.apply.context import error_context
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.display import sql_identifier
-from subscriber.errors import ServerError, StaleMapping, SubscriberError
+from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
 from subscriber.target import shapes
 from subscriber.target.acting import Acting
 from subscriber.target.note import Note
-from subscriber.target.progress import OUT_OF_STEP
+from subscriber.target.progress import ALTERED, OUT_OF_STEP
 
 INSUFFICIENT_PRIVILEGE = "42501"
 INTERNAL_ERROR = "XX000"
@@ -32,6 +32,8 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
     """
     if _is_overtaken(error):
         return ServerError({"S": "ERROR", "V": "ERROR", "C": OUT_OF_STEP, "M": MOVED})
+    if error.sqlstate == ALTERED:
+        return StaleCatalog(error.message)
     note = pipeline.failed_note
     if not isinstance(note, Note) or note.transaction is None:
         return error

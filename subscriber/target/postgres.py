@@ -22,7 +22,7 @@ from subscriber.apply.steps import Kind
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
-from subscriber.errors import MappingError, SubscriberError
+from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
@@ -444,4 +444,7 @@ class PostgresTarget:
         """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""
         if error is not self.pipeline.error:
             return error
-        return explain(error, self.pipeline, self.acting, self.origin)
+        explained = explain(error, self.pipeline, self.acting, self.origin)
+        if isinstance(explained, StaleMapping):
+            self.known.forget()
+        return explained

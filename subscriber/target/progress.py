@@ -12,6 +12,10 @@ claimed the record (subscriber.claim_progress()). The server refuses a move from
 fence. So commits can be sent one after another without waiting: if one fails, every later one fails as well, and so
 does one from a session that was believed dead and is not.
 
+Each move also names the generation of the subscription's settings that the worker has. The server refuses
+it once a statement has changed them, although the launcher has not stopped the worker yet. What is committed after an
+ALTER SUBSCRIPTION is made with the new settings, and nothing is after DISABLE.
+
 Failure cases, W the worker, T the target:
 - W dies, or its connection, before COMMIT reaches T: T rolls back; the record has the old position.
 - W dies after COMMIT reached T, before the answer: the record has the new position or the old, as the data has.
@@ -32,11 +36,13 @@ from subscriber.lsn import Lsn
 
 OUT_OF_STEP = "SB002"  # SQLSTATE of our own: the record does not say what this session left there
 
-_ADVANCE = "SELECT subscriber.advance($1, $2, $3, $4, $5, WITH_ORIGIN)"
-_SET_ORIGIN = "SELECT subscriber.set_origin($1, $2, $3, $4)"
+ALTERED = "SB003"  # SQLSTATE of our own: the subscription has other settings than the worker
+
+_ADVANCE = "SELECT subscriber.advance($1, $2, $5, $6, $7, WITH_ORIGIN), subscriber.check_generation($3, $4)"
+_SET_ORIGIN = "SELECT subscriber.set_origin($1, $2, $5, $6), subscriber.check_generation($3, $4)"
 
 _ALL_BINARY = b"\0\1\0\1"
-_RECORD = Struct(">HiIi12s")  # the number of parameters, the record and the fence
+_CLAIM = Struct(">HiIi12siIii")  # the number of parameters, the record, the fence, the subscription, its generation
 _MOVE = Struct(">iQiQiq")
 _POSITION_AND_TIME = Struct(">iQiq")
 
@@ -66,16 +72,17 @@ class ProgressRecord:
 
     def advance(self, pipeline: Pipeline, end_lsn: Lsn, commit_time: int, note: object) -> None:
         """Queue the move; the last statement before COMMIT. `commit_time` as the protocol has it."""
-        claim = self.claim
-        parameters = _RECORD.pack(5, 4, claim.record, 12, claim.fence) + _MOVE.pack(
-            8, self.position, 8, end_lsn, 8, commit_time
-        )
+        parameters = self._claimed(7) + _MOVE.pack(8, self.position, 8, end_lsn, 8, commit_time)
         pipeline.execute(self._sql, _ALL_BINARY, parameters, note=note)
         self.position = end_lsn
 
     def set_origin(self, pipeline: Pipeline, lsn: Lsn, time: int, note: object) -> None:
         """Queue what PREPARE TRANSACTION and COMMIT PREPARED, which move no record, tell the origin."""
         if self._with_origin:
-            claim = self.claim
-            parameters = _RECORD.pack(4, 4, claim.record, 12, claim.fence) + _POSITION_AND_TIME.pack(8, lsn, 8, time)
+            parameters = self._claimed(6) + _POSITION_AND_TIME.pack(8, lsn, 8, time)
             pipeline.execute(_SET_ORIGIN, _ALL_BINARY, parameters, note=note)
+
+    def _claimed(self, count: int) -> bytes:
+        """The first four of `count` parameters."""
+        claim = self.claim
+        return _CLAIM.pack(count, 4, claim.record, 12, claim.fence, 4, claim.subid, 4, claim.generation)

@@ -98,7 +98,7 @@ async def take_up(
 ) -> None:
     """Give the session its place, and have it act as the subscription says.
 
-    Raises StaleCatalog if the subscription has been disabled or dropped.
+    Raises StaleCatalog if the subscription has been altered, disabled or dropped.
     """
     subid = subscription.oid
     await _register(target.pipeline, catalog, subid, relid)
@@ -106,6 +106,8 @@ async def take_up(
         found = await store.load_subscription(connection, subid)
     if found is None or not found.enabled:
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
+    if found.generation != subscription.generation:
+        raise StaleCatalog("the subscription was altered meanwhile")
     await target.acting.subscribe(subscription, replica_role=target.means.replica_role)
     conflicts.obey(target, subscription, resolvers, on_conflict)
 
@@ -143,10 +145,10 @@ async def _try_register(catalog: Catalog, subid: int, relid: int, backend: Backe
             raise StaleCatalog("a statement is changing the subscription", detail=str(error)) from error
 
 
-async def claim(catalog: Catalog, subid: int, relid: int) -> ProgressClaim | None:
+async def claim(catalog: Catalog, subscription: Subscription, relid: int) -> ProgressClaim | None:
     """Take over the progress record of a worker; None if there is none."""
     async with catalog.use() as connection:
-        return await progress_records.claim(connection, subid, relid)
+        return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
 async def resume(target: PostgresTarget, claimed: ProgressClaim, *, number: int = 0) -> None:

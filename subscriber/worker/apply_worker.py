@@ -234,7 +234,7 @@ class ApplyWorker:
         subid = self.subscription.oid
         identity = await publisher.identify_system()
         self._report.recovery.resumed(identity.position)
-        claimed = await claim(self._catalog, subid, 0)
+        claimed = await claim(self._catalog, self.subscription, 0)
         if claimed is None:
             raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')
         async with self._catalog.use() as connection:

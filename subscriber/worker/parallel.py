@@ -46,7 +46,7 @@ from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import Dispatcher
 from subscriber.apply.relation_map import RelationMap
 from subscriber.connection.pipeline import Pipeline
-from subscriber.errors import StaleMapping, SubscriberError, TextNeeded
+from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.spool import format as spool_format
@@ -308,7 +308,7 @@ class ParallelWorker:
     def _failed(self, error: SubscriberError) -> None:
         if self.assignment is None:
             return
-        if isinstance(error, StaleMapping | TextNeeded):
+        if isinstance(error, StaleMapping | StaleCatalog | TextNeeded):
             telemetry.log(telemetry.DEBUG, f"parallel apply worker gives up: {error}", xid=self.assignment.spooled.xid)
             return
         telemetry.log_error(error)

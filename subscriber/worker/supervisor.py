@@ -43,8 +43,9 @@ DISABLED = "disabled"  # the state of a worker that has disabled its subscriptio
 
 MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
 
-# A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()).
-_RESTART = (
+# A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()). A worker that has not
+# heard of it can commit nothing: migrations/versions/0018_generation.py has their columns.
+SETTINGS = (
     "name",
     "conninfo",
     "slot_name",
@@ -118,7 +119,7 @@ class Supervisor:
         await self.reload_tables()
         if subscription != before or tables != self.tables.relids:
             self._text_because = None
-        if any(getattr(before, field) != getattr(subscription, field) for field in _RESTART):
+        if any(getattr(before, field) != getattr(subscription, field) for field in SETTINGS):
             revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
             why = "of a parameter change"
             if revoked:

@@ -153,7 +153,7 @@ class TableSync:
         return self._state()
 
     async def _claim(self) -> ProgressClaim:
-        claimed = await claim(self._catalog, self.subscription.oid, self.relid)
+        claimed = await claim(self._catalog, self.subscription, self.relid)
         if claimed is None:
             raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
         return claimed

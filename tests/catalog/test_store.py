@@ -10,9 +10,12 @@ import asyncpg
 import pytest
 
 from subscriber.catalog import origins, progress_records, sessions, stats, store, table_names
+from subscriber.catalog.commands import COLUMNS
 from subscriber.catalog.sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
+from subscriber.target.progress import ALTERED
+from subscriber.worker.supervisor import SETTINGS
 from tests.plugins.fix_cluster import Database
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -54,6 +57,59 @@ async def test_what_workers_change_of_a_subscription(database: asyncpg.Connectio
     assert loaded.skip_lsn == 0
 
 
+# Columns by field, but for those of options.
+FIELDS = {
+    "name": "subname",
+    "conninfo": "subconninfo",
+    "publications": "subpublications",
+    "owner": "subowner",
+    "owner_is_superuser": "subowner",
+}
+OTHERS = {
+    "subname": "'other'",
+    "subowner": "(SELECT oid FROM pg_roles WHERE rolname = 'pg_monitor')",
+    "subenabled": "NOT subenabled",
+    "subslotname": "'other'",
+    "subpublications": "ARRAY['other']",
+    "subbinary": "subbinary IS NOT TRUE",
+    "substream": "'f'",
+    "subapplysessions": "7",
+    "subtrustedowners": "ARRAY['other']",
+    "subconflicthistory": "'all'",
+    "subcopyengine": "'spark'",
+    "subskiplsn": "'1/1'",
+    "subtwophasestate": "'e'",
+    "subtimeline": "3",
+}
+
+
+async def test_a_worker_commits_nothing_with_settings_that_were_changed(
+    database: asyncpg.Connection, subid: int
+) -> None:
+    """Each column that a worker is started anew for is one that ends its right to commit, and no other is."""
+    ending = {FIELDS.get(field) or COLUMNS[field][0] for field in SETTINGS} | {"subenabled"}
+    asked = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = $1 AND table_schema = $2"
+    for column, data_type in await database.fetch(asked, "subscription", "subscriber"):
+        if column in ("subid", "subgeneration", "kept", "subownername"):
+            continue
+        before = await store.load_subscription(database, subid)
+        assert before is not None
+        value = OTHERS.get(column) or ("'other'" if data_type == "text" else f"NOT {column}")
+        async with database.transaction():
+            await database.execute(f"UPDATE subscriber.subscription SET {column} = {value}")
+            generation = await database.fetchval("SELECT subgeneration FROM subscriber.subscription")
+            assert (generation > before.generation) is (column in ending), column
+            check = "SELECT subscriber.check_generation($1, $2)"
+            await database.execute(check, subid, generation)
+            if column in ending:
+                with pytest.raises(asyncpg.PostgresError, match="the subscription has been altered") as raised:
+                    async with database.transaction():
+                        await database.execute(check, subid, before.generation)
+                assert raised.value.sqlstate == ALTERED
+            await database.execute(f"UPDATE subscriber.subscription SET {column} = {column}")
+            assert await database.fetchval("SELECT subgeneration FROM subscriber.subscription") == generation
+
+
 async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = await relid_of(database, "a"), await relid_of(database, "b")
@@ -78,16 +134,16 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
 
 async def test_progress(database: asyncpg.Connection, subid: int) -> None:
     assert await progress_records.load(database, subid) is None
-    assert await progress_records.claim(database, subid) is None
+    assert await progress_records.claim(database, subid, generation=0) is None
     await progress_records.save(database, subid, 0, Lsn(7))
     assert await progress_records.load(database, subid) == Lsn(7)
     await progress_records.save(database, subid, 0, Lsn.parse("AB/9"))
-    first = await progress_records.claim(database, subid)
+    first = await progress_records.claim(database, subid, generation=0)
     assert first is not None
     assert (first.position, first.confirmed) == (Lsn.parse("AB/9"), None)
     await progress_records.save_confirmed(database, subid, Lsn.parse("AB/20"))
     await progress_records.save_confirmed(database, subid, Lsn.parse("AB/10"))  # never goes back
-    second = await progress_records.claim(database, subid)
+    second = await progress_records.claim(database, subid, generation=0)
     assert second is not None
     assert (second.record, second.confirmed) == (first.record, Lsn.parse("AB/20"))
     assert second.fence != first.fence

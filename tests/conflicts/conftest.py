@@ -137,7 +137,7 @@ class Deciders:
                 resolvers or {},
             )
         )
-        claimed = await claim(catalog, SUBID, 0)
+        claimed = await claim(catalog, subscription, 0)
         assert claimed is not None
         await resume(target, claimed)
         deciding = Deciding(target, self._db.dsn(), catalog, int(claimed.position))

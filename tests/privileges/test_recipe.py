@@ -336,10 +336,10 @@ async def test_the_launcher_ends_a_session_that_blocks(scene: Scene) -> None:
     """A session of the apply role, in a deadlock that no server sees."""
     await scene.source.stream_everything()
     assert await scene.administrators(await of_new(scene))
+    await scene.target.execute("CREATE UNIQUE INDEX here_only ON app.orders (v) WHERE id > 1000")
     await scene.create(streaming="parallel")
     await scene.run()
     await scene.streams()
-    await scene.target.execute("CREATE UNIQUE INDEX here_only ON app.orders (v) WHERE id > 1000")
     connection = await scene.source.connect()
     await connection.execute("BEGIN; INSERT INTO app.orders VALUES (2000, 1)")
     await scene.source.flush_wal()

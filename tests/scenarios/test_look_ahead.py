@@ -105,3 +105,28 @@ async def test_the_look_is_cut_off(pair: Pair) -> None:
     await pair.source.wait_for_catchup("s")
     assert await pair.target.value("SELECT count(*) FROM t299") == 1
     assert not pair.subscriber.log.has("ERROR|WARNING")
+
+
+async def test_a_streamed_transaction_after_one_that_found_its_table_altered(pair: Pair, looked: Looked) -> None:
+    """The first is applied from its file. The second one's changes reach the target before its COMMIT."""
+    await pair.source.stream_everything()
+    await pair.both(TABLE)
+    await pair.subscribe("FOR ALL TABLES", copy_data=False, streaming="parallel")
+    await looked.wait_for(1)
+    await pair.target.wait_for(LOOKING, 0)
+    await pair.target.execute("CREATE INDEX ON t (v)")
+    async with pair.source.connection() as connection:
+        for number in (1, 2):
+            await connection.execute(f"BEGIN; INSERT INTO t VALUES ({number}, 'a', 7)")
+            await pair.source.flush_wal()
+            if number == 2:
+                writing = "datname = current_database() AND backend_xid IS NOT NULL"
+                await pair.target.wait_for(f"SELECT count(*) FROM pg_stat_activity WHERE {writing}", 1)
+            else:
+                gave_up = "SELECT count(*) FROM subscriber.worker WHERE worker_type = 'parallel apply'"
+                await pair.target.wait_for(gave_up, 1)
+                await pair.target.wait_for(gave_up, 0)
+            await connection.execute("COMMIT")
+            await pair.source.wait_for_catchup("s")
+    await pair.assert_same("SELECT * FROM t ORDER BY id")
+    assert not pair.subscriber.log.has("ERROR")

@@ -117,7 +117,7 @@ class Sessions:
                 subscription(synchronous_commit=synchronous_commit),
             )
         )
-        claimed = await claim(catalog, SUBID, 0)
+        claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
         await resume(target, claimed)
         applier = Applier(target)

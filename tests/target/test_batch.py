@@ -335,7 +335,7 @@ async def _apply(
             )
         )  # fmt: skip
         assert isinstance(target, BatchingTarget)
-        claimed = await claim(catalog, SUBID, 0)
+        claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
         await resume(target, claimed)
         path = Path(target, few)
@@ -368,7 +368,7 @@ async def _apply(
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
         catalog = await stack.enter_async_context(Catalog.open(db.dsn(), "test"))
         await stack.enter_async_context(open_target(db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription()))
-        found_progress = await claim(catalog, SUBID, 0)
+        found_progress = await claim(catalog, subscription(), 0)
         assert found_progress is not None
     names = [*(table.name for table in tables), *(["log"] if any(t.name == "triggered" for t in tables) else [])]
     rows = {}

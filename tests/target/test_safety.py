@@ -16,7 +16,7 @@ from subscriber.target.progress import ProgressRecord
 from subscriber.worker.apply_session import claim
 from tests.apply.build import UNSENT, row
 from tests.plugins.fix_cluster import Database
-from tests.target.conftest import SUBID, Applier, Change, Sessions, Table, truncate
+from tests.target.conftest import SUBID, Applier, Change, Sessions, Table, subscription, truncate
 
 ORIGIN = f"pg_{SUBID}"
 ROW = "SELECT remote_lsn::text FROM subscriber.progress"
@@ -181,7 +181,7 @@ async def test_a_record_of_a_table_sync_worker_has_no_origin(db: Database, appli
     pipeline = applier.target.pipeline
     await db.execute(f"SELECT subscriber.set_progress({SUBID}, 4200000000, '1/0')")
     async with Catalog.open(db.dsn(), "test") as catalog:
-        claimed = await claim(catalog, SUBID, 4200000000)
+        claimed = await claim(catalog, subscription(), 4200000000)
     assert claimed is not None
     applier.target.resume(ProgressRecord(claimed, with_origin=False))
     applier.end = (1 << 32) + 50

@@ -1,0 +1,83 @@
+"""What is committed after ALTER SUBSCRIPTION is committed with the new settings, however soon it comes."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from subscriber.worker.launcher import Launcher
+from tests.scenarios.conftest import Pair
+
+TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+DELETED = "SELECT count(*) FROM t"
+
+
+@pytest.fixture
+def unaware(monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
+    """The launcher hears of no statement until the event is set."""
+    event = anyio.Event()
+    reconcile = Launcher._reconcile
+
+    async def later(self: Launcher, *args: object) -> None:
+        if self._supervisors:
+            await event.wait()
+        await reconcile(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Launcher, "_reconcile", later)
+    return event
+
+
+@pytest.mark.parametrize("streaming", ["off", "parallel"])
+async def test_nothing_is_applied_after_disable(pair: Pair, unaware: anyio.Event, streaming: str) -> None:
+    """The rows are deleted on the publisher because they are to be kept on the subscriber."""
+    if streaming != "off":
+        await pair.source.stream_everything()
+    await pair.both(TABLE)
+    await pair.source.execute("INSERT INTO t VALUES (1, 'a'), (2, 'b')")
+    await pair.subscribe("FOR TABLE t", streaming=streaming)
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.change("UPDATE t SET v = 'c' WHERE id = 1")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await pair.source.execute("DELETE FROM t")
+    await anyio.sleep(1)
+    assert await pair.target.value(DELETED) == 2
+    unaware.set()
+    await pair.subscriber.log.wait_for("will stop because the subscription was disabled")
+    assert await pair.target.value(DELETED) == 2
+    assert not pair.subscriber.log.has("ERROR")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value(DELETED) == 0
+
+
+async def test_nothing_is_prepared_after_disable(pair: Pair, unaware: anyio.Event) -> None:
+    await pair.both(TABLE)
+    await pair.subscribe("FOR TABLE t", two_phase=True)
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.source.execute("BEGIN; INSERT INTO t VALUES (1, 'a'); PREPARE TRANSACTION 'p'")
+    await pair.target.wait_for("SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()", 1)
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await pair.source.execute("COMMIT PREPARED 'p'")
+    await anyio.sleep(1)
+    assert await pair.target.value(DELETED) == 0
+    unaware.set()
+    await pair.subscriber.log.wait_for("will stop because the subscription was disabled")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value(DELETED) == 1
+    assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_a_worker_reads_new_settings_without_the_launcher(pair: Pair, unaware: anyio.Event) -> None:
+    """Here the transaction after the statement is applied by a worker that restarts by itself."""
+    await pair.both(TABLE)
+    await pair.source.execute("CREATE TABLE u (id int PRIMARY KEY)", "CREATE PUBLICATION other FOR TABLE u")
+    await pair.target.execute("CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET PUBLICATION other WITH (refresh = false)")
+    await pair.source.execute("INSERT INTO t VALUES (1, 'a')")
+    await pair.source.wait_for_catchup("s")
+    assert await pair.target.value(DELETED) == 0
+    assert not pair.subscriber.log.has("ERROR")
+    unaware.set()
