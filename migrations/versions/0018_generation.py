@@ -12,7 +12,7 @@ from alembic import op
 revision = "0018"
 down_revision = "0017"
 
-# What the worker is started anew for: worker/supervisor.py has the list of their.
+# What the worker is started anew for: SETTINGS in worker/supervisor.py has their fields, and a test compares the two.
 SETTINGS = (
     "subname",
     "subowner",

@@ -32,14 +32,22 @@ class Catalog:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, target: str, name: str) -> AsyncIterator[Catalog]:
-        """Connect to `target`; commits are synchronous whatever the database's default is."""
-        settings = {"synchronous_commit": "on", **KEEPALIVE, **NO_TIMEOUTS}
+    async def open(cls, target: str, name: str, *, lock_timeout: str = "0") -> AsyncIterator[Catalog]:
+        """Connect to `target`; commits are synchronous whatever the database's default is.
+
+        `lock_timeout` as PostgreSQL writes it; 0: none.
+        """
+        settings = {"synchronous_commit": "on", **KEEPALIVE, **NO_TIMEOUTS, "lock_timeout": lock_timeout}
         connection = await connect(target, application_name=name, settings=settings)
         try:
             yield cls(connection)
         finally:
             connection.terminate()
+
+    @property
+    def pid(self) -> int:
+        """Of the process of the target that serves it."""
+        return self._connection.get_server_pid()
 
     @property
     def encoding(self) -> str:

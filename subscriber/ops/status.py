@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PUBLISHER_TIMEOUT = 3.0  # seconds
+LOCK_TIMEOUT = "5s"  # for somebody's lock on the tables of schema "subscriber"
+LOCK_NOT_AVAILABLE = "55P03"
 WRONG = 1  # the exit status when a subscription is not as it should be
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
@@ -81,6 +83,16 @@ SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables 
 """
 
 
+# Whoever keeps others from reading a table of ours: ALTER TABLE and the like do, statements on subscriptions do not.
+_CATALOG_LOCKS = """
+SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name)
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+  LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+ WHERE l.granted AND l.mode = 'AccessExclusiveLock' AND c.relnamespace = 'subscriber'::pg_catalog.regnamespace
+       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+"""
+
+
 async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
     """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`.
 
@@ -89,7 +101,7 @@ async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool
     if watch:
         await _watch(target_dsn, names, json=json, interval=interval)
         return 0
-    async with Catalog.open(target_dsn, "subscriber status") as catalog:
+    async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
         look = await read_catalog(catalog, names)
     statuses = await assess_all(look)
     if json:
@@ -106,20 +118,43 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
         StatementError: a name does not exist.
         CatalogMoved: the catalog belongs to another database.
         ConnectionLost: the target is a standby, or is lost.
+        ServerError: the target refuses, or somebody keeps a lock on the catalog for longer than its lock_timeout.
     """
-    async with catalog.use() as connection:
-        if await schema.current_revision(connection) is None:
-            subscriptions: list[Subscription] = []
-            look = Look(datetime.now(UTC), None, subscriptions, [], {})
-        else:
-            await identity.refuse_standby(connection)
-            await schema.restore(connection)  # a crash of the server empties the tables: that is not "no subscriptions"
-            await identity.check(connection)
-            subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
-            look = await _read(connection, subscriptions)
+    try:
+        async with catalog.use() as connection:
+            if await schema.current_revision(connection) is None:
+                subscriptions: list[Subscription] = []
+                look = Look(datetime.now(UTC), None, subscriptions, [], {})
+            else:
+                await identity.refuse_standby(connection)
+                await schema.restore(
+                    connection
+                )  # a crash of the server empties the tables, the subscriptions are there
+                await identity.check(connection)
+                subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
+                look = await _read(connection, subscriptions)
+    except ServerError as error:
+        if error.sqlstate == LOCK_NOT_AVAILABLE:
+            raise await _locked(catalog, error) from error
+        raise
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
         raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate="42704")
     return look
+
+
+async def _locked(catalog: Catalog, error: ServerError) -> ServerError:
+    async with catalog.use() as connection:
+        holders = [row[0] for row in await connection.fetch(_CATALOG_LOCKS)]
+    held = f"It is held by {', '.join(holders)}." if holders else "Nobody holds it any more."
+    pids = holders[0].split()[1] if holders else ""
+    return ServerError(
+        {
+            **error.fields,
+            "M": 'a lock on the tables of schema "subscriber" is not to be had',
+            "D": held,
+            "H": f"To end that session: SELECT pg_terminate_backend({pids});" if pids else "Try again.",
+        }
+    )
 
 
 async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
@@ -296,7 +331,7 @@ async def _looks(
     before: Look | None = None
     while True:
         try:
-            async with Catalog.open(target_dsn, "subscriber status") as catalog:
+            async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
                 while True:
                     look = await read_catalog(catalog, names)
                     yield look, await assess_all(look, before)
@@ -305,7 +340,7 @@ async def _looks(
         except ConnectionLost as error:
             yield error.message
         except ServerError as error:
-            if not error.sqlstate.startswith(("08", "57P", "53300")):
+            if not error.sqlstate.startswith(("08", "57P", "53300", LOCK_NOT_AVAILABLE)):
                 raise
             yield error.message
         await anyio.sleep(interval)

@@ -28,7 +28,7 @@ from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply_worker import connect_publisher
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, Reaction
-from subscriber.worker.status import Report
+from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.tables import Tables
 
@@ -187,7 +187,7 @@ class Bulk:
             if table.state in _UNCOPIED:
                 recovery = Recovery()
                 recovery.failed(error, None, Reaction.INTERVAL)
-                report = self._board.add(self._owner.subscription.oid, relid, "table synchronization", recovery)
+                report = self._board.add(self._owner.subscription.oid, relid, TABLE_SYNC, recovery)
                 report.status.state = "waiting to retry"
                 self._reports.append(report)
 

@@ -22,10 +22,12 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from time import monotonic
 from types import MappingProxyType
+from typing import Any
 
 import anyio
 import asyncpg
@@ -44,6 +46,7 @@ from subscriber.target.resolving import Resolver
 from subscriber.worker.advice import advise
 from subscriber.worker.causes import is_cancelled, root_cause
 from subscriber.worker.flush import Flusher
+from subscriber.worker.lock_waits import LockWaits
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import CANNOT_WRITE, Board
@@ -140,7 +143,10 @@ class Launcher:
                 await catalog.listen(CHANNEL, self._notified)
                 if not await self._wait_for_subscriptions(catalog):
                     return
-                async with Catalog.open(self._target, "subscriber flush") as flushing:
+                async with (
+                    Catalog.open(self._target, "subscriber flush") as flushing,
+                    Catalog.open(self._target, "subscriber watch") as watching,
+                ):
                     around = Surroundings(
                         self._target,
                         self._apply_target,
@@ -152,7 +158,12 @@ class Launcher:
                         self._spool,
                         self._hooks,
                     )
-                    await self._run_subscriptions(around, lost, on_ready)
+                    own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
+                    lock_waits = LockWaits(
+                        lambda: own | dict.fromkeys(around.board.table_syncs(), "a table synchronization worker")
+                    )
+                    beside = partial(self._renew_lease, watching), partial(lock_waits.run, watching)
+                    await self._run_subscriptions(around, lost, beside, on_ready)
             finally:
                 if not lost.is_set():
                     await self._resign(catalog)
@@ -170,14 +181,21 @@ class Launcher:
             with anyio.move_on_after(left):
                 await self._wake.wait()
 
-    async def _run_subscriptions(self, around: Surroundings, lost: anyio.Event, on_ready: Callable[[], None]) -> None:
+    async def _run_subscriptions(
+        self,
+        around: Surroundings,
+        lost: anyio.Event,
+        beside: Iterable[Callable[[], Coroutine[Any, Any, None]]],
+        on_ready: Callable[[], None],
+    ) -> None:
         self._supervisors.clear()
         self._was_ready = True
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(around.flusher.run)
             tasks.start_soon(around.board.run)
             tasks.start_soon(_fail_when, lost)
-            tasks.start_soon(self._renew_lease)
+            for task in beside:
+                tasks.start_soon(task)
             on_ready()
             await self._reconcile_while_any(tasks, around)
             tasks.cancel_scope.cancel()
@@ -209,24 +227,23 @@ class Launcher:
                 )
             await anyio.sleep(STANDBY_POLL)
 
-    async def _renew_lease(self) -> None:
-        """Renew the lease over and over, on a connection where nothing else delays the answer."""
+    async def _renew_lease(self, catalog: Catalog) -> None:
+        """Renew the lease over and over, on a connection where nothing waits for a lock."""
         interval = min(WATCH_INTERVAL, self._takeover_after / 3)
-        async with Catalog.open(self._target, "subscriber watch") as catalog:
-            while True:
-                await anyio.sleep(interval)
-                try:
-                    with anyio.fail_after(TARGET_TIMEOUT):
-                        async with catalog.use() as connection:
-                            leads = await sessions.renew_lead(connection, self._instance, self.pid or 0)
-                except TimeoutError:
-                    raise ConnectionLost("the target does not answer") from None
-                except ServerError as error:
-                    if not error.sqlstate.startswith(CANNOT_WRITE):
-                        raise
-                    continue  # then no other launcher can take the lease
-                if not leads:
-                    raise ConnectionLost("another launcher has taken over")
+        while True:
+            await anyio.sleep(interval)
+            try:
+                with anyio.fail_after(TARGET_TIMEOUT):
+                    async with catalog.use() as connection:
+                        leads = await sessions.renew_lead(connection, self._instance, self.pid or 0)
+            except TimeoutError:
+                raise ConnectionLost("the target does not answer") from None
+            except ServerError as error:
+                if not error.sqlstate.startswith(CANNOT_WRITE):
+                    raise
+                continue  # then no other launcher can take the lease
+            if not leads:
+                raise ConnectionLost("another launcher has taken over")
 
     async def _resign(self, catalog: Catalog) -> None:
         """Give the lease back, so that a standby need not see the end of the session first."""

@@ -25,6 +25,7 @@ from subscriber.worker.recovery import Recovery
 
 FOREIGN_KEY_VIOLATION = "23503"
 CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
+TABLE_SYNC = "table synchronization"
 INTERVAL = 1.0  # seconds between two writes
 HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
 MAX_SAMPLES = 1000  # positions received and not durable, one a second
@@ -122,6 +123,11 @@ class Board:
     def remove(self, report: Report) -> None:
         report.ended = True
         self.publish()
+
+    def table_syncs(self) -> list[int]:
+        """The processes of the target that serve workers which synchronize tables."""
+        statuses = [report.status for report in self._reports if not report.ended]
+        return [s.pid for s in statuses if s.worker_type == TABLE_SYNC and s.pid is not None]
 
     def publish(self) -> None:
         """Write at once instead of at the next tick."""

@@ -32,7 +32,7 @@ from subscriber.worker.causes import root_cause
 from subscriber.worker.holding import Holding
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, Reaction, reaction
-from subscriber.worker.status import Report
+from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.surroundings import Surroundings
 from subscriber.worker.sync_sessions import SyncSessions
 from subscriber.worker.tables import Tables
@@ -344,7 +344,7 @@ class Supervisor:
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
         around = self._around
         recovery = self._recoveries.setdefault(relid, Recovery())
-        report = around.board.add(self.subscription.oid, relid, "table synchronization", recovery)
+        report = around.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
         sessions = self._take_sessions()
         finished = False
         try:

@@ -9,9 +9,9 @@ from typing import Any
 import asyncpg
 import pytest
 
-from subscriber.ops.servers import Server
-from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber
+from subscriber.ops.servers import Server, Servers
+from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 
 
 @dataclass
@@ -81,3 +81,13 @@ async def _origins_and_slots(server: Server) -> list[str]:
 @pytest.fixture
 def pair(source_db: Database, target_db: Database, subscriber: Subscriber) -> Pair:
     return Pair(source_db, target_db, subscriber)
+
+
+@pytest.fixture
+async def target_of_its_own(servers: Servers, source_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+    """A pair whose target the test may spoil."""
+    server = await servers.create("target", SETTINGS)
+    await server.start()
+    target = Database(server, "postgres")
+    async with running_subscriber(target) as subscriber:
+        yield Pair(source_db, target, subscriber)

@@ -21,10 +21,9 @@ import anyio
 import pytest
 
 from subscriber.ops import http
-from subscriber.ops.servers import Servers
 from subscriber.worker import retry, waits
 from tests.ops.test_http import Client, served
-from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -109,16 +108,6 @@ class Monitor:
 async def watched(pair: Pair) -> AsyncIterator[Monitor]:
     async with served(pair.subscriber, pair.target.dsn()) as client:
         yield Monitor(client, pair.target)
-
-
-@pytest.fixture
-async def target_of_its_own(servers: Servers, source_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
-    """A pair whose target the test may spoil."""
-    server = await servers.create("target", SETTINGS)
-    await server.start()
-    target = Database(server, "postgres")
-    async with running_subscriber(target) as subscriber:
-        yield Pair(source_db, target, subscriber)
 
 
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
