@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("few", max_examples=15)  # for tests that run a second time
 
 pytest_plugins = [
     "tests.plugins.fix_cluster",

@@ -199,8 +199,7 @@ async def follow(publisher: Server, target: Server, here: str, there: str, *, bi
         assert not stage.subscriber.log.has("ERROR|WARNING|FATAL|PANIC"), stage.subscriber.log.text()
 
 
-@pytest.mark.parametrize("binary", [False, True])
-@pytest.mark.parametrize(("here", "there"), PAIRS)
+@pytest.mark.parametrize(("here", "there", "binary"), [(*pair, bool(at % 2)) for at, pair in enumerate(PAIRS)])
 async def test_rows_are_stored_as_postgresql_stores_them(
     publisher: Server, target: Server, here: str, there: str, binary: bool
 ) -> None:
