@@ -75,8 +75,7 @@ class TableBatch:
         self.steps: list[Step] = []
         self.strict = mapping.local.other_unique
         self.ncols = len(mapping.attributes)
-        self._may_skip_versions = may_skip_versions(mapping)
-        self._not_null = [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
+        self._skipping: tuple[bool, list[int]] | None = None  # whether, and but for NULL in which; most need not know
         self.fixed = (fixed_columns(mapping) or ()) if self.strict else ()  # columns that no update may change
         self._may_take_runs = True
         self._all = (True,) * self.ncols
@@ -237,14 +236,19 @@ class TableBatch:
     def _replace(self, step: Step, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
         """Let the row become `new` at once, if nobody can tell the difference."""
         row = step.rows.get(key)
-        if row is None or not self._may_skip_versions:  # None: touched by its new key
+        if row is None:  # it was touched by its new key
+            return False
+        if self._skipping is None:
+            self._skipping = may_skip_versions(self.mapping), _not_null(self.mapping)
+        may_skip, not_null = self._skipping
+        if not may_skip:
             return False
         if step.kind is not Kind.INSERT and (step.kind is not Kind.UPDATE or step.sent != sent):
             return False
         cells = cells_of(row, self.form)[-self.ncols :]
         if self.fixed and not self._stays(step, cells, new):
             return False
-        if NULL_CELL in [cells[i] for i in self._not_null]:
+        if NULL_CELL in [cells[i] for i in not_null]:
             return False
         if step.kind is Kind.UPDATE:
             step.rows[key] = new
@@ -263,6 +267,10 @@ class TableBatch:
             self._comes_or_goes = step.index
         self._latest[_place(kind, sent)] = step
         return step
+
+
+def _not_null(mapping: RelationMapping) -> list[int]:
+    return [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
 
 
 def _place(kind: Kind, sent: tuple[bool, ...]) -> object:

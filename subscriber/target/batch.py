@@ -296,13 +296,13 @@ class BatchingTarget(PostgresTarget):
 
     async def rest(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
-        if self._few:  # nothing was gathered
-            return
-        if self._lanes.refused:
-            await self._outcomes()
-        # Or what follows is gathered as well, until the answer wakes us.
-        if not self._lanes.attempts or self._lanes.worth_a_lane(self._batch):
-            await self._send()
+        if not self._few:  # else nothing was gathered
+            if self._lanes.refused:
+                await self._outcomes()
+            # Or what follows is gathered as well, until the answer wakes us.
+            if not self._lanes.attempts or self._lanes.worth_a_lane(self._batch):
+                await self._send()
+        await super().rest()
 
     async def _send(self, *, whatever: bool = False) -> None:
         """Apply what was gathered of complete transactions; `whatever`: and of the one that is not."""

@@ -34,10 +34,12 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
         return ServerError({"S": "ERROR", "V": "ERROR", "C": OUT_OF_STEP, "M": MOVED})
     if error.sqlstate == ALTERED:
         return StaleCatalog(error.message)
+    if error.sqlstate == shapes.CHANGED:
+        return StaleMapping(error.message)
     note = pipeline.failed_note
     if not isinstance(note, Note) or note.transaction is None:
         return error
-    if error.sqlstate == shapes.CHANGED or (note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE)):
+    if note.may_be_stale and error.sqlstate.startswith(shapes.OF_AN_OLD_SHAPE):
         return StaleMapping(error.message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
         error = row_security(error, note.mapping, acting)

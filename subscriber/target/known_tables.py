@@ -28,6 +28,10 @@ class KnownTables:
             self._terms, self._tables = terms, {}
         self._tables[table.schema, table.name] = table
 
+    def all(self, terms: Terms) -> list[LocalRelation]:
+        """Those that were looked at on these terms."""
+        return list(self._tables.values()) if terms == self._terms else []
+
     def forget(self) -> None:
         """Have every table looked at again."""
         self._tables = {}

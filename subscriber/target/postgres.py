@@ -9,7 +9,7 @@ transaction, in target/shapes.py.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping, map_relation
 from subscriber.apply.steps import Kind
-from subscriber.connection.pipeline import Pipeline
+from subscriber.connection.pipeline import STATEMENTS, Pipeline
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
@@ -57,6 +57,9 @@ SETTINGS = {
 }
 
 
+AT_ONCE = 10  # tables whose shapes are compared before the stream is looked at again
+MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not push each other out
+
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
 
@@ -89,6 +92,7 @@ class PostgresTarget:
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
         self._made: set[int] = set()  # local relations without a key in which this transaction has made rows
+        self._unchecked: deque[LocalRelation] = deque()  # known tables whose shape nothing has been compared with yet
 
     @property
     def position(self) -> Lsn:
@@ -273,6 +277,18 @@ class PostgresTarget:
 
     async def rest(self) -> None:
         """The stream pauses: do what was gathered, if anything was."""
+        if self._unchecked and self.pipeline.idle and not self._is_open:
+            for _ in range(min(AT_ONCE, len(self._unchecked))):
+                self._shapes.check(self._unchecked.popleft(), self.acting.owner, Note("RELATION"))
+            await self.pipeline.settle()
+            if self._unchecked:
+                self.wake()
+
+    def check_ahead(self, tables: Iterable[LocalRelation]) -> None:
+        """Compare the shapes of known tables while the stream pauses, so that their first changes need not."""
+        plain = [table for table in tables if not table.guarded and not table.partitioned]
+        self._unchecked.extend(plain[:MOST_AHEAD])
+        self.wake()
 
     async def alone(self, transaction: RemoteTransaction) -> None:
         """To be awaited before the session is used otherwise than by this contract, inside of `transaction` or not."""

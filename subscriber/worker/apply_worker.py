@@ -25,7 +25,6 @@ from subscriber.target.batch import BatchingTarget
 from subscriber.target.known_tables import KnownTables
 from subscriber.target.note import Note
 from subscriber.target.postgres import PostgresTarget
-from subscriber.target.relations import Terms
 from subscriber.target.two_phase import TwoPhase
 from subscriber.worker.advice import refusal
 from subscriber.worker.apply_loop import ApplyLoop
@@ -162,7 +161,7 @@ class ApplyWorker:
             beside=[
                 waits.run,
                 ApplySessions(subscription, self._around, target, self._conflict).run,
-                partial(self._look_ahead, target.acting.terms),
+                partial(self._look_ahead, target),
             ],
             before=self._before,
             unattended=self._unattended,
@@ -177,12 +176,14 @@ class ApplyWorker:
         finally:
             self._tables.on_change = None
 
-    async def _look_ahead(self, terms: Terms) -> None:
+    async def _look_ahead(self, target: PostgresTarget) -> None:
         """At every table, once: an error that comes again is no reason to look at all of them again."""
+        terms = target.acting.terms
         if not self._known.complete:
             self._known.complete = True
             tables = list(self._tables.names.values())
             await look_ahead(self._around.apply_target, self.subscription.name, tables, terms, self._known)
+        target.check_ahead(self._known.all(terms))
 
     def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
         """Whether values are to come in binary."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 import anyio
 import pytest
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.target import relations
+from subscriber.target.postgres import PostgresTarget
 from subscriber.target.relations import Terms
 from subscriber.worker import look_ahead
 from tests.scenarios.conftest import Pair
@@ -62,6 +66,48 @@ async def test_a_transaction_over_many_tables_looks_at_none(pair: Pair, looked: 
     await pair.source.execute("; ".join(f"UPDATE {name} SET id = 2" for name in names))
     await pair.source.wait_for_catchup("s")
     assert looked.late == []
+
+
+async def test_the_shapes_of_tables_are_compared_ahead(pair: Pair, looked: Looked) -> None:
+    """The first change of a table finds that they have been, and an altered table is still found out."""
+    names = [f"t{number}" for number in range(30)]
+    await pair.both(*(f"CREATE TABLE {name} (id int PRIMARY KEY, v text)" for name in names))
+    await pair.target.execute(f"ALTER DATABASE {pair.target.name} SET track_functions = 'all'")
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    compared = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'table_shape'"
+    await pair.target.wait_for(f"SELECT ({compared}) >= {2 * len(names)}")  # by who looked ahead, and by the worker
+    before = await pair.target.value(compared)
+    await pair.source.execute("; ".join(f"INSERT INTO {name} VALUES (1, 'a')" for name in names))
+    await pair.source.wait_for_catchup("s")
+    await anyio.sleep(1.2)  # servers report what was called once a second
+    await pair.change("INSERT INTO t0 VALUES (2, 'a')")
+    assert await pair.target.value(compared) == before
+    await pair.target.execute("ALTER TABLE t1 RENAME v TO w", "ALTER TABLE t1 ADD v text")
+    await pair.change("INSERT INTO t1 VALUES (2, 'b')")
+    assert await pair.target.rows("SELECT id, w, v FROM t1 ORDER BY id") == [(1, "a", None), (2, None, "b")]
+    assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_a_table_is_altered_between_the_look_and_the_comparison(
+    pair: Pair, looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check_ahead = PostgresTarget.check_ahead
+    compared: list[str] = []
+
+    def with_other_shapes(self: PostgresTarget, tables: Iterable[LocalRelation]) -> None:
+        found = list(tables)
+        compared.extend(table.name for table in found)
+        check_ahead(
+            self, [replace(table, shape=f"not {table.shape}") for table in found] if len(compared) == 1 else found
+        )
+
+    monkeypatch.setattr(PostgresTarget, "check_ahead", with_other_shapes)
+    await pair.both(TABLE)
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    await pair.change("INSERT INTO t VALUES (1, 'a', 7)")
+    assert await pair.target.rows("SELECT id, v, w FROM t") == [(1, "a", 7)]
+    assert compared == ["t"]  # everything was forgotten, and is looked at when it is needed
+    assert not pair.subscriber.log.has("ERROR")
 
 
 @pytest.mark.parametrize(
