@@ -1,8 +1,8 @@
 """Target tables as the catalog has them.
 
-A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows'
-versions (xmin) of its columns, indexes and triggers. TRUNCATE and VACUUM do not change it. When it is compared is told
-in shapes.py. What counts as foreign code is told in migrations/versions/0015_foreign_code.py.
+A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows' versions (xmin)
+of its columns and triggers, and of the properties of its indexes. TRUNCATE, REINDEX and VACUUM do not change it. When
+it is compared is told in shapes.py. What counts as foreign code is told in migrations/versions/0015_foreign_code.py.
 """
 
 from __future__ import annotations

@@ -72,3 +72,23 @@ async def test_inheritance_children_are_tables_of_their_own(pair: Pair) -> None:
     assert await pair.rows("SELECT id FROM kid ORDER BY 1") == [(1,), (2,)]
     await pair.change("TRUNCATE ONLY t")
     assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,)]
+
+
+async def test_truncate_of_a_table_whose_index_was_built_over_updated_rows(pair: Pair) -> None:
+    """TRUNCATE builds the index anew, and writes its row of pg_index: the table has the same shape all the same."""
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    async with pair.target.connection() as connection:
+        await connection.execute("INSERT INTO t VALUES (1, 1); INSERT INTO t VALUES (2, 1)")
+        await connection.execute("BEGIN; UPDATE t SET v = 2; CREATE INDEX made_late ON t (v); COMMIT")
+        late = "SELECT indcheckxmin FROM pg_index WHERE indexrelid = 'made_late'::regclass"
+        assert await connection.fetchval(late)
+    await pair.change("INSERT INTO t VALUES (3, 3)")
+    started = pair.subscriber.log.text().count("apply worker for subscription")
+    await pair.change("BEGIN; TRUNCATE t; INSERT INTO u VALUES (1); INSERT INTO t VALUES (4, 4); COMMIT")
+    assert not await pair.target.value(late)
+    await pair.assert_same("SELECT * FROM t")
+    assert pair.subscriber.log.text().count("apply worker for subscription") == started
+    await pair.target.execute("DROP INDEX made_late", "CREATE UNIQUE INDEX ON t (v)")  # that is another shape
+    await pair.change("INSERT INTO t VALUES (5, 5)")
+    assert pair.subscriber.log.text().count("apply worker for subscription") == started + 1
