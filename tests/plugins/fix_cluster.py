@@ -2,7 +2,7 @@
 
     publisher, target           the servers (subscriber.ops.servers.Server); started on first use
     processes                   a directory for processes that must not outlive us
-    source_db, target_db        a fresh empty database on each, as a Database
+    source_db, target_db        a fresh database on each, as a Database
     servers                     to create more servers, of other versions or to be killed
 
 Servers live as long as the session while pytest-asyncio gives each test a loop of its own: they are
@@ -24,6 +24,7 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
+from subscriber.catalog.schema import ensure_schema
 from subscriber.display import sql_literal
 from subscriber.ops.servers import Server, Servers, embedded_bin, temporary_servers
 
@@ -147,8 +148,10 @@ class Database:
 
 
 @asynccontextmanager
-async def fresh_database(server: Server, encoding: str | None = None) -> AsyncIterator[Database]:
-    """An empty database, dropped at the end with its sessions, slots, origins and prepared transactions.
+async def fresh_database(
+    server: Server, encoding: str | None = None, *, template: str = "template0"
+) -> AsyncIterator[Database]:
+    """A copy of an empty database, dropped at the end with its sessions, slots, origins and prepared transactions.
 
     With an `encoding`, the sessions of tests see its texts as bytes, which are ASCII or else an error.
     """
@@ -159,7 +162,7 @@ async def fresh_database(server: Server, encoding: str | None = None) -> AsyncIt
         if encoding is not None:
             database.settings["client_encoding"] = "SQL_ASCII"
             quicker += f" ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"
-        await root.execute(f"CREATE DATABASE {database.name} TEMPLATE template0{quicker}")
+        await root.execute(f"CREATE DATABASE {database.name} TEMPLATE {template}{quicker}")
     finally:
         await root.close()
     try:
@@ -170,6 +173,24 @@ async def fresh_database(server: Server, encoding: str | None = None) -> AsyncIt
         if server.pid is None:  # the test ended between stop and start
             await server.start()
         await _drop(server, database)
+
+
+@asynccontextmanager
+async def database_with_schema(server: Server) -> AsyncIterator[Database]:
+    """The same with schema "subscriber" in it: copied, which takes a tenth of the time that it takes to make one."""
+    template = "with_schema"
+    root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+    try:
+        if not await root.fetchval("SELECT EXISTS (SELECT FROM pg_database WHERE datname = $1)", template):
+            await root.execute(f"CREATE DATABASE {template} TEMPLATE template0")
+            made = await asyncpg.connect(Database(server, template).dsn())
+            await ensure_schema(made)
+            await made.close()
+    finally:
+        await root.close()
+    async with fresh_database(server, template=template) as database:
+        await database.execute("SELECT subscriber.rebind()")
+        yield database
 
 
 async def _drop(server: Server, database: Database) -> None:
@@ -272,8 +293,10 @@ async def source_db(publisher: Server) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def target_db(target: Server) -> AsyncIterator[Database]:
-    async with fresh_database(target) as database:
+async def target_db(target: Server, request: pytest.FixtureRequest) -> AsyncIterator[Database]:
+    """Has schema "subscriber" for tests with a launcher in their own process, which would make it before all else."""
+    make = database_with_schema if "subscriber" in request.fixturenames else fresh_database
+    async with make(target) as database:
         yield database
 
 
