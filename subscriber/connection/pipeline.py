@@ -31,6 +31,7 @@ from subscriber.protocol import wire
 from subscriber.protocol.encodings import decode
 
 CHUNK = 32 * 1024  # bytes of statements gathered before they are given to the transport
+BEHIND = 4 * 1024 * 1024  # bytes of large values that wait for their answers
 STATEMENTS = 1000  # prepared statements kept on the server; the least recently used one goes
 
 Rows = list[tuple[str | None, ...]]
@@ -69,6 +70,7 @@ class Pipeline:
         self._serial = 0
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._large_bytes = 0  # of large values, not answered as far as we know
         self._flush_is_due = False
         self._pending: deque[_Pending] = deque()
         self._rows: Rows = []
@@ -90,7 +92,7 @@ class Pipeline:
         self,
         sql: str,
         formats: bytes = wire.ALL_TEXT,
-        parameters: bytes = b"\0\0",
+        parameters: wire.Parameters = b"\0\0",
         *,
         note: object = None,
         types: tuple[int, ...] = (),
@@ -117,7 +119,10 @@ class Pipeline:
             self._names.move_to_end(statement)
         else:
             name = self._prepare(statement, note)
-        self._send(wire.bind_execute(name, formats, parameters))
+        if isinstance(parameters, bytes):
+            self._send(wire.bind_execute(name, formats, parameters))
+        else:
+            self._send_parts(wire.bind_execute_parts(name, formats, parameters))
         self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
         if self.parsing is not None:
             self._close(name, note)
@@ -167,13 +172,29 @@ class Pipeline:
             self._out_bytes = 0
             self.session.write(data)
 
+    def _send_parts(self, parts: list[bytes]) -> None:
+        """Those of a statement with large values, which are given away as they are."""
+        for part in parts:
+            if len(part) > wire.LARGE:
+                self.flush()
+                self._large_bytes += len(part)
+                self.session.write(part)
+            else:
+                self._send(part)
+
     def _flush_now(self) -> None:
         self._flush_is_due = False
         if self.error is None:
             self.flush()
 
     async def drain(self) -> None:
-        """Wait while the server is behind; raises the pipeline's error."""
+        """Wait while the server is behind; raises the pipeline's error.
+
+        Where many bytes of large values were sent it has to have answered: until then they are kept with their notes,
+        to tell of them. Answers to attempts are not waited for: somebody else may have to act before they can come.
+        """
+        if self._large_bytes > BEHIND and not self.awaits_attempts:
+            await self.settle()
         await self.session.drain()
         if self.error is not None:
             raise self.error
@@ -183,6 +204,7 @@ class Pipeline:
         self.sync()
         self._settled = asyncio.get_running_loop().create_future()
         await self._settled
+        self._large_bytes = 0
         if self.error is not None:
             raise self.error
 

@@ -10,7 +10,11 @@ Theory of operation. Bytes arrive in one buffer and are cut into messages. Each 
 conversation that is going on: a simple query (conversation.py) or a pipeline (pipeline.py). Only one is
 going on at a time, and it ends with ReadyForQuery. CopyData is the exception: it piles up in the
 session until somebody takes it, and when LIMIT bytes are waiting, reading from the socket stops until
-they are taken. That is the back-pressure of a change stream and of a table copy alike.
+they are taken. That is the back-pressure of a change stream and of a table copy alike. After a large message it
+goes on when somebody waits for the next one, who has dealt with the large one then, or when nothing follows it.
+
+What is written goes to the transport at once, which copies what the network does not take. Large data therefore waits
+here, and what is written after it behind it, and is given to the transport slice by slice as it asks for more.
 
 A session whose connection is lost stays lost: every waiter and every later call gets the same
 ConnectionLost, whose message is the server's last word when it said one.
@@ -20,7 +24,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, AsyncIterable, Callable
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -31,6 +36,7 @@ from subscriber.errors import ConnectionLost, EndOfStream, ProtocolError, Server
 from subscriber.protocol import encodings, wire
 
 BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that is larger
+SLICE = 256 * 1024  # bytes of large data that the transport may copy
 LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
 MAX_MESSAGE = 0x3FFFFFFF + 4  # bytes; no server sends more (MaxAllocSize)
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
@@ -61,6 +67,7 @@ class Session(asyncio.BufferedProtocol):
         self._reading = True
         self._wake: asyncio.Future[None] | None = None  # somebody waits for CopyData
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
+        self._unsent: deque[memoryview] = deque()  # what waits for that, in order; empty unless something is large
         self._closed = self._loop.create_future()
 
     @classmethod
@@ -138,7 +145,7 @@ class Session(asyncio.BufferedProtocol):
     async def copy_out(self, sql: str) -> AsyncGenerator[list[bytes], None]:
         """The data of a COPY … TO STDOUT: lists of CopyData payloads, one row each, more or less.
 
-        Their boundaries mean nothing to COPY FROM, so they may be joined.
+        Their boundaries mean nothing to COPY FROM, so they may be put together: see joined().
         """
         query = self._start_query(sql)
         await asyncio.shield(query.copying)
@@ -159,7 +166,8 @@ class Session(asyncio.BufferedProtocol):
             async for chunk in chunks:
                 if query.error is not None:
                     break
-                self.write(wire.copy_data(chunk))
+                self.send_copy_data(chunk)
+                del chunk  # a large one is not kept while the next one is on its way
                 await self.drain()
             else:
                 self.write(wire.COPY_DONE)
@@ -198,7 +206,11 @@ class Session(asyncio.BufferedProtocol):
         return self._take()
 
     def send_copy_data(self, payload: bytes) -> None:
-        self.write(wire.copy_data(payload))
+        if len(payload) > wire.LARGE:
+            self.write(wire.copy_data_head(payload))
+            self.write(payload)
+        else:
+            self.write(wire.copy_data(payload))
 
     async def finish_copy_both(self) -> None:
         """Send CopyDone, discard what still comes, and wait for ReadyForQuery."""
@@ -211,14 +223,20 @@ class Session(asyncio.BufferedProtocol):
         self._take()
 
     def _take(self) -> list[bytes]:
-        copied, self._copied, self._copied_bytes = self._copied, [], 0
+        copied, self._copied = self._copied, []
+        size, self._copied_bytes = self._copied_bytes, 0
+        if size <= 2 * LIMIT or self._conversation is None or self._conversation.idle:
+            self._read_on()
+        return copied
+
+    def _read_on(self) -> None:
         if not self._reading and self.error is None:
             self._reading = True
             self._transport.resume_reading()
-        return copied
 
     async def _wait(self, ready: asyncio.Future[None]) -> None:
         """Until CopyData has arrived, or something happened to the query."""
+        self._read_on()
         self._wake = self._loop.create_future()
         if ready.done():
             return
@@ -234,13 +252,27 @@ class Session(asyncio.BufferedProtocol):
     # --- writing --------------------------------------------------------------------------------
 
     def write(self, data: bytes) -> None:
+        """Send `data` behind everything that was written before; it is not copied if it is large."""
         if self.error is not None:
             raise self.error
-        self._transport.write(data)
+        if len(data) <= wire.LARGE and not self._unsent:
+            self._transport.write(data)
+        else:
+            self._unsent.append(memoryview(data))
+            self._send_slices()
+
+    def _send_slices(self) -> None:
+        """Give the transport what it takes of what waits."""
+        unsent = self._unsent
+        while unsent and self._writable is None and not self._transport.is_closing():
+            data = unsent.popleft()
+            if len(data) > SLICE:
+                unsent.appendleft(data[SLICE:])
+            self._transport.write(data[:SLICE])
 
     async def drain(self) -> None:
-        """Wait until the transport wants more; at once while it does."""
-        if self._writable is not None:
+        """Wait until the transport wants more, and has all that was written; at once while it does."""
+        while self._writable is not None:
             await asyncio.shield(self._writable)
         if self.error is not None:
             raise self.error
@@ -253,19 +285,22 @@ class Session(asyncio.BufferedProtocol):
         if self._writable is not None and not self._writable.done():
             self._writable.set_result(None)
         self._writable = None
+        self._send_slices()
 
     async def close(self) -> None:
         """End the session politely, or drop it if that takes longer than CLOSE_TIMEOUT."""
-        if self.error is None:
-            self._transport.write(wire.TERMINATE)
-            self._lose(ConnectionLost("the session was closed"))
-            self._transport.close()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
+                    while self._unsent and self._writable is not None:  # Terminate would be in the middle of it
+                        await asyncio.shield(self._writable)
+                    if self.error is None:
+                        self._transport.write(wire.TERMINATE)
+                        self._lose(ConnectionLost("the session was closed"))
+                        self._transport.close()
                     await asyncio.shield(self._closed)
         finally:
-            self._transport.abort()
+            self.abort()
 
     def abort(self) -> None:
         """Drop the connection now."""
@@ -277,8 +312,6 @@ class Session(asyncio.BufferedProtocol):
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._start == self._end:
             self._start = self._end = 0
-            if len(self._buffer) > 4 * BUFFER:  # a large message has passed: give its room back
-                self._buffer = bytearray(BUFFER)
         free = len(self._buffer) - self._end
         if free < BUFFER // 4:
             waiting = self._end - self._start
@@ -319,6 +352,11 @@ class Session(asyncio.BufferedProtocol):
             start = self._start = stop
             self._received(kind.decode("latin-1"), body)
         self._start = start
+        if len(buffer) > 4 * BUFFER and start and end - start < BUFFER // 2:
+            # A large message has passed. Its room is given back before anybody looks at the message.
+            self._buffer = bytearray(BUFFER)
+            self._buffer[: end - start] = view[start:end]
+            self._start, self._end = 0, end - start
         if copied:
             self._notify()
             if self._copied_bytes > LIMIT and self._reading:
@@ -359,10 +397,30 @@ class Session(asyncio.BufferedProtocol):
         if self.error is not None:
             return
         self.error = error
+        self._unsent.clear()
         if self._conversation is not None:
             self._conversation.lost(error)
         self._notify()
         self.resume_writing()
+
+
+def joined(payloads: list[bytes]) -> Iterator[bytes]:
+    """What copy_out() gave put together, and taken off the list; large payloads one by one, as they are."""
+    if sum(map(len, payloads)) <= 2 * LIMIT:
+        yield b"".join(payloads)
+        return
+    rest = deque(payloads)
+    payloads.clear()
+    while rest:
+        yield _first_of(rest)
+
+
+def _first_of(rest: deque[bytes]) -> bytes:
+    first = [rest.popleft()]
+    size = len(first[0])
+    while rest and (size := size + len(rest[0])) <= wire.LARGE:
+        first.append(rest.popleft())
+    return b"".join(first)  # of one piece it is the piece
 
 
 def _bug(error: Exception) -> SubscriberError:

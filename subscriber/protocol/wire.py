@@ -17,6 +17,8 @@ from subscriber.native import compiled
 from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.reader import Reader
 
+LARGE = 256 * 1024  # bytes; what is longer is not put together with other things, since that takes a copy of it
+
 HEADER = Struct(">cI")
 _INT16 = Struct(">H")
 _INT32 = Struct(">i")
@@ -55,6 +57,9 @@ def parse(name: bytes, sql: str, types: Sequence[int] = (), codec: str = UTF8) -
     return message(b"P", name + b"\0" + c_string(sql, codec) + oids)
 
 
+Parameters = bytes | list[bytes]  # of bind_execute(); a list has them in parts, where one is large
+
+
 def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
     """Run the prepared statement `name` once.
 
@@ -64,6 +69,13 @@ def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
     """
     length = 4 + 1 + len(name) + 1 + len(formats) + len(parameters) + 2
     return b"".join((_BIND_HEAD.pack(b"B", length), b"\0", name, b"\0", formats, parameters, b"\0\0", _EXECUTE))
+
+
+def bind_execute_parts(name: bytes, formats: bytes, parameters: list[bytes]) -> list[bytes]:
+    """The same in parts, as the parameters are."""
+    before = b"".join((b"\0", name, b"\0", formats))
+    length = 4 + len(before) + sum(map(len, parameters)) + 2
+    return [_BIND_HEAD.pack(b"B", length) + before, *parameters, b"\0\0" + _EXECUTE]
 
 
 ALL_TEXT = _INT16.pack(0)
@@ -82,7 +94,12 @@ def text_parameters(values: Sequence[str | None], codec: str = UTF8) -> bytes:
 
 
 def copy_data(payload: bytes) -> bytes:
-    return HEADER.pack(b"d", len(payload) + 4) + payload
+    return copy_data_head(payload) + payload
+
+
+def copy_data_head(payload: bytes) -> bytes:
+    """What stands before the payload."""
+    return HEADER.pack(b"d", len(payload) + 4)
 
 
 @compiled
@@ -92,12 +109,13 @@ def cut_copy_data(buffer: bytearray, start: int, end: int, found: list[bytes]) -
     Where that begins, and the sum of the lengths that the messages say they have.
     """
     size = 0
+    view = memoryview(buffer)
     while end - start >= 5 and buffer[start] == _COPY_DATA:
         length = HEADER.unpack_from(buffer, start)[1]
         stop = start + 1 + length
         if length < 4 or stop > end:
             break
-        found.append(bytes(buffer[start + 5 : stop]))
+        found.append(bytes(view[start + 5 : stop]))
         start = stop
         size += length
     return start, size

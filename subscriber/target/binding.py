@@ -18,25 +18,28 @@ _COUNT = Struct(">H").pack
 _LENGTH = Struct(">i").pack
 
 
-def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, bytes]:
-    """The formats and parameters of bind_execute()."""
+def bind(plan: Plan, new: Row, old: Row) -> tuple[bytes, wire.Parameters]:
+    """The formats and parameters of Pipeline.execute()."""
     rows = (new, old)
     number = _COUNT(len(plan.parameters))
     parts, formats = [number], [number]
-    binary = False
+    binary = large = False
     for row, index in plan.parameters:
         status, values = rows[row]
         value = values[index]
         if value is None:
             parts.append(wire.NULL)
         else:
-            parts += (_LENGTH(len(value)), value)
+            size = len(value)
+            if size > wire.LARGE:
+                large = True
+            parts += (_LENGTH(size), value)
         if status[index] == BINARY:
             binary = True
             formats.append(b"\0\1")
         else:
             formats.append(b"\0\0")
-    return b"".join(formats) if binary else wire.ALL_TEXT, b"".join(parts)
+    return b"".join(formats) if binary else wire.ALL_TEXT, parts if large else b"".join(parts)
 
 
 def searched(change: Update | Delete) -> TupleData:

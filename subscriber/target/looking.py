@@ -101,14 +101,14 @@ class Looking:
         return await self._rows(plan.sql, formats, parameters, note, plan.types)
 
     async def _rows(
-        self, sql: str, formats: bytes, parameters: bytes, note: Note | None, types: tuple[int, ...] = ()
+        self, sql: str, formats: bytes, parameters: wire.Parameters, note: Note | None, types: tuple[int, ...] = ()
     ) -> Rows:
         rows = self._send(sql, formats, parameters, note, types)
         await self._pipeline.settle()
         return rows
 
     def _send(
-        self, sql: str, formats: bytes, parameters: bytes, note: Note | None, types: tuple[int, ...] = ()
+        self, sql: str, formats: bytes, parameters: wire.Parameters, note: Note | None, types: tuple[int, ...] = ()
     ) -> Rows:
         """A list that the rows will be in once the pipeline is settled."""
         result: Rows = []
