@@ -21,7 +21,7 @@ import anyio
 from subscriber.catalog import bulk_copy
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
-from subscriber.connection.session import Session
+from subscriber.connection.session import Session, joined
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.source.answers import parsing
@@ -245,8 +245,9 @@ async def _pipe(task: PartTask, source: Session, target: _Target) -> tuple[int, 
         nonlocal size
         form = " WITH (FORMAT binary)" * task.binary
         async for payloads in source.copy_out(f"COPY ({task.select}) TO STDOUT{form}"):
-            chunk = b"".join(payloads)
-            size += len(chunk)
-            yield chunk
+            size += sum(map(len, payloads))
+            for chunk in joined(payloads):
+                yield chunk
+                del chunk  # a large one is not kept while the next one is received
 
     return await target.copy(copy_from(task.schema, task.name, task.columns, task.binary), chunks()), size

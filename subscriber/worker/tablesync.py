@@ -39,7 +39,7 @@ from subscriber.apply.subrel import State
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.catalog import bulk_copy, origins, progress_records, store
 from subscriber.catalog.session import Catalog
-from subscriber.connection.session import Session
+from subscriber.connection.session import Session, joined
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
@@ -200,10 +200,11 @@ class TableSync:
     async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
         status = self._report.status
         async for payloads in source.copy_out(statement):
-            chunk = b"".join(payloads)
             status.copy_rows += len(payloads)
-            status.copy_bytes += len(chunk)
-            yield chunk
+            status.copy_bytes += sum(map(len, payloads))
+            for chunk in joined(payloads):
+                yield chunk
+                del chunk  # a large one is not kept while the next one is received
 
     async def _hooked(self, hook: TableHook, ncols: int, source: Session, statement: str) -> AsyncIterator[bytes]:
         """The same, as the table's hook has it; what arrived together goes on together."""
