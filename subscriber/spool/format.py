@@ -23,12 +23,9 @@ def end(record: Record) -> int:
     return record[0] + HEADER_SIZE + len(record[2])
 
 
-def size_of_first(data: bytes) -> int:
-    """The bytes that the record at the front of `data` takes; `data` may hold less than all of them.
-
-    At least the size of a header, which is what it takes to know more.
-    """
-    return HEADER_SIZE + (HEADER.unpack_from(data)[0] if len(data) >= HEADER_SIZE else 0)
+def first(data: bytes) -> tuple[int, int]:
+    """Length of the message, and xid, of the record at the front of `data`; 0 where it has less than a header."""
+    return HEADER.unpack_from(data) if len(data) >= HEADER_SIZE else (0, 0)
 
 
 def split(data: bytes, offset: int) -> list[Record]:

@@ -36,7 +36,7 @@ from anyio import to_thread
 
 from subscriber.errors import ProtocolError, SpoolError, SpoolFull
 from subscriber.spool.folder import Folder
-from subscriber.spool.format import HEADER, Record, end, size_of_first, split
+from subscriber.spool.format import HEADER, HEADER_SIZE, Record, end, first, split
 from subscriber.spool.subxacts import SubxactIndex, block_size
 
 BUFFER_SIZE = 256 * 1024  # bytes that are written, or read, at once
@@ -171,16 +171,18 @@ class SpooledTransaction:
         """Whether write() is due."""
         return len(self._buffer) >= BUFFER_SIZE
 
-    def append(self, xid: int, message: bytes) -> bool:
+    def append(self, xid: int, message: bytes, rest: bytes | memoryview = b"") -> bool:
         """Add a change that (sub)transaction `xid` made; `message` is without the xid it has in a block.
 
-        True: the buffer is full and write() is due. Called for every change, so it does nothing else.
+        It may come in two pieces, so that nobody has to put them together. True: the buffer is full and write() is due.
+        Called for every change, so it does nothing else.
         """
         if xid != self._last:
             self._enter(xid)
         buffer = self._buffer
-        buffer += _pack(len(message), xid)
+        buffer += _pack(len(message) + len(rest), xid)
         buffer += message
+        buffer += rest
         self.changes += 1
         return len(buffer) >= BUFFER_SIZE
 
@@ -270,25 +272,26 @@ class SpooledTransaction:
         file = self._changes_file
         while self._cuts == cuts and offset < self.written:
             try:
-                data = await self._in_thread("read", file, self._read_chunk, offset, self.written)
+                records = await self._in_thread("read", file, self._read_records, offset, self.written)
             except SpoolError:
                 if self._cuts == cuts:
                     raise
                 return
             if self._cuts != cuts:  # while the thread read: who knows what it saw
                 return
-            records = split(data, offset)
             if not records:
                 raise self._damaged(file, offset)
             offset = end(records[-1])
             yield records
 
-    def _read_chunk(self, offset: int, until: int) -> bytes:
+    def _read_records(self, offset: int, until: int) -> list[Record]:
         folder, file = self._folder, self._changes_file
         data = folder.read(file, offset, min(BUFFER_SIZE, until - offset))
-        if len(data) < (size := size_of_first(data)) <= until - offset:
-            data = folder.read(file, offset, size)
-        return data
+        length, xid = first(data)
+        if HEADER_SIZE <= len(data) < HEADER_SIZE + length <= until - offset:  # large: not cut out of what was read
+            message = folder.read(file, offset + HEADER_SIZE, length)
+            return [(offset, xid, message)] if len(message) == length else []
+        return split(data, offset)
 
     async def remove(self) -> None:
         """The transaction has ended: remove its files. Raises SpoolError when they cannot be."""

@@ -100,7 +100,8 @@ class Streamed:
         """One change of the open block, as it came; true when write() is due."""
         if len(payload) < _PREFIX or self._open is None:
             raise ProtocolError("insufficient data left in message", detail="It stands in a block, and has no xid.")
-        return self._open.append(int.from_bytes(payload[1:_PREFIX], "big"), payload[:1] + payload[_PREFIX:])
+        xid = int.from_bytes(payload[1:_PREFIX], "big")
+        return self._open.append(xid, payload[:1], memoryview(payload)[_PREFIX:])
 
     def keep_changes(self, waiting: deque[bytes], limit: int) -> int:
         """Changes of the open block off the front of `waiting`, as the walsender sent them; their bytes.
@@ -116,7 +117,7 @@ class Streamed:
             taken += 1
             size += len(payload)
             xid = int.from_bytes(payload[_BODY + 1 : _BODY + _PREFIX], "big")
-            if append(xid, payload[_BODY : _BODY + 1] + payload[_BODY + _PREFIX :]):
+            if append(xid, payload[_BODY : _BODY + 1], memoryview(payload)[_BODY + _PREFIX :]):
                 break
         for _ in range(taken):
             waiting.popleft()
