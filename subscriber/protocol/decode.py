@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from typing import cast
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
@@ -46,6 +47,7 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.reader import Reader, left_over, non_zero_lsn
 from subscriber.protocol.tuples import TupleData, skip_columns
+from subscriber.protocol.wire import LARGE
 
 _NEW = 0x4E  # N
 _KEY = 0x4B  # K
@@ -92,10 +94,10 @@ class Decoder:
         """Decode the one message that `data` holds from `pos` to its end, first byte included.
 
         Raises ProtocolError for anything else than exactly one well-formed message, and then `in_block`
-        is as it was.
+        is as it was. The rows of a memoryview are views, see in_place().
         """
         if type(data) is not bytes:
-            data = bytes(data)
+            data = cast(bytes, data) if type(data) is memoryview else bytes(data)
         try:
             frequent = _frequent(data[pos])
             if frequent is not None:
@@ -109,7 +111,7 @@ class Decoder:
         name = _NAMES.get(letter)
         if name is None:
             raise ProtocolError(f'invalid logical replication message type "??? ({letter})"')
-        read = Reader(data, name, pos + 1)
+        read = Reader(bytes(data), name, pos + 1)
         in_block_only = _PREFIXED.get(letter)
         message: Message
         if in_block_only is not None:
@@ -123,6 +125,14 @@ class Decoder:
         elif letter == 0x45:  # E
             self.in_block = False
         return message
+
+
+def in_place(message: bytes) -> bytes | memoryview:
+    """What decode() is to be given of a message so that the rows of a large one stay where they are.
+
+    TupleData.raw is a view then, which keeps the message; nobody has to copy the rows to have them.
+    """
+    return memoryview(message) if len(message) > LARGE else message
 
 
 def _cut_off(data: bytes, pos: int) -> ProtocolError:

@@ -27,7 +27,8 @@ class TupleData:
 
     `raw` is the columns as they came, without the count before them: one status byte for each
     column (n, u, t, b), and after t and b four bytes of length and the value. The decoder has checked
-    it: exactly `ncols` columns, every length inside, nothing after them.
+    it: exactly `ncols` columns, every length inside, nothing after them. Of a large message it may be
+    a memoryview, whatever its type says (decode.in_place()); split() gives bytes all the same.
     """
 
     raw: bytes
@@ -73,7 +74,7 @@ def split_columns(data: bytes, pos: int, ncols: int) -> tuple[bytes, list[bytes 
         if kind == TEXT or kind == BINARY:  # noqa: SIM109 - "in" takes twice as long
             start = pos + 5
             pos = start + length_at(data, pos + 1)[0]
-            values.append(data[start:pos])
+            values.append(bytes(data[start:pos]))
         else:
             pos += 1
             values.append(None)

@@ -20,9 +20,10 @@ from subscriber.apply.subrel import NOWHERE
 from subscriber.apply.table_hook import TableHook, bind
 from subscriber.errors import MappingError, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
-from subscriber.protocol.decode import Decoder
+from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.messages import Message
 from subscriber.protocol.walstream import XLOG_DATA, XLOG_DATA_HEADER
+from subscriber.protocol.wire import LARGE
 from subscriber.source.own_schema import OWN_SCHEMA
 from subscriber.target.explaining import add_context
 from subscriber.target.note import Note, Wants
@@ -74,6 +75,10 @@ class Applier:
 
     async def take_kept(self, messages: Sequence[bytes], decoder: Decoder) -> None:
         """The changes of `messages`, which a file had, one after another."""
+        if len(messages[0]) > LARGE:  # it was read alone, and is not copied to be taken
+            for message in messages:
+                await self.handle(decoder.decode(in_place(message)))
+            return
         waiting = deque(_AS_SENT + message for message in messages)
         while waiting:
             if self.take(waiting, len(waiting)):

@@ -34,7 +34,7 @@ from subscriber.apply.progress import Progress
 from subscriber.apply.subrel import NOWHERE
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
-from subscriber.protocol.decode import Decoder
+from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.target.note import Wants
 from subscriber.target.postgres import PostgresTarget
@@ -136,7 +136,7 @@ class Transactions:
             if self._streamed.keep(payload):
                 await self._streamed.write()
             return None
-        action = await self._applier.handle(self._decoder.decode(payload))
+        action = await self._applier.handle(self._decoder.decode(in_place(payload)))
         return None if action is None else await self._act(action)
 
     async def _act(self, action: Action) -> Lsn | None:

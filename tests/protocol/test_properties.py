@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import suppress
 
 import pytest
@@ -43,8 +44,10 @@ def test_a_message_can_be_read_in_the_middle_of_other_bytes(message: Message, be
 def test_a_message_cut_anywhere_is_a_protocol_error(message: Message, data: st.DataObject) -> None:
     encoded = encode(message)
     cut = data.draw(st.integers(0, len(encoded) - 1))
-    with pytest.raises(ProtocolError):
+    with pytest.raises(ProtocolError) as caught:
         decoder_for(message).decode(encoded[:cut])
+    with pytest.raises(ProtocolError, match=f"^{re.escape(str(caught.value))}$"):
+        decoder_for(message).decode(memoryview(encoded)[:cut])
 
 
 @given(messages, st.binary(min_size=1, max_size=40))
