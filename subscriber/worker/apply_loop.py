@@ -177,9 +177,10 @@ class ApplyLoop:
             inside += left
             few = self._target.expect_few(self._transactions.idle and self._inbox.has_few)
             while left > 0:
-                taken = 0 if few else self._take_many(left)
+                taken, size = (0, 0) if few else self._take_many(left)
                 if taken:
                     await self._transactions.make_room()
+                    self._inbox.took(size)  # not before, see _take()
                 elif await self._take():
                     return
                 left -= taken or 1
@@ -198,33 +199,35 @@ class ApplyLoop:
             else:
                 await self._inbox.wait()
 
-    def _take_many(self, limit: int) -> int:
-        """What can be taken as it came, up to `limit` payloads; how many."""
+    def _take_many(self, limit: int) -> tuple[int, int]:
+        """What can be taken as it came, up to `limit` payloads; how many, and their bytes."""
         waiting = self._inbox.waiting
         first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
-            return 0
+            return 0, 0
         size = self._transactions.take(waiting, limit)
         if size:
-            self._inbox.took(size)
             self.counters.bytes += size
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
             self.position = max(self.position, Lsn(start), self._transactions.ended)
-        return before - len(waiting)
+        return before - len(waiting), size
 
     async def _take(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
         payload = self._inbox.waiting.popleft()
-        self._inbox.took(len(payload))
-        self.counters.bytes += len(payload)
+        size = len(payload)
+        self.counters.bytes += size
         envelope = decode_from_publisher(payload)
+        del payload  # of a large one the envelope has a copy
+        is_end = False
         if isinstance(envelope, XLogData):
-            return await self._message(envelope)
-        if envelope is not None:
+            is_end = await self._message(envelope)
+        elif envelope is not None:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._received(envelope.end)
-        return False
+        self._inbox.took(size)  # not before: with a large one in hand no other is to be received
+        return is_end
 
     def _received(self, position: Lsn) -> None:
         if position > self.position:

@@ -68,6 +68,7 @@ class Inbox:
                 if keepalive[-1]:
                     feedback.prompt()
             self.waiting.extend(payloads)
+            del payloads  # whoever takes a large one may have no other use for it than to copy it
             self._arrived.set()
             while not self.has_room():
                 self._taken = anyio.Event()

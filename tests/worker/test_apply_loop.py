@@ -116,7 +116,7 @@ class Target:
         return Taken(1, 1, sum([len(waiting.popleft()) for _ in range(3)]), Lsn(308))
 
     async def make_room(self) -> None:
-        pass
+        await self.stuck.wait()
 
     async def rest(self) -> None:
         pass
@@ -393,6 +393,38 @@ async def test_a_full_queue_stops_reading_and_nothing_is_lost(monkeypatch: pytes
         await settled()
         assert run.stream.flushed == 5008
         assert run.loop.counters.transactions == run.loop.counters.changes == 50
+
+
+async def test_while_a_large_change_is_in_hand_nothing_else_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "QUEUE", 10_000)
+    async with running(Run()) as run:
+        run.target.stuck = anyio.Event()
+        run.stream.send(*transaction(100, 1, size=20_000))
+        run.stream.send(keepalive(200))
+        await settled()
+        assert len(run.stream.waiting) == 1
+        run.target.stuck.set()
+        await settled()
+        assert not run.stream.waiting
+        assert run.target.done == [("s.t1", "INSERT"), 108]
+
+
+async def test_nor_while_there_is_no_room_for_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inbox_module, "QUEUE", 10)
+    async with running(Run(unattended=True)) as run:
+        run.stream.send(*transaction(100, 1))
+        await settled()
+        run.target.keeps, run.target.stuck = True, anyio.Event()
+        run.stream.send(
+            *[message for message in transaction(300, 1) if message[-len(encode(RELATION)) :] not in TABLES]
+        )
+        run.stream.send(keepalive(400))
+        await settled()
+        assert run.target.done[-1] == 308
+        assert len(run.stream.waiting) == 1
+        run.target.stuck.set()
+        await settled()
+        assert not run.stream.waiting
 
 
 steps = st.lists(
