@@ -90,9 +90,14 @@ class Beside:
         statement = f"ALTER SUBSCRIPTION {{}} {what}"
 
         async def native() -> None:
-            while True:
-                with suppress(asyncpg.DeadlockDetectedError):
-                    return await self.native.execute(statement.format(NATIVE))
+            # REFRESH PUBLICATION has the subscription's lock, and wants a table's that a parallel worker has. That one
+            # waits for its leader, who waits for another worker to start, which waits for the subscription's lock.
+            async with self.native.connection() as connection:
+                await connection.execute("SET lock_timeout = '5s'")
+                while True:
+                    with suppress(asyncpg.DeadlockDetectedError, asyncpg.LockNotAvailableError):
+                        await connection.execute(statement.format(NATIVE))
+                        return
 
         async def ours() -> None:
             while True:
