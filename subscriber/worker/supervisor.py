@@ -107,7 +107,8 @@ class Supervisor:
         report = self._around.board.add(self.subscription.oid, 0, "apply", self._recovery)
         self._report = report
         try:
-            await self._lead(report)
+            with telemetry.bound(worker="apply"):
+                await self._lead(report)
         finally:
             if report.status.state != DISABLED:  # what led to that stays to be seen
                 self._around.board.remove(report)
@@ -225,8 +226,7 @@ class Supervisor:
             self._text_because,
             self._known,
         )
-        with telemetry.bound(worker="apply"):
-            await worker.run(on_started)
+        await worker.run(on_started)
 
     async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
@@ -342,13 +342,20 @@ class Supervisor:
         self.tables.notify()
 
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
+        keys = telemetry.Keys(worker="tablesync")
+        if name := self.tables.names.get(relid):
+            keys["relation"] = ".".join(name)
+        with telemetry.bound(**keys):
+            await self._synchronize(relid, scope)
+
+    async def _synchronize(self, relid: int, scope: anyio.CancelScope) -> None:
         around = self._around
         recovery = self._recoveries.setdefault(relid, Recovery())
         report = around.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
         sessions = self._take_sessions()
         finished = False
         try:
-            with scope, telemetry.bound(worker="tablesync"):
+            with scope:
                 sync = TableSync(
                     self.subscription,
                     relid,

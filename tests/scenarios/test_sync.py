@@ -7,6 +7,7 @@ from itertools import count
 import anyio
 import pytest
 
+from subscriber import telemetry
 from subscriber.errors import SubscriberError
 from subscriber.worker import failpoints
 from subscriber.worker.failpoints import Point
@@ -80,6 +81,23 @@ async def test_a_copy_that_fails_is_done_again_once_it_can_be(pair: Pair) -> Non
     await pair.assert_same("SELECT * FROM t ORDER BY id")
     await pair.subscriber.wait_for_ready(pair.source)
     await assert_nothing_left(pair)
+
+
+async def test_the_keys_of_an_error_name_the_worker_that_had_it(pair: Pair) -> None:
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.both("CREATE TABLE followed (id int PRIMARY KEY)")
+    await pair.target.execute("INSERT INTO t VALUES (1)", "INSERT INTO followed VALUES (2)")
+    await pair.source.execute("INSERT INTO t VALUES (1)", "INSERT INTO followed VALUES (1)")
+    await pair.source.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await pair.subscriber.create(pair.source, "p")
+    await pair.fails('ERROR:  duplicate key value violates unique constraint "t_pkey"')
+    await pair.target.wait_for("SELECT count(*) FROM followed", 2)
+    await pair.source.execute("INSERT INTO followed VALUES (2)")
+    await pair.fails("ERROR:  conflict detected")
+    errors = [record for record in pair.subscriber.log.records if record.levelno >= telemetry.ERROR]
+    found = {(keys.get("worker"), keys.get("relation")) for keys in (error.__dict__["keys"] for error in errors)}
+    assert found == {("tablesync", "public.t"), ("apply", None)}
+    await pair.target.execute("TRUNCATE t, followed")
 
 
 async def test_a_table_added_later(pair: Pair) -> None:
