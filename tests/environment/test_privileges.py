@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import random
 import re
 from collections import Counter
@@ -60,11 +61,16 @@ FUNCTIONS = {
 }
 FUNCTIONS["REPLICA"] = FUNCTIONS["ALWAYS"]
 
-MANY, TOGETHER = 80, 5  # layouts of each major, as a soak test; one after another in the same databases
+SEED = int(os.environ.get("SUBSCRIBER_LAYOUT_SEED", "0"))  # the first of the soak tests
+MANY = int(os.environ.get("SUBSCRIBER_LAYOUTS", "80"))  # of each major, as a soak test
+TOGETHER = 5  # one after another in the same databases
 PATIENCE = 25.0  # seconds
-ATTEMPTS = 2  # that fail before a subscription is taken to stand still
+ATTEMPTS = 2  # that fail before a subscription, or the copy of a table, is taken to stand still
 EXITED = re.compile(r'background worker "logical replication [^"]*" \(PID (\d+)\) exited with exit code 1')
 MESSAGE = re.compile(r"\[(\d+)\] ERROR:  (.*)")
+COPIES = re.compile(r'\[(\d+)\] LOG:  .* table synchronization worker for .*, table "([^"]*)" has started')
+# of a worker that has begun before the one before it has ended
+PASSING = re.compile("replication origin with ID .* is already active|replication slot .* is active")
 
 
 @dataclass
@@ -322,14 +328,26 @@ class Watched:
         self._start = self._log.stat().st_size
         self.stage.subscriber.log.clear()
 
-    def errors(self) -> tuple[list[str], list[str]]:
-        """The messages of each so far, those of PostgreSQL's own by the workers that have exited."""
+    def errors(self, table: str | None = None) -> tuple[list[str], list[str]]:
+        """The messages of each so far: of the apply worker, or of those that copy a table.
+
+        Those of PostgreSQL's own are from workers that have exited.
+        """
         with self._log.open("rb") as log:
             log.seek(self._start)
             text = log.read().decode()
-        exited = set(EXITED.findall(text))
-        native = [message for worker, message in MESSAGE.findall(text) if worker in exited]
-        ours = [r.getMessage() for r in self.stage.subscriber.log.records if r.levelno >= logging.ERROR]
+        exited, copies = set(EXITED.findall(text)), dict(COPIES.findall(text))
+        name = None if table is None else table.partition(".")[2]
+        native = [
+            message
+            for worker, message in MESSAGE.findall(text)
+            if worker in exited and copies.get(worker) == name and not PASSING.search(message)
+        ]
+        ours = [
+            record.getMessage()
+            for record in self.stage.subscriber.log.records
+            if record.levelno >= logging.ERROR and copied_by(record) == table
+        ]
         return native, ours
 
     async def changed(self) -> Found:
@@ -349,24 +367,30 @@ class Watched:
             await asyncio.sleep(0.02)
         raise TimeoutError(f"after {PATIENCE} s {applied} have applied the change; {self.errors()}")
 
-    async def copied(self) -> tuple[set[str], set[str]]:
+    async def copied(self) -> dict[str, Found]:
         """Wait until each has copied all tables, or stands still with some: those."""
-        before: object = None
+        self.forget()
         deadline = monotonic() + PATIENCE
         while monotonic() < deadline:
             query = "SELECT srrelid::regclass::text FROM {} WHERE srsubstate NOT IN ('s', 'r')"
             native = {name for (name,) in await self.native.fetch(query.format("pg_subscription_rel"))}
             ours = {name for (name,) in await self.ours.fetch(query.format("subscriber.subscription_rel"))}
-            if (native, ours) != before:
-                before = native, ours
-                self.forget()
-            failed_native, failed_ours = self.errors()
-            if (not native or len(failed_native) > ATTEMPTS * len(native)) and (
-                not ours or len(failed_ours) > ATTEMPTS * len(ours)
+            errors = {name: self.errors(name) for name in sorted(native | ours)}
+            if all(len(errors[name][0]) >= ATTEMPTS for name in native) and all(
+                len(errors[name][1]) >= ATTEMPTS for name in ours
             ):
-                return native, ours
+                return {
+                    name: Found(here if name in native else [], there if name in ours else [])
+                    for name, (here, there) in errors.items()
+                }
             await asyncio.sleep(0.02)
-        raise TimeoutError(f"after {PATIENCE} s {before} are not copied; {self.errors()}")
+        raise TimeoutError(f"after {PATIENCE} s {native} and {ours} are not copied: {errors}")
+
+
+def copied_by(record: logging.LogRecord) -> str | None:
+    """The table, if a worker of ours that copies one has logged that."""
+    keys = record.__dict__["keys"]
+    return keys["relation"] if keys.get("worker") == "tablesync" else None
 
 
 async def set_up(stage: Stage, layout: Layout) -> None:
@@ -408,10 +432,8 @@ def known(layout: Layout, table: Table, kind: str, message: str, *, native: bool
             return "asks the subscription's owner whether it may empty the table"
         if through_root and kind != "copy" and of_part and (denied or protected):
             return "asks for privileges on the partition that has the row"
-        inherits = layout.owner == SUBSCRIBES and "INHERIT FALSE" not in layout.members.get(
-            table.owner, "INHERIT FALSE"
-        )
-        if denied and table.by_column and (not layout.run_as_owner or inherits):
+        inherits = "INHERIT FALSE" not in layout.members.get(table.owner, "INHERIT FALSE")
+        if denied and table.by_column and (acting == table.owner or inherits):
             return "asks for privileges on the table, not on its columns"
         closed = table.closed_to_subscription or (table.owner == SUBSCRIBES and table.schema in table.closed)
         if closed and message == f"permission denied for schema {table.schema}":
@@ -472,17 +494,13 @@ async def played(watched: Watched, layout: Layout, tally: Counter[str]) -> None:
 
 
 async def copy(watched: Watched, layout: Layout, tally: Counter[str]) -> None:
-    native, ours = await watched.copied()
-    messages = watched.errors()
-    for name in sorted(native | ours):
+    stuck = await watched.copied()
+    for name, found in stuck.items():
         table = next(table for table in layout.tables if name in table.all)
-        here, there = messages[0] if name in native else [], messages[1] if name in ours else []
-        note(layout, table, "copy", Found(here, there), tally)
+        note(layout, table, "copy", found, tally)
         await watched.stage.on_targets(*table.mended("copy", layout))
-    if native or ours:
-        native, ours = await watched.copied()
-        assert not native, watched.errors()
-        assert not ours, watched.errors()
+    if stuck:
+        assert not (still := await watched.copied()), still
     for table in layout.tables:
         rows, wanted = await watched.ours.fetch(table.contents), await watched.native.fetch(table.contents)
         assert rows == wanted, f"copy of {table.name}"
@@ -492,27 +510,24 @@ def note(layout: Layout, table: Table, kind: str, found: Found, tally: Counter[s
     """Count the outcome. A difference has to be known."""
     tally[found.outcome] += 1
     if bool(found.native) != bool(found.ours):
-        # those of a copy are the errors of all tables
-        messages = sorted(set(found.native or found.ours))
-        reasons = [known(layout, table, kind, message, native=bool(found.native)) for message in messages]
-        assert any(reasons), (kind, found, table)
-        tally[f"{found.outcome}: {next(filter(None, reasons))}"] += 1
+        (message,) = set(found.native or found.ours)
+        reason = known(layout, table, kind, message, native=bool(found.native))
+        assert reason is not None, (kind, found, table)
+        tally[f"{found.outcome}: {reason}"] += 1
 
 
-async def try_layouts(publisher: Server, target: Server, seeds: Iterable[int]) -> Counter[str]:
-    """How many changes ended how."""
-    tally: Counter[str] = Counter()
+async def try_layouts(publisher: Server, target: Server, seeds: Iterable[int], tally: Counter[str]) -> None:
+    """Count how many changes ended how, and the layouts that were begun."""
     async with beside(publisher, target) as stage:
         major = await stage.native.major()
         for seed in seeds:
             layout = layout_of(f"{major} {seed}", major)
+            tally["layouts"] += 1
             try:
                 await follow(stage, target, layout, tally)
             except BaseException as error:
                 error.add_note(pformat(layout))
                 raise
-            tally["layouts"] += 1
-    return tally
 
 
 @pytest.fixture(scope="module")
@@ -542,7 +557,8 @@ def target_of(target: Server, portal: BlockingPortal, session_servers: Servers) 
 @pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize(("major", "count"), [(18, 4), (15, 1)])
 async def test_layouts(publisher: Server, target_of: Callable[[int], Server], major: int, count: int) -> None:
-    tally = await try_layouts(publisher, target_of(major), range(count))
+    tally: Counter[str] = Counter()
+    await try_layouts(publisher, target_of(major), range(count), tally)
     assert tally["both applied"] > 10 * count
 
 
@@ -553,12 +569,16 @@ async def test_layouts(publisher: Server, target_of: Callable[[int], Server], ma
 async def test_many_layouts(publisher: Server, target_of: Callable[[int], Server], major: int) -> None:
     tally: Counter[str] = Counter()
     failed = []
-    for first in range(0, MANY, TOGETHER):
+    end = SEED + MANY
+    first = SEED
+    while first < end:
+        begun = tally["layouts"]
         try:
-            tally += await try_layouts(publisher, target_of(major), range(first, first + TOGETHER))
+            await try_layouts(publisher, target_of(major), range(first, min(first + TOGETHER, end)), tally)
         except Exception as error:
             failed.append(error)
             print(repr(error), *error.__notes__, flush=True)
-        print(major, dict(tally), flush=True)
+        first += tally["layouts"] - begun
+        print(f"PostgreSQL {major}, layouts to {first - 1}, {len(failed)} failed:", dict(tally), flush=True)
     if failed:
         raise ExceptionGroup(f"{len(failed)} layouts", failed)
