@@ -206,7 +206,9 @@ class Table:
             what = "USAGE ON SEQUENCE" if self.code == "sequence" else "EXECUTE ON FUNCTION"
             yield f"GRANT {what} {self.types}.code TO PUBLIC"
         for role in {self.owner, self.part_owner} - {SUBSCRIBES}:
-            yield f"GRANT {role} TO {SUBSCRIBES}" + (" WITH SET TRUE" if layout.major >= 16 else "")
+            grant = f"GRANT {role} TO {SUBSCRIBES}" + (" WITH SET TRUE" if layout.major >= 16 else "")
+            layout.members.setdefault(role, grant)
+            yield grant
 
 
 @dataclass
