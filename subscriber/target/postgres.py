@@ -19,46 +19,26 @@ from subscriber.apply.hooks import Hooks
 from subscriber.apply.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping, map_relation
 from subscriber.apply.steps import Kind
-from subscriber.connection.pipeline import STATEMENTS, Pipeline
+from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuples import UNCHANGED
-from subscriber.source.quoting import literal
 from subscriber.target import relations, sets, shapes, statements
 from subscriber.target.acting import Acting
+from subscriber.target.apply_settings import apply_settings
 from subscriber.target.binding import NO_ROW, Row, bind, require_columns
 from subscriber.target.containing import Containing
 from subscriber.target.explaining import explain
 from subscriber.target.history import History
 from subscriber.target.known_tables import KnownTables
-from subscriber.target.means import BECOME_REPLICA, Means
+from subscriber.target.means import Means
 from subscriber.target.note import Note, OnConflict, Wants
 from subscriber.target.noticing import Noticing
 from subscriber.target.progress import ProgressRecord
 from subscriber.target.resolving import Resolving
 from subscriber.target.statements import NEW, OLD, Plan
-
-# What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
-SETTINGS = {
-    "session_replication_role": "replica",
-    "row_security": "off",  # an error instead of rows silently left out
-    "enable_seqscan": "off",  # the built-in worker always uses the identity's index, however small the table
-    "enable_indexscan": "on",
-    "enable_bitmapscan": "on",
-    "enable_tidscan": "on",  # without it the row that find() has found is looked for in the whole table
-    "enable_nestloop": "on",  # without it a batch reads a whole index
-    "max_parallel_workers_per_gather": "0",  # the built-in worker looks for a row without help
-    "plan_cache_mode": "force_generic_plan",  # every value of a key is searched for in the same way
-    **ALWAYS,
-    **NO_TIMEOUTS,
-}
-
-
-AT_ONCE = 10  # tables whose shapes are compared before the stream is looked at again
-MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not push each other out
 
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
@@ -92,7 +72,6 @@ class PostgresTarget:
         self._checked: set[int] = set()  # local relations whose shape this transaction has checked
         self._fresh: set[int] = set()  # local relations that were mapped in this transaction
         self._made: set[int] = set()  # local relations without a key in which this transaction has made rows
-        self._unchecked: deque[LocalRelation] = deque()  # known tables whose shape nothing has been compared with yet
 
     @property
     def position(self) -> Lsn:
@@ -112,15 +91,7 @@ class PostgresTarget:
 
     async def configure(self, synchronous_commit: str) -> None:
         """Make the session what an apply worker's is."""
-        values = known(SETTINGS, self.pipeline.session.server_version)
-        if not self.means.replica_role or self.means.by_function:
-            del values["session_replication_role"]
-        values |= {"synchronous_commit": synchronous_commit, "client_encoding": self.pipeline.session.encoding}
-        calls = [f"pg_catalog.set_config({literal(name)}, {literal(value)}, false)" for name, value in values.items()]
-        self.containing.settings = (
-            f"SELECT {', '.join(calls)}",
-            *([BECOME_REPLICA] if self.means.by_function else ()),
-        )
+        self.containing.settings = apply_settings(self.pipeline.session, self.means, synchronous_commit)
         for statement in self.containing.settings:
             self.pipeline.execute(statement, note=Note("SET"))
         await self.pipeline.settle()
@@ -277,17 +248,13 @@ class PostgresTarget:
 
     async def rest(self) -> None:
         """The stream pauses: do what was gathered, if anything was."""
-        if self._unchecked and self.pipeline.idle and not self._is_open:
-            for _ in range(min(AT_ONCE, len(self._unchecked))):
-                self._shapes.check(self._unchecked.popleft(), self.acting.owner, Note("RELATION"))
+        if self.pipeline.idle and not self._is_open and self._shapes.check_some(self.acting.owner, Note("RELATION")):
             await self.pipeline.settle()
-            if self._unchecked:
-                self.wake()
+            self.wake()
 
     def check_ahead(self, tables: Iterable[LocalRelation]) -> None:
         """Compare the shapes of known tables while the stream pauses, so that their first changes need not."""
-        plain = [table for table in tables if not table.guarded and not table.partitioned]
-        self._unchecked.extend(plain[:MOST_AHEAD])
+        self._shapes.check_later(tables)
         self.wake()
 
     async def alone(self, transaction: RemoteTransaction) -> None:

@@ -22,11 +22,12 @@ Source: PlanCacheRelCallback() and PlanCacheSysCallback() in plancache.c, fix_ex
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.connection.pipeline import STATEMENTS, Pipeline, Rows
 from subscriber.errors import StaleMapping
 from subscriber.target.statements import qualified
 
@@ -53,6 +54,8 @@ Fetch = Callable[..., Awaitable[Sequence[Sequence[object]]]]
 
 _NOTHING_NEW = b"SELECT 0\0"
 _NEVER = (None, "", b"")
+_AT_ONCE = 10  # tables that are compared before the stream is looked at again
+_MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not push each other out
 
 
 class Shapes:
@@ -62,6 +65,7 @@ class Shapes:
         self._pipeline = pipeline
         self._mode = "SET" if pipeline.session.server_version >= 160000 else "MEMBER"
         self._equal: dict[int, tuple[LocalRelation, str, bytes]] = {}  # by OID: as it was last found, and how to ask
+        self._later: deque[LocalRelation] = deque()  # those of check_later() that are not compared yet
 
     def forget(self) -> None:
         """Compare every table again: the transaction goes on without the locks that it had.
@@ -85,6 +89,18 @@ class Shapes:
                 known[local.oid] = (local, sql, equal)  # which is perhaps forgotten
 
         self._pipeline.execute(sql, parameters=parameters, note=note, expect=_NOTHING_NEW, on_result=answered)
+
+    def check_later(self, tables: Iterable[LocalRelation]) -> None:
+        """Have check_some() compare those that can be compared between transactions."""
+        plain = [table for table in tables if not table.guarded and not table.partitioned]
+        self._later.extend(plain[:_MOST_AHEAD])
+
+    def check_some(self, owner: str, note: object) -> bool:
+        """Queue check() for the next of check_later(), outside of a transaction. False: there is none."""
+        some = [self._later.popleft() for _ in range(min(_AT_ONCE, len(self._later)))]
+        for local in some:
+            self.check(local, owner, note)
+        return bool(some)
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,7 @@ def test_a_build_that_fails_says_so_in_a_line_and_leaves_nothing(
 def test_without_it_the_same_tests_pass() -> None:
     """Those of the rooms that have twins, as far as they need no server."""
     rooms = ["tests/protocol", "tests/apply", "tests/consumer/test_recordings.py", "tests/target/test_plans.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *rooms]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=few", *rooms]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"SUBSCRIBER_PURE": "1"}, capture_output=True, text=True, check=False
     )
