@@ -34,7 +34,9 @@ async def kill(server: Server, pid: int) -> None:
 
 async def cancel_query(server: Server, pid: int) -> None:
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
-    assert await connection.fetchval("SELECT pg_cancel_backend($1)", pid)
+    query = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep'"
+    while not await connection.fetchval(query, pid):  # an idle session ignores what would cancel its next query
+        await anyio.sleep(0.01)
     await connection.close()
 
 
