@@ -34,7 +34,7 @@ from subscriber.worker.confirming import resume_confirming
 from subscriber.worker.failpoints import Point, reach
 from subscriber.worker.flush import Flusher
 from subscriber.worker.holding import Holding
-from subscriber.worker.look_ahead import look_ahead
+from subscriber.worker.look_ahead import look_ahead, wait_for_pause
 from subscriber.worker.skip import Skipping
 from subscriber.worker.status import Report
 from subscriber.worker.stream_format import choose
@@ -144,7 +144,7 @@ class ApplyWorker:
         waits = Waits(
             target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
         )
-        loop = ApplyLoop(
+        loop: ApplyLoop = ApplyLoop(
             stream,
             target,
             position,
@@ -161,7 +161,7 @@ class ApplyWorker:
             beside=[
                 waits.run,
                 ApplySessions(subscription, self._around, target, self._conflict).run,
-                partial(self._look_ahead, target),
+                partial(self._look_ahead, target, lambda: loop.position),
             ],
             before=self._before,
             unattended=self._unattended,
@@ -176,8 +176,12 @@ class ApplyWorker:
         finally:
             self._tables.on_change = None
 
-    async def _look_ahead(self, target: PostgresTarget) -> None:
-        """At every table, once: an error that comes again is no reason to look at all of them again."""
+    async def _look_ahead(self, target: PostgresTarget, position: Callable[[], Lsn]) -> None:
+        """At every table, once: an error that comes again is no reason to look at all of them again.
+
+        The changes of a backlog need the processor more.
+        """
+        await wait_for_pause(position)
         terms = target.acting.terms
         if not self._known.complete:
             self._known.complete = True

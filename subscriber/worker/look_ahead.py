@@ -5,13 +5,29 @@ Else the first transaction that changes many tables would wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+import anyio
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError, SubscriberError
+from subscriber.lsn import Lsn
 from subscriber.target.known_tables import KnownTables
 from subscriber.target.relations import Terms, introspect
+
+SETTINGS = {"plan_cache_mode": "force_generic_plan"}  # a plan for each table would take longer than what it finds
+
+PAUSE = 0.1  # seconds without a change
+PATIENCE = 10.0  # seconds: no stream is too busy for a look
+
+
+async def wait_for_pause(position: Callable[[], Lsn]) -> None:
+    """Until the worker's position stays the same for PAUSE, at most PATIENCE: a backlog needs the processor more."""
+    last = None
+    with anyio.move_on_after(PATIENCE):
+        while last != (last := position()):
+            await anyio.sleep(PAUSE)
 
 
 async def look_ahead(
@@ -27,7 +43,7 @@ async def look_ahead(
     a change needs it.
     """
     try:
-        session = await open_session(conninfo, application_name=f"subscriber: {name} tables")
+        session = await open_session(conninfo, application_name=f"subscriber: {name} tables", settings=SETTINGS)
     except SubscriberError:
         return
     try:

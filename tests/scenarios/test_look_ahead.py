@@ -104,10 +104,26 @@ async def test_a_table_is_altered_between_the_look_and_the_comparison(
     monkeypatch.setattr(PostgresTarget, "check_ahead", with_other_shapes)
     await pair.both(TABLE)
     await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    with anyio.fail_after(10):
+        while not compared:
+            await anyio.sleep(0.02)
     await pair.change("INSERT INTO t VALUES (1, 'a', 7)")
     assert await pair.target.rows("SELECT id, v, w FROM t") == [(1, "a", 7)]
     assert compared == ["t"]  # everything was forgotten, and is looked at when it is needed
     assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_a_backlog_is_applied_before_the_look(
+    pair: Pair, looked: Looked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(look_ahead, "PAUSE", 1.0)
+    await pair.both(TABLE, "CREATE TABLE other (id int PRIMARY KEY)")
+    await pair.subscribe("FOR ALL TABLES", copy_data=False)
+    await pair.change("INSERT INTO t VALUES (1, 'a', 7)")
+    assert looked.late == ["t"]
+    await looked.wait_for(1)
+    await pair.target.wait_for(LOOKING, 0)
+    assert looked.ahead == ["other"]
 
 
 @pytest.mark.parametrize(
