@@ -29,7 +29,7 @@ soak: $(STAMP)
 	$(BIN)/pytest -q -m soak --timeout=1800
 
 docs: $(STAMP)
-	@$(BIN)/python -m tests.site
+	@$(BIN)/python -m tools.docs
 
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix --write
@@ -39,14 +39,14 @@ conformance: $(STAMP)
 
 venv: $(STAMP)
 
-$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatch_build.py $(wildcard subscriber/native_c/*)
+$(STAMP): requirements.lock requirements-spark.lock pyproject.toml Makefile hatch_build.py $(wildcard subscriber/_speedups/*.[ch])
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "subscriber needs Python 3.11 or newer, not " + sys.version.split()[0])'
 	@test -x $(BIN)/python || $(PYTHON) -m venv --clear $(VENV)
 	@echo "Installing into $(VENV) …"
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements.lock
 	@$(PIP) install -q --root-user-action=ignore --require-hashes -r requirements-spark.lock
 	@$(PIP) install -q --root-user-action=ignore --no-build-isolation --no-deps -e .
-	@$(BIN)/python -c 'from subscriber.native import why_not; why_not and print("Not compiled, so slower:", why_not)'
+	@$(BIN)/python -c 'from subscriber._speedups import why_not; why_not and print("Not compiled, so slower:", why_not)'
 	@touch $@
 
 UV := $(VENV)-lock/bin/uv
@@ -61,4 +61,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) $(VENV)-lock subscriber/_native.*.so build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-lock subscriber/_speedups/_native.*.so build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""Compiles subscriber/native_c where that is possible. Where it is not, the package is complete without it."""
+"""Compiles the C files of subscriber/_speedups where it can. The package is complete without them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class CustomBuildHook(BuildHookInterface[Any]):
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         if self.target_name != "wheel":
             return
-        built = build(Path(self.root, "subscriber", "native_c"))
+        built = build(Path(self.root, "subscriber", "_speedups"))
         if built is not None:
             build_data["artifacts"].append(f"/{built.relative_to(self.root)}")
             build_data["pure_python"] = False
@@ -26,8 +26,8 @@ class CustomBuildHook(BuildHookInterface[Any]):
 
 
 def build(source: Path) -> Path | None:
-    """Compile the folder `source` into a module beside it; None, after a line that says why, if it cannot be."""
-    target = source.with_name("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
+    """Compile the folder `source` into a module in it; None, after a line that says why, if it cannot be."""
+    target = source / ("_native" + (sysconfig.get_config_var("EXT_SUFFIX") or ".so"))
     target.unlink(missing_ok=True)
     if os.environ.get("SUBSCRIBER_PURE"):
         return _not_built("SUBSCRIBER_PURE is set")
@@ -35,9 +35,9 @@ def build(source: Path) -> Path | None:
     flags = ["-O2", "-fPIC", "-fwrapv", "-fno-strict-aliasing", "-DNDEBUG", *shlex.split(os.environ.get("CFLAGS", ""))]
     include = f"-I{sysconfig.get_path('include')}"
     files = b"".join([file.read_bytes() for file in sorted(source.glob("*.[ch]"))])
-    fingerprint = f'-DSOURCE="{crc32(files):08x}"'  # as subscriber/native.py has it
+    fingerprint = f'-DSOURCE="{crc32(files):08x}"'  # as subscriber/_speedups.py has it
     unfinished = target.with_suffix(".unfinished")
-    command = [*linker, *flags, include, fingerprint, str(source / "native.c"), "-o", str(unfinished)]
+    command = [*linker, *flags, include, fingerprint, str(source / "module.c"), "-o", str(unfinished)]
     try:
         subprocess.run(command, check=True, capture_output=True, text=True)
     except OSError as error:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from subscriber.pipeline.changes import ChangesSource as DefaultSource
+from subscriber.spark.sources.pgchanges import ChangesSource as DefaultSource
 
 __all__ = ["DefaultSource"]

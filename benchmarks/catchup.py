@@ -21,17 +21,17 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.stage import Stage, caught_up, connection, execute, stage, wait_for
+from benchmarks.environment import Stage, caught_up, connection, execute, stage, wait_for
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.demo import processes
+from subscriber.demo.compare import compare
 from subscriber.lsn import Lsn
-from subscriber.ops import demo_processes
-from subscriber.ops.compare import compare
-from subscriber.pipeline.catchup import CaughtUp, catch_up
-from subscriber.pipeline.netting import JAVA_OPTIONS
-from subscriber.pipeline.session import spark_session
-from subscriber.pipeline.tasks import run_tasks
-from subscriber.spool.changelog import ChangeLog
-from subscriber.spool.logwriter import ChangeLogWriter
-from subscriber.worker.archiver import Archiver
+from subscriber.spark.catchup.job import CaughtUp, catch_up
+from subscriber.spark.changes.net_job import JAVA_OPTIONS
+from subscriber.spark.session import spark_session
+from subscriber.spark.tasks import run_tasks
+from subscriber.worker.archive.worker import Archiver
 
 CATCHUP, OURS, NATIVE = "catchup", "ours", "native"
 TABLES = (
@@ -97,8 +97,8 @@ async def _prepare(where: Stage, keys: int, log: Path) -> None:
         await execute(where.target, *TABLES, dbname=name)
     await execute(where.target, create.format(NATIVE), dbname=NATIVE)
     for name in (CATCHUP, OURS):
-        await demo_processes.execute(where.target.dsn(name), create.format(name))
-        where.launcher = demo_processes.launcher(where.target.dsn(name), where.directory)
+        await processes.execute(where.target.dsn(name), create.format(name))
+        where.launcher = processes.launcher(where.target.dsn(name), where.directory)
         where.launcher.start()
         await _ready(where, name, "subscriber.subscription_rel")
         if name == CATCHUP:

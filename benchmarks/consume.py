@@ -44,8 +44,8 @@ from typing import Any
 import anyio
 
 import subscriber
-from benchmarks.dam import dammed
-from benchmarks.stage import INSERT, TABLE, Stage, connection, execute, memory, stage
+from benchmarks.burst_proxy import dammed
+from benchmarks.environment import INSERT, TABLE, Stage, connection, execute, memory, stage
 from subscriber import Insert, Lsn, Update
 
 Contender = Callable[[str, str, int, str], int]  # DSN, slot, rows to read, position of the end; the rows read
@@ -210,7 +210,7 @@ NAMES = [FLOOR, *CONTENDERS]
 
 def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
     """In a process of its own: read, and print what that took, without what importing takes."""
-    importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.consumer.opening")
+    importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.change_stream.api")
     started, cpu = monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     count = CONTENDERS[name](dsn, slot, rows, end)
     seconds, used = monotonic() - started, resource.getrusage(resource.RUSAGE_SELF)

@@ -22,11 +22,11 @@ import anyio
 import anyio.to_thread
 from pyspark.sql import SparkSession
 
-from benchmarks.stage import INSERT, TABLE, Stage, connection, execute, stage
+from benchmarks.environment import INSERT, TABLE, Stage, connection, execute, stage
 from subscriber.database import connect
-from subscriber.pipeline.copy import copy_tables
-from subscriber.pipeline.session import QUICK, spark_session
-from subscriber.pipeline.tasks import run_tasks
+from subscriber.spark.copy.job import copy_tables
+from subscriber.spark.session import QUICK, spark_session
+from subscriber.spark.tasks import run_tasks
 
 SMALL = 50
 SMALL_ROWS = 1000
@@ -42,9 +42,9 @@ def names() -> list[str]:
 
 def warm_up(number: int) -> int:
     """What an executor does for the first time."""
-    import subscriber.pipeline.copy_part
+    import subscriber.spark.copy.executor
 
-    return number + len(subscriber.pipeline.copy_part.TRANSIENT)
+    return number + len(subscriber.spark.copy.executor.TRANSIENT)
 
 
 async def prepare(on: Stage, rows: int) -> None:

@@ -19,8 +19,8 @@ from time import monotonic
 
 import anyio
 
+from benchmarks.environment import NATIVE, OURS, Stage, caught_up, connection, execute, stage, subscribe_both, wait_for
 from benchmarks.replay import disable, enable
-from benchmarks.stage import NATIVE, OURS, Stage, caught_up, connection, execute, stage, subscribe_both, wait_for
 
 LOOKING = "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'subscriber: ours tables'"
 Times = dict[str, dict[str, list[float]]]  # what is changed -> by whom -> seconds of each round

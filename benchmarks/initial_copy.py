@@ -18,10 +18,10 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.stage import INSERT, NATIVE, OURS, TABLE, Stage, execute, stage, wait_for
+from benchmarks.environment import INSERT, NATIVE, OURS, TABLE, Stage, execute, stage, wait_for
 from subscriber.database import connect
-from subscriber.ops import demo_processes
-from subscriber.ops.compare import compare
+from subscriber.demo import processes
+from subscriber.demo.compare import compare
 
 SMALL = 1000  # rows
 Times = dict[str, dict[str, list[float]]]  # what is copied -> by whom -> seconds of each round
@@ -60,7 +60,7 @@ async def _copy(where: Stage, name: str, number: int, schema: list[str]) -> floa
     ours = name == OURS
     if ours:  # its schema and process are there before, as the server's are
         await where.launcher.stop()
-        where.launcher = demo_processes.launcher(where.target.dsn(database), where.directory)
+        where.launcher = processes.launcher(where.target.dsn(database), where.directory)
         where.launcher.start()
         await wait_for(where.target, "SELECT to_regclass('subscriber.worker')", where.launcher, dbname=database)
     if ours:
@@ -78,7 +78,7 @@ async def _copy(where: Stage, name: str, number: int, schema: list[str]) -> floa
         if result.differs:
             raise RuntimeError(f"{name} differs from the source: {result}")
     if ours:
-        await demo_processes.execute(where.target.dsn(database), f"DROP SUBSCRIPTION {database}")
+        await processes.execute(where.target.dsn(database), f"DROP SUBSCRIPTION {database}")
     else:
         await execute(where.target, f"DROP SUBSCRIPTION {database}", dbname=database)
     return seconds

@@ -20,8 +20,8 @@ from time import monotonic
 
 import anyio
 
+from benchmarks.environment import NATIVE, OURS, Stage, connection, execute, stage, subscribe_both
 from benchmarks.replay import disable, enable
-from benchmarks.stage import NATIVE, OURS, Stage, connection, execute, stage, subscribe_both
 
 TABLE = "CREATE TABLE beats (id bigint PRIMARY KEY, at timestamptz DEFAULT clock_timestamp())"
 WARM_UP = 20  # transactions that are not counted

@@ -20,8 +20,7 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.small import SMALL, small_ones
-from benchmarks.stage import (
+from benchmarks.environment import (
     INSERT,
     TABLE,
     Stage,
@@ -34,7 +33,8 @@ from benchmarks.stage import (
     stage,
     wait_for,
 )
-from subscriber.ops import demo_processes
+from benchmarks.small_transactions import SMALL, small_ones
+from subscriber.demo import processes
 
 LIMIT = 200 * 1024 * 1024  # bytes
 MIB = 1024 * 1024
@@ -68,7 +68,7 @@ async def measure(rows: int, transaction: int, *, streaming_only: bool) -> list[
         for name, statement in () if streaming_only else statements:
             phases.append(await _transaction(where, name, statement, transaction))
         for number, mode in enumerate(("off", "on", "parallel")):
-            await demo_processes.execute(where.target.dsn(), f"ALTER SUBSCRIPTION s SET (streaming = {mode})")
+            await processes.execute(where.target.dsn(), f"ALTER SUBSCRIPTION s SET (streaming = {mode})")
             first = rows + transaction * number + 1
             insert = INSERT.format(first=first, last=first + transaction - 1)
             phases.append(await _transaction(where, f"streaming {mode}", insert, transaction, small=True))
@@ -79,7 +79,7 @@ async def measure(rows: int, transaction: int, *, streaming_only: bool) -> list[
 
 async def _copy(where: Stage, rows: int) -> Phase:
     create = f"CREATE SUBSCRIPTION s CONNECTION '{where.source.dsn()}' PUBLICATION p"
-    await demo_processes.execute(where.target.dsn(), create)
+    await processes.execute(where.target.dsn(), create)
     where.launcher.start()
     assert where.launcher.pid is not None
     started = monotonic()

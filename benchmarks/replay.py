@@ -25,8 +25,7 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.plot import bars
-from benchmarks.stage import (
+from benchmarks.environment import (
     NATIVE,
     OURS,
     Stage,
@@ -41,8 +40,9 @@ from benchmarks.stage import (
     subscribe_both,
     wait_for,
 )
+from benchmarks.plot import bars
 from benchmarks.workloads import TABLES, Workload, workloads
-from subscriber.ops.compare import compare
+from subscriber.demo.compare import compare
 
 DRAIN = "drain"
 TEXT = "text"

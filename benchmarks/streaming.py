@@ -23,9 +23,9 @@ from time import monotonic
 
 import anyio
 
-from benchmarks.small import SMALL, small_ones
-from benchmarks.stage import INSERT, NATIVE, OURS, TABLE, Stage, connection, cpu_seconds, execute, stage, wait_for
-from subscriber.ops import demo_processes
+from benchmarks.environment import INSERT, NATIVE, OURS, TABLE, Stage, connection, cpu_seconds, execute, stage, wait_for
+from benchmarks.small_transactions import SMALL, small_ones
+from subscriber.demo import processes
 
 MODES = ("off", "on", "parallel")
 WORK_MEM = "4MB"
@@ -57,7 +57,7 @@ async def measure(rows: int, rounds: int) -> list[Sample]:
         await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
         for name in (OURS, NATIVE):
             await execute(where.target, TABLE, SMALL, dbname=name)
-        where.launcher = demo_processes.launcher(where.target.dsn(OURS), where.directory)
+        where.launcher = processes.launcher(where.target.dsn(OURS), where.directory)
         where.launcher.start()
         turns = [
             (mode, who)
@@ -71,7 +71,7 @@ async def measure(rows: int, rounds: int) -> list[Sample]:
 async def _sample(where: Stage, mode: str, who: str, rows: int) -> Sample:
     async def statement(text: str) -> None:
         if who == OURS:
-            await demo_processes.execute(where.target.dsn(OURS), text)
+            await processes.execute(where.target.dsn(OURS), text)
         else:
             await execute(where.target, text, dbname=NATIVE)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from benchmarks.stage import INSERT, TABLE, Stage, connection, execute
+from benchmarks.environment import INSERT, TABLE, Stage, connection, execute
 
 TABLES = [
     TABLE,

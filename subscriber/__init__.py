@@ -26,15 +26,17 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from subscriber import deprecated_names
+
 if TYPE_CHECKING:
-    from subscriber.apply.conflict import Conflict
-    from subscriber.apply.hooks import Hook, Hooks
-    from subscriber.consumer.callbacks import Consumer, consume
-    from subscriber.consumer.changes import Change, Delete, Insert, Message, Truncate, Update
-    from subscriber.consumer.opening import stream
-    from subscriber.consumer.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
-    from subscriber.consumer.stream import Stream
-    from subscriber.consumer.transaction import Kind, Transaction
+    from subscriber.apply.conflicts.types import Conflict
+    from subscriber.apply.hooks.config import Hook, Hooks
+    from subscriber.change_stream.api import stream
+    from subscriber.change_stream.changes import Change, Delete, Insert, Message, Truncate, Update
+    from subscriber.change_stream.consumer import Consumer, consume
+    from subscriber.change_stream.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
+    from subscriber.change_stream.stream import Stream
+    from subscriber.change_stream.transaction import Kind, Transaction
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
@@ -53,9 +55,9 @@ if TYPE_CHECKING:
     )
     from subscriber.lsn import Lsn
     from subscriber.subscription import Subscription
-    from subscriber.target.metadata import hooks_from
-    from subscriber.target.resolving import Resolver
-    from subscriber.worker.mirror import mirror
+    from subscriber.targets.postgres.conflicts.resolution import Resolver
+    from subscriber.targets.sqlalchemy.hooks_from_metadata import hooks_from
+    from subscriber.worker.mirror.mirror import mirror
 
 __version__ = "0.1.0"
 
@@ -103,34 +105,36 @@ __all__ = [
     "stream",
 ]
 
+deprecated_names.install()
+
 _HOMES = {
-    "Change": "subscriber.consumer.changes",
-    "Column": "subscriber.consumer.rows",
-    "Consumer": "subscriber.consumer.callbacks",
-    "Delete": "subscriber.consumer.changes",
-    "Insert": "subscriber.consumer.changes",
-    "Kind": "subscriber.consumer.transaction",
-    "Message": "subscriber.consumer.changes",
-    "Missing": "subscriber.consumer.rows",
-    "NOT_SENT": "subscriber.consumer.rows",
-    "Relation": "subscriber.consumer.rows",
-    "Row": "subscriber.consumer.rows",
-    "Stream": "subscriber.consumer.stream",
-    "Transaction": "subscriber.consumer.transaction",
-    "Truncate": "subscriber.consumer.changes",
-    "UNCHANGED": "subscriber.consumer.rows",
-    "Update": "subscriber.consumer.changes",
-    "consume": "subscriber.consumer.callbacks",
-    "stream": "subscriber.consumer.opening",
-    "Conflict": "subscriber.apply.conflict",
+    "Change": "subscriber.change_stream.changes",
+    "Column": "subscriber.change_stream.rows",
+    "Consumer": "subscriber.change_stream.consumer",
+    "Delete": "subscriber.change_stream.changes",
+    "Insert": "subscriber.change_stream.changes",
+    "Kind": "subscriber.change_stream.transaction",
+    "Message": "subscriber.change_stream.changes",
+    "Missing": "subscriber.change_stream.rows",
+    "NOT_SENT": "subscriber.change_stream.rows",
+    "Relation": "subscriber.change_stream.rows",
+    "Row": "subscriber.change_stream.rows",
+    "Stream": "subscriber.change_stream.stream",
+    "Transaction": "subscriber.change_stream.transaction",
+    "Truncate": "subscriber.change_stream.changes",
+    "UNCHANGED": "subscriber.change_stream.rows",
+    "Update": "subscriber.change_stream.changes",
+    "consume": "subscriber.change_stream.consumer",
+    "stream": "subscriber.change_stream.api",
+    "Conflict": "subscriber.apply.conflicts.types",
     "Database": "subscriber.database",
-    "Hook": "subscriber.apply.hooks",
-    "Hooks": "subscriber.apply.hooks",
+    "Hook": "subscriber.apply.hooks.config",
+    "Hooks": "subscriber.apply.hooks.config",
     "connect": "subscriber.database",
-    "hooks_from": "subscriber.target.metadata",
-    "mirror": "subscriber.worker.mirror",
+    "hooks_from": "subscriber.targets.sqlalchemy.hooks_from_metadata",
+    "mirror": "subscriber.worker.mirror.mirror",
     "Lsn": "subscriber.lsn",
-    "Resolver": "subscriber.target.resolving",
+    "Resolver": "subscriber.targets.postgres.conflicts.resolution",
     "Subscription": "subscriber.subscription",
 }
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from subscriber.ops.cli import main
+from subscriber.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -7,15 +7,16 @@ from contextlib import asynccontextmanager
 
 import anyio
 
-from subscriber.apply.hooks import Hooks
-from subscriber.catalog import commands, progress_records, store
+from subscriber.apply.hooks.config import Hooks
+from subscriber.catalog import progress_records, store
+from subscriber.catalog.commands import execute as _execute
+from subscriber.catalog.connection import Catalog, Connection
 from subscriber.catalog.schema import ensure_schema
-from subscriber.catalog.session import Catalog, Connection
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
-from subscriber.target.resolving import Resolver
-from subscriber.worker.launcher import Launcher
+from subscriber.targets.postgres.conflicts.resolution import Resolver
+from subscriber.worker.supervision.launcher import Launcher
 
 POLL = 0.05  # seconds between two looks at the catalog while waiting
 
@@ -58,7 +59,7 @@ class Database:
         Raises SubscriberError with PostgreSQL's own message; nothing is left half done.
         """
         async with self._catalog.use() as connection:
-            await commands.execute(connection, statements, notice=notice or (lambda *_: None), hooks=self._hooks)
+            await _execute.execute(connection, statements, notice=notice or (lambda *_: None), hooks=self._hooks)
 
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions of this database, oldest first."""

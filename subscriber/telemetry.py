@@ -4,7 +4,7 @@
 
 The keys are a TypedDict, so that a misspelt one does not type-check. Where a whole task speaks for one
 subscription or worker, `with telemetry.bound(subscription=…, worker=…):` says so once; tasks started
-inside inherit it. How records look and where they go is decided in ops/logs.py.
+inside inherit it. How records look and where they go is decided in cli/logs.py.
 
 Row values stay out of a record's `parts`. Where PostgreSQL's own log has them (a conflict's DETAIL, the
 server's DETAIL of a duplicate key), they are in `exact`, which only the `postgres` format prints.

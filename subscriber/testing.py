@@ -29,19 +29,19 @@ from typing import Any, Literal
 
 import anyio
 
-from subscriber.consumer.callbacks import Consumer, drive, takes_blocks
-from subscriber.consumer.opening import check_choice
-from subscriber.consumer.rows import Missing
-from subscriber.consumer.spooled import Spooled
-from subscriber.consumer.stream import MEMORY, Stream
-from subscriber.consumer.types import TypeRow, oid_of
+from subscriber.change_stream.api import check_choice
+from subscriber.change_stream.consumer import Consumer, drive, takes_blocks
+from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.rows import Missing
+from subscriber.change_stream.stream import MEMORY, Stream
+from subscriber.change_stream.types.registry import TypeRow, oid_of
 from subscriber.errors import ConnectionLost
 from subscriber.lsn import Lsn
-from subscriber.protocol import messages, walstream
+from subscriber.protocol import copy_data, messages
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
-from subscriber.protocol.tuples import NULL, TEXT, UNCHANGED, TupleData
+from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 
 FIRST = Lsn(0x1000000)
 TIME = 800_000_000_000_000  # microseconds since 2000-01-01 UTC: of everything that happens here
@@ -394,9 +394,9 @@ class _Connection:
             if frames:
                 return frames
             if self._asked or self._asks:
-                keepalive = walstream.Keepalive(self._publisher.position, TIME, self._asks)
+                keepalive = copy_data.Keepalive(self._publisher.position, TIME, self._asks)
                 self._asked = self._asks = False
-                return [walstream.encode(keepalive)]
+                return [copy_data.encode(keepalive)]
             self._news = anyio.Event()
             await self._news.wait()
 
@@ -417,7 +417,7 @@ class _Connection:
 
 
 def _envelope(lsn: Lsn, message: bytes) -> bytes:
-    return walstream.encode(walstream.XLogData(lsn, lsn, TIME, message))
+    return copy_data.encode(copy_data.XLogData(lsn, lsn, TIME, message))
 
 
 def _of(change: messages.Message, xid: int) -> messages.Message:

@@ -8,7 +8,8 @@ revision = "0005"
 down_revision = "0004"
 
 STATEMENTS = [
-    # See worker/confirming.py. Not in `progress`, whose row a transaction that is being applied may have locked.
+    # See worker/apply/confirmed_position.py. Not in `progress`, whose row a transaction that is being applied may have
+    # locked.
     """
     CREATE TABLE subscriber.confirmed (
         subid oid PRIMARY KEY REFERENCES subscriber.subscription ON DELETE CASCADE,

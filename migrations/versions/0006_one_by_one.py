@@ -10,5 +10,5 @@ down_revision = "0005"
 
 def upgrade() -> None:
     """Upgrade only: nobody goes back."""
-    # Reason to number of changes, since the worker started; see target/batch.py.
+    # Reason to number of changes, since the worker started; see targets/postgres/batch_applier.py.
     op.execute("ALTER TABLE subscriber.worker ADD COLUMN one_by_one jsonb NOT NULL DEFAULT '{}'")

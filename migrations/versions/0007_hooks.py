@@ -8,7 +8,8 @@ revision = "0007"
 down_revision = "0006"
 
 STATEMENTS = [
-    # Schema and name on the publisher; see catalog/hooked.py. NULL: the rows come as they are, from the same name.
+    # Schema and name on the publisher; see catalog/hooked_tables.py. NULL: the rows come as they are, from the same
+    # name.
     "ALTER TABLE subscriber.subscription_rel ADD COLUMN srsource text[]",
 ]
 

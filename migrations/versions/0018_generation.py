@@ -12,7 +12,8 @@ from alembic import op
 revision = "0018"
 down_revision = "0017"
 
-# What the worker is started anew for: SETTINGS in worker/supervisor.py has their fields, and a test compares the two.
+# What the worker is started anew for: SETTINGS in worker/supervision/supervisor.py has their fields, and a test
+# compares the two.
 SETTINGS = (
     "subname",
     "subowner",

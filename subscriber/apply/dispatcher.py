@@ -31,8 +31,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.relation_map import RelationMap
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8

@@ -25,7 +25,7 @@ from subscriber.protocol.messages import Relation, ReplicaIdentity
 
 @dataclass(frozen=True, slots=True)
 class ColumnSets:
-    """What the set-based path (batch.py) has to know of a column."""
+    """What the set-based path (apply/batch/batch.py) has to know of a column."""
 
     type_oid: int
     type_modifier: int  # -1: none
@@ -96,7 +96,9 @@ class LocalRelation:
     closed_schemas: tuple[str, ...] = ()
     may_set_role: bool = True  # the subscription's owner may SET ROLE to the table's
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
-    one_by_one: str | None = None  # why changes must be applied one after another, in a few words; None: see batch.py
+    one_by_one: str | None = (
+        None  # why changes must be applied one after another, in a few words; None: see apply/batch/batch.py
+    )
     other_unique: bool = False  # rows can be in each other's way otherwise than by their identity
     # All columns of the unique indexes that make it so; None: they are not only of plain columns.
     unique_columns: tuple[str, ...] | None = None
@@ -173,7 +175,8 @@ class RelationMap:
         """A RELATION message replaces everything known of that OID.
 
         The publisher repeats itself: after TRUNCATE, in each streamed transaction. The same description has the same
-        mapping. Whether the target's table is still as it was is checked in each transaction (target/shapes.py).
+        mapping. Whether the target's table is still as it was is checked in each transaction
+        (targets/postgres/session/schema_check.py).
         """
         known = self._mappings.get(relation.relid)
         if known is not None and not _is_same(known.remote, relation):

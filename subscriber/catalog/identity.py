@@ -4,7 +4,7 @@ Both are the same unless the database was moved, restored, copied or upgraded, o
 promoted. Subscriptions then stop until a user confirms with subscriber.rebind() that they run here.
 
 A physical copy that keeps timeline and system identifier is not told apart here. Its progress record is: see
-worker/confirming.py.
+worker/apply/confirmed_position.py.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog.session import Connection
+from subscriber.catalog.connection import Connection
 from subscriber.connection.connect import connect
 from subscriber.errors import StatementError
 

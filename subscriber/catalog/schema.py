@@ -18,7 +18,7 @@ import anyio
 import asyncpg
 
 from subscriber.catalog import locks
-from subscriber.catalog.session import translate
+from subscriber.catalog.connection import translate
 from subscriber.errors import ServerError, StatementError
 
 UPGRADE_POLL = 0.02  # seconds

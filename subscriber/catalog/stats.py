@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import asyncpg
 
-from subscriber.apply.conflict import ConflictType
+from subscriber.apply.conflicts.types import ConflictType
 
 CONFLICTS = tuple(conflict.value for conflict in ConflictType)
 COUNTERS = ("apply_error_count", "sync_error_count", *(f"confl_{conflict}" for conflict in CONFLICTS))

@@ -336,7 +336,7 @@ async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int
 
 
 async def record_conflict_error(connection: asyncpg.Connection, subid: int, line: str) -> None:
-    """Record a conflict that has stopped the stream, once more if it is known; `line` is of target/history.py."""
+    """Record a conflict that has stopped the stream, once more if it is known; `line` is of a target's history.py."""
     await connection.execute(RECORD_CONFLICT_ERROR, subid, line)
 
 

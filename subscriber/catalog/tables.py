@@ -324,7 +324,7 @@ session = Table(
     "session",
     metadata,
     _of_subscription(),
-    _key("relid", OID, "what it works on: see `subscriber/catalog/sessions.py`"),
+    _key("relid", OID, "what it works on: see `subscriber/catalog/worker_sessions.py`"),
     _column("pid", Integer, "the backend"),
     _column("backend_start", TIME, "when the backend began"),
     _column("role", OID, "the role that logged in"),

@@ -27,7 +27,7 @@ import asyncpg
 
 from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.failures import ConnectError, libpq_message, translate
+from subscriber.connection.errors import ConnectError, libpq_message, translate
 from subscriber.connection.hosts import Target, integer, targets
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known

@@ -6,7 +6,8 @@ unless settle() is called: with 20 ms between us and the server, 10,000 statemen
 
 The first error is the last. The server skips everything up to the next Sync, but what comes after that
 Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
-(target/progress.py says how ours are), and the pipeline refuses to be used once an error has come back.
+(targets/postgres/session/progress.py says how ours are), and the pipeline refuses to be used once an error has come
+back.
 
 While `unnamed` is set, nothing is prepared under a name: somebody else's code may run in the session, which could
 prepare something else under a name of ours. forget() goes with what drops all prepared statements.
@@ -27,7 +28,7 @@ from typing import NoReturn
 
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError, SubscriberError
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 from subscriber.protocol.encodings import decode
 
 CHUNK = 32 * 1024  # bytes of statements gathered before they are given to the transport
@@ -91,8 +92,8 @@ class Pipeline:
     def execute(
         self,
         sql: str,
-        formats: bytes = wire.ALL_TEXT,
-        parameters: wire.Parameters = b"\0\0",
+        formats: bytes = frontend.ALL_TEXT,
+        parameters: frontend.Parameters = b"\0\0",
         *,
         note: object = None,
         types: tuple[int, ...] = (),
@@ -112,7 +113,7 @@ class Pipeline:
                 name = self._parse(statement, note)
         elif self.unnamed:
             name = b""
-            self._send(wire.parse(name, *statement, self.codec))
+            self._send(frontend.parse(name, *statement, self.codec))
             self._pending.append(_Pending(note, is_attempt=self.attempting))
         elif (known := self._names.get(statement)) is not None:
             name = known
@@ -120,9 +121,9 @@ class Pipeline:
         else:
             name = self._prepare(statement, note)
         if isinstance(parameters, bytes):
-            self._send(wire.bind_execute(name, formats, parameters))
+            self._send(frontend.bind_execute(name, formats, parameters))
         else:
-            self._send_parts(wire.bind_execute_parts(name, formats, parameters))
+            self._send_parts(frontend.bind_execute_parts(name, formats, parameters))
         self._pending.append(_Pending(note, expect, on_result, is_attempt=self.attempting))
         if self.parsing is not None:
             self._close(name, note)
@@ -131,8 +132,8 @@ class Pipeline:
         """Queue a COPY … FROM STDIN with all of its data, which the server drops if it gets no further than here."""
         self.execute(sql, note=note)
         for chunk in chunks:
-            self._send(wire.copy_data(chunk))
-        self._send(wire.COPY_DONE)
+            self._send(frontend.copy_data(chunk))
+        self._send(frontend.COPY_DONE)
 
     def execute_once(self, sql: str, *, note: object = None) -> None:
         """Queue a statement without parameters that will not come again, and is not kept prepared."""
@@ -148,7 +149,7 @@ class Pipeline:
 
     def ask(self) -> None:
         """Have the server send what answers there are, without ending anything as a Sync would."""
-        self._send(wire.FLUSH)
+        self._send(frontend.FLUSH)
         self.flush()
 
     def sync(self, on_sync: Callable[[], None] | None = None) -> None:
@@ -159,7 +160,7 @@ class Pipeline:
         """
         if self.error is not None:
             raise self.error
-        self._send(wire.SYNC)
+        self._send(frontend.SYNC)
         self._pending.append(_Pending(on_sync=on_sync, is_sync=True, is_attempt=self.attempting))
         if not self._flush_is_due:
             self._flush_is_due = True
@@ -175,7 +176,7 @@ class Pipeline:
     def _send_parts(self, parts: list[bytes]) -> None:
         """Those of a statement with large values, which are given away as they are."""
         for part in parts:
-            if len(part) > wire.LARGE:
+            if len(part) > frontend.LARGE:
                 self.flush()
                 self._large_bytes += len(part)
                 self.session.write(part)
@@ -222,13 +223,15 @@ class Pipeline:
         """Run one statement with text parameters and wait for its rows."""
         result: Rows = []
         parameters = self.texts(values)
-        self.execute(sql, wire.ALL_TEXT, parameters, note=sql, on_result=lambda _note, _tag, rows: result.extend(rows))
+        self.execute(
+            sql, frontend.ALL_TEXT, parameters, note=sql, on_result=lambda _note, _tag, rows: result.extend(rows)
+        )
         await self.settle()
         return result
 
     def texts(self, values: Sequence[str | None]) -> bytes:
         """The parameters of execute() for values that are all text or NULL."""
-        return wire.text_parameters(values, self.codec)
+        return frontend.text_parameters(values, self.codec)
 
     async def watch(self) -> NoReturn:
         """Wait for the pipeline to fail, and raise its error: run beside whatever uses it."""
@@ -277,12 +280,12 @@ class Pipeline:
         """Queue a Parse under a new name. `keeps`: the name is kept for its next use."""
         self._serial += 1
         name = b"s%d" % self._serial
-        self._send(wire.parse(name, *statement, self.codec))
+        self._send(frontend.parse(name, *statement, self.codec))
         self._pending.append(_Pending(note, is_attempt=self.attempting, prepares=statement if keeps else None))
         return name
 
     def _close(self, name: bytes, note: object) -> None:
-        self._send(wire.close_statement(name))
+        self._send(frontend.close_statement(name))
         self._pending.append(_Pending(note, is_attempt=self.attempting))
 
     def _send(self, data: bytes) -> None:
@@ -300,7 +303,7 @@ class Pipeline:
             return
         if kind == "D":
             if self._pending[0].on_result is not None:
-                self._rows.append(wire.read_row(body, self.codec))
+                self._rows.append(frontend.read_row(body, self.codec))
         elif kind in "C13I":
             self._answered(self._pending.popleft(), body)
         elif kind == "Z":
@@ -313,10 +316,10 @@ class Pipeline:
             if not self._pending and self._settled is not None and not self._settled.done():
                 self._settled.set_result(None)
         elif kind == "E" and self._pending and self._pending[0].is_attempt:
-            self._refuse(ServerError(wire.read_fields(body, self.codec)))
+            self._refuse(ServerError(frontend.read_fields(body, self.codec)))
         elif kind == "E":
             self.failed_note = self._pending[0].note if self._pending else None
-            self._fail(ServerError(wire.read_fields(body, self.codec)))
+            self._fail(ServerError(frontend.read_fields(body, self.codec)))
 
     def _refuse(self, error: ServerError) -> None:
         self._skipping = True

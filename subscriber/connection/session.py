@@ -7,7 +7,7 @@ the first answer is back, which asyncpg's prepared statements do not do. What as
 anybody should again (DSN, TLS, SCRAM, passfile, several hosts) has happened before we take over.
 
 Theory of operation. Bytes arrive in one buffer and are cut into messages. Each message goes to the
-conversation that is going on: a simple query (conversation.py) or a pipeline (pipeline.py). Only one is
+conversation that is going on: a simple query (simple_query.py) or a pipeline (pipeline.py). Only one is
 going on at a time, and it ends with ReadyForQuery. CopyData is the exception: it piles up in the
 session until somebody takes it, and when LIMIT bytes are waiting, reading from the socket stops until
 they are taken. That is the back-pressure of a change stream and of a table copy alike. After a large message it
@@ -31,9 +31,9 @@ from typing import Any
 
 import asyncpg
 
-from subscriber.connection.conversation import Conversation, Query, Result
+from subscriber.connection.simple_query import Conversation, Query, Result
 from subscriber.errors import ConnectionLost, EndOfStream, ProtocolError, ServerError, SubscriberError
-from subscriber.protocol import encodings, wire
+from subscriber.protocol import encodings, frontend
 
 BUFFER = 256 * 1024  # bytes; one read from the socket; grows for a message that is larger
 SLICE = 256 * 1024  # bytes of large data that the transport may copy
@@ -129,7 +129,7 @@ class Session(asyncio.BufferedProtocol):
     def _start_query(self, sql: str) -> Query:
         query = Query(self._loop, self.codec)
         self.begin(query)
-        self.write(wire.query(sql, self.codec))
+        self.write(frontend.query(sql, self.codec))
         return query
 
     def begin(self, conversation: Conversation) -> None:
@@ -170,10 +170,10 @@ class Session(asyncio.BufferedProtocol):
                 del chunk  # a large one is not kept while the next one is on its way
                 await self.drain()
             else:
-                self.write(wire.COPY_DONE)
+                self.write(frontend.COPY_DONE)
         except BaseException as error:
             if self.error is None:
-                self.write(wire.copy_fail(type(error).__name__))
+                self.write(frontend.copy_fail(type(error).__name__))
             if isinstance(error, Exception):  # a cancelled caller does not wait for the server
                 with suppress(SubscriberError):
                     await asyncio.shield(query.ready)
@@ -206,17 +206,17 @@ class Session(asyncio.BufferedProtocol):
         return self._take()
 
     def send_copy_data(self, payload: bytes) -> None:
-        if len(payload) > wire.LARGE:
-            self.write(wire.copy_data_head(payload))
+        if len(payload) > frontend.LARGE:
+            self.write(frontend.copy_data_head(payload))
             self.write(payload)
         else:
-            self.write(wire.copy_data(payload))
+            self.write(frontend.copy_data(payload))
 
     async def finish_copy_both(self) -> None:
         """Send CopyDone, discard what still comes, and wait for ReadyForQuery."""
         query = self._conversation
         assert isinstance(query, Query)
-        self.write(wire.COPY_DONE)
+        self.write(frontend.COPY_DONE)
         while not query.ready.done():
             self._take()
             await self._wait(query.ready)
@@ -255,7 +255,7 @@ class Session(asyncio.BufferedProtocol):
         """Send `data` behind everything that was written before; it is not copied if it is large."""
         if self.error is not None:
             raise self.error
-        if len(data) <= wire.LARGE and not self._unsent:
+        if len(data) <= frontend.LARGE and not self._unsent:
             self._transport.write(data)
         else:
             self._unsent.append(memoryview(data))
@@ -295,7 +295,7 @@ class Session(asyncio.BufferedProtocol):
                     while self._unsent and self._writable is not None:  # Terminate would be in the middle of it
                         await asyncio.shield(self._writable)
                     if self.error is None:
-                        self._transport.write(wire.TERMINATE)
+                        self._transport.write(frontend.TERMINATE)
                         self._lose(ConnectionLost("the session was closed"))
                         self._transport.close()
                     await asyncio.shield(self._closed)
@@ -317,7 +317,7 @@ class Session(asyncio.BufferedProtocol):
             waiting = self._end - self._start
             need = BUFFER
             if waiting >= 5:  # a message larger than the buffer: make room for all of it at once
-                need = max(need, wire.HEADER.unpack_from(self._buffer, self._start)[1] + 1)
+                need = max(need, frontend.HEADER.unpack_from(self._buffer, self._start)[1] + 1)
             fresh = bytearray(need + BUFFER // 2)
             fresh[:waiting] = memoryview(self._buffer)[self._start : self._end]
             self._buffer, self._start, self._end = fresh, 0, waiting
@@ -335,10 +335,10 @@ class Session(asyncio.BufferedProtocol):
         """Hand on every message that is complete."""
         buffer, start, end = self._buffer, self._start, self._end
         view = memoryview(buffer)
-        unpack = wire.HEADER.unpack_from
+        unpack = frontend.HEADER.unpack_from
         copied = self._copied
         while end - start >= 5:
-            start, size = wire.cut_copy_data(buffer, start, end, copied)
+            start, size = frontend.cut_copy_data(buffer, start, end, copied)
             self._copied_bytes += size
             if end - start < 5:
                 break
@@ -366,15 +366,15 @@ class Session(asyncio.BufferedProtocol):
     def _received(self, kind: str, body: bytes) -> None:
         if kind == "N":
             if self.on_notice is not None:
-                self.on_notice(wire.read_fields(body, self.codec))
+                self.on_notice(frontend.read_fields(body, self.codec))
         elif kind == "S":
-            name, value = wire.read_parameter_status(body)
+            name, value = frontend.read_parameter_status(body)
             self.parameters[name] = value
         elif kind == "A":
             pass  # NOTIFY; we never LISTEN on a raw session
         elif self._conversation is not None:
             if kind == "E":
-                fields = wire.read_fields(body, self.codec)
+                fields = frontend.read_fields(body, self.codec)
                 if fields.get("V", fields.get("S")) in ("FATAL", "PANIC"):
                     error = ServerError(fields)
                     self._lose(error)
@@ -382,7 +382,7 @@ class Session(asyncio.BufferedProtocol):
             self._conversation.received(kind, body)
             self._notify()
         elif kind == "E":  # a FATAL while idle: the connection ends next
-            self._lose(ServerError(wire.read_fields(body, self.codec)))
+            self._lose(ServerError(frontend.read_fields(body, self.codec)))
 
     def eof_received(self) -> None:
         self._lose(ConnectionLost("server closed the connection unexpectedly"))
@@ -418,7 +418,7 @@ def joined(payloads: list[bytes]) -> Iterator[bytes]:
 def _first_of(rest: deque[bytes]) -> bytes:
     first = [rest.popleft()]
     size = len(first[0])
-    while rest and (size := size + len(rest[0])) <= wire.LARGE:
+    while rest and (size := size + len(rest[0])) <= frontend.LARGE:
         first.append(rest.popleft())
     return b"".join(first)  # of one piece it is the piece
 

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol.tuples import NULL, TEXT
+from subscriber.protocol.tuple_data import NULL, TEXT
 
 _NULL = b"\\N"
 _LETTERS = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}

@@ -20,6 +20,7 @@ from typing import cast
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
+from subscriber.protocol.frontend import LARGE
 from subscriber.protocol.messages import (
     Begin,
     BeginPrepare,
@@ -46,8 +47,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.reader import Reader, left_over, non_zero_lsn
-from subscriber.protocol.tuples import TupleData, skip_columns
-from subscriber.protocol.wire import LARGE
+from subscriber.protocol.tuple_data import TupleData, skip_columns
 
 _NEW = 0x4E  # N
 _KEY = 0x4B  # K

@@ -31,7 +31,7 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 
 
 def encode(message: Message) -> bytes:

@@ -21,7 +21,7 @@ from typing import ClassVar
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8, decode, encode
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 

@@ -1,26 +1,28 @@
 """What workers tell about themselves, written to the catalog once a second.
 
 A row is written when something in it has changed, and every HEARTBEAT seconds anyway: a row that is older is the report
-of a worker that is frozen, or cannot write (ops/status_problems.py). Rows are for people and for the views; no worker
+of a worker that is frozen, or cannot write (cli/status/problems.py). Rows are for people and for the views; no worker
 ever reads them to decide anything.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
+from typing import Protocol
 
 import anyio
 
+from subscriber.apply.progress import Progress
 from subscriber.catalog import stats, store
-from subscriber.catalog.session import Catalog
-from subscriber.catalog.store import WorkerStatus
+from subscriber.catalog.connection import Catalog
+from subscriber.catalog.store import StreamedStatus, WorkerStatus
 from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
-from subscriber.worker.apply_loop import ApplyLoop
 from subscriber.worker.recovery import Recovery
 
 FOREIGN_KEY_VIOLATION = "23503"
@@ -29,6 +31,40 @@ TABLE_SYNC = "table synchronization"
 INTERVAL = 1.0  # seconds between two writes
 HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
 MAX_SAMPLES = 1000  # positions received and not durable, one a second
+
+
+class Counters(Protocol):
+    """What a worker has done since it started."""
+
+    @property
+    def transactions(self) -> int: ...
+    @property
+    def changes(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def last_send_time(self) -> int: ...
+
+
+class Streamed(Protocol):
+    """The streamed transactions of a worker."""
+
+    def status(self) -> tuple[StreamedStatus, ...]: ...
+
+
+class Running(Protocol):
+    """A loop that applies changes, as far as a report reads it. worker/apply/loop.py has one."""
+
+    @property
+    def counters(self) -> Counters: ...
+    @property
+    def progress(self) -> Progress: ...
+    @property
+    def streamed(self) -> Streamed | None: ...
+    @property
+    def one_by_one(self) -> Mapping[str, int]: ...
+    @property
+    def needed(self) -> Lsn: ...
 
 
 class Report:
@@ -45,10 +81,10 @@ class Report:
         self.ended = False
         self.replaced = False  # another report has the row, which stays: an error in it is shown all the time
         self.counts: Counter[str] = Counter()  # of pg_stat_subscription_stats, not yet written
-        self._loop: ApplyLoop | None = None
+        self._loop: Running | None = None
         self._samples: deque[tuple[Lsn, int]] = deque()  # (position, when the publisher has sent it), both rising
 
-    def follow(self, loop: ApplyLoop) -> None:
+    def follow(self, loop: Running) -> None:
         """Take the counters and positions from a running apply loop."""
         self._loop = loop
 
@@ -79,7 +115,7 @@ class Report:
         status.error, status.error_hint = recovery.error, recovery.error_hint
         status.error_time = recovery.error_time
 
-    def _read(self, loop: ApplyLoop) -> None:
+    def _read(self, loop: Running) -> None:
         status, counters, positions = self.status, loop.counters, loop.progress.positions
         status.transactions, status.changes, status.bytes = counters.transactions, counters.changes, counters.bytes
         status.one_by_one = dict(loop.one_by_one)

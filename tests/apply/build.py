@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subscriber.apply.relation_map import LocalColumn, LocalRelation
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 
 EQUAL = "OPERATOR(pg_catalog.=)"
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.apply.binary_types import SAME_IN_BINARY, same_in_binary, text_because
+from subscriber.apply.batch.binary_types import SAME_IN_BINARY, same_in_binary, text_because
 from subscriber.apply.relation_map import ColumnSets, LocalColumn, RelationMapping, map_relation
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from tests.apply.build import column, local

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.conflict import ConflictType, LocalRow, Writer, differs, is_ours, missing, unique
+from subscriber.apply.conflicts.types import ConflictType, LocalRow, Writer, differs, is_ours, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.transaction import RemoteTransaction, error_context
 from subscriber.lsn import Lsn
 
 TRANSACTION = RemoteTransaction(739, Lsn.parse("0/14EFEE8"), 0)

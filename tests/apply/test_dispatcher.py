@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply.context import RemoteTransaction
 from subscriber.apply.dispatcher import (
     Abort,
     Action,
@@ -22,6 +21,7 @@ from subscriber.apply.dispatcher import (
     Replay,
     Resolve,
 )
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import MappingError, ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder

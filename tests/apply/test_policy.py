@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply.conflict import Conflict, ConflictType, LocalRow, Writer
-from subscriber.apply.policy import Outcome, Policy, Rule, decide, parse_policies
+from subscriber.apply.conflicts.policy import Outcome, Policy, Rule, decide, parse_policies
+from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, Writer
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
 

@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply import batch
-from subscriber.apply.batch import Batch, Ends, why_not
-from subscriber.apply.context import RemoteTransaction
-from subscriber.apply.cutting import BODY, VALUES
-from subscriber.apply.joining import cells_of
+from subscriber.apply.batch import batch
+from subscriber.apply.batch.batch import Batch, Ends, why_not
+from subscriber.apply.batch.table_batch import Kind, TableBatch
 from subscriber.apply.relation_map import ColumnSets, RelationMapping
-from subscriber.apply.steps import Kind, TableBatch
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol import encode
 from subscriber.protocol.messages import Begin, Commit, Delete, Insert, OldPart, Update
+from subscriber.protocol.row_encoding import cells_of
+from subscriber.protocol.row_extraction import BODY, VALUES
 from tests.apply import build
 
 ENVELOPE = b"w" + bytes(24)

@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from subscriber.apply.subrel import NEXT, NOWHERE, STORED, RelationState, State, catchup_target
+from subscriber.apply.table_states import NEXT, NOWHERE, STORED, RelationState, State, catchup_target
 from subscriber.lsn import Lsn
 
 STEPS = {

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber import UNCHANGED, Hook, HookError, Hooks
+from subscriber.apply.hooks.table_hook import Change, TableHook, bind
 from subscriber.apply.relation_map import map_relation
-from subscriber.apply.table_hook import Change, TableHook, bind
 from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 from tests.apply.build import UNSENT, column, local, remote, row
 
 FULL = ReplicaIdentity.FULL

@@ -15,7 +15,7 @@ from pathlib import Path
 import anyio
 import asyncpg
 
-from subscriber.ops.servers import temporary_servers
+from subscriber.demo.servers import temporary_servers
 from tests.captures import DIRECTORY
 
 # mode: first major version, slot, options

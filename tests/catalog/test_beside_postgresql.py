@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import asyncpg
 import pytest
 
-from subscriber.catalog.commands import execute
+from subscriber.catalog.commands.execute import execute
 from subscriber.errors import SubscriberError
 
 MADE = "CREATE SUBSCRIPTION s CONNECTION 'dbname=nowhere' PUBLICATION testpub WITH (connect = false)"

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from subscriber.catalog import store
-from subscriber.catalog.session import Catalog
+from subscriber.catalog.connection import Catalog
 from subscriber.catalog.store import WorkerStatus
 from subscriber.worker.status import Board
 

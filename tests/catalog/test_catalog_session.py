@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.catalog.session import Catalog
+from subscriber.catalog.connection import Catalog
 from subscriber.errors import ServerError
 from tests.plugins.fix_cluster import Database
 

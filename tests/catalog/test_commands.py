@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncpg
 import pytest
 
-from subscriber.catalog.commands import execute
+from subscriber.catalog.commands.execute import execute
 from subscriber.errors import SubscriberError
 from tests.plugins.fix_cluster import Database
 

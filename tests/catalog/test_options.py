@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.catalog import options
-from subscriber.catalog.options import Options, merge_publications, parse_options
-from subscriber.catalog.statements import AlterOptions, Option, parse
+from subscriber.catalog.grammar import options
+from subscriber.catalog.grammar.options import Options, merge_publications, parse_options
+from subscriber.catalog.grammar.parser import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.subscription import CopyEngine, Streaming

@@ -9,10 +9,11 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import sessions, store, workers
-from subscriber.catalog.commands import execute
+from subscriber.catalog import store, worker_sessions
+from subscriber.catalog.commands import worker_shutdown
+from subscriber.catalog.commands.execute import execute
+from subscriber.cli.commands.exec import execute_statements, point_at, run_statements
 from subscriber.errors import SubscriberError
-from subscriber.ops.exec import execute_statements, point_at, run_statements
 from tests.plugins.fix_cluster import Database
 
 Notices = list[tuple[str, str, str | None, str | None]]
@@ -237,14 +238,14 @@ async def test_workers_are_gone_before_anything_is_dropped(
 ) -> None:
     """An obedient worker ends when its subscription is disabled; the other holds on to its origin until it is ended."""
     if not obedient:
-        monkeypatch.setattr(workers, "GRACE", 0.2)
-        monkeypatch.setattr(workers.wait_until_gone, "__kwdefaults__", {"grace": 0.2})
+        monkeypatch.setattr(worker_shutdown, "GRACE", 0.2)
+        monkeypatch.setattr(worker_shutdown.wait_until_gone, "__kwdefaults__", {"grace": 0.2})
     await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
     subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
     worker = await target_db.connect()
     disabled = asyncio.Event()
     await worker.add_listener("subscriber", lambda *_: disabled.set())
-    assert await sessions.register_own(worker, subid, store.APPLY_WORKER)
+    assert await worker_sessions.register_own(worker, subid, store.APPLY_WORKER)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{subid}")
 
     async def obey() -> None:
@@ -271,7 +272,7 @@ async def test_no_worker_starts_while_its_subscription_is_dropped(
 
     async def start() -> None:
         with pytest.raises(asyncpg.UndefinedObjectError, match="does not exist"):
-            await sessions.register_own(other, subid, store.APPLY_WORKER)
+            await worker_sessions.register_own(other, subid, store.APPLY_WORKER)
 
     async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "DROP SUBSCRIPTION s")

@@ -17,23 +17,11 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, StaticPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog import (
-    commands,
-    contact,
-    create,
-    drop,
-    locks,
-    origins,
-    privileges,
-    refresh,
-    schema,
-    sessions,
-    stats,
-    store,
-)
+from subscriber.catalog import locks, replication_names, schema, stats, store, worker_sessions
+from subscriber.catalog.commands import create, drop, execute, privileges, publisher_connection, refresh
 from subscriber.catalog.tables import SCHEMA, metadata
 from subscriber.errors import StatementError
-from tests.site.catalog import VIEWS
+from tools.docs.catalog import VIEWS
 
 COLUMNS = """
 SELECT a.attname::text, a.atttypid::regtype::text
@@ -136,7 +124,20 @@ async def test_views_have_the_columns_of_postgresql_18(database: asyncpg.Connect
 
 
 async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Connection) -> None:
-    modules = (commands, contact, create, drop, locks, origins, privileges, refresh, schema, sessions, stats, store)
+    modules = (
+        execute,
+        publisher_connection,
+        create,
+        drop,
+        locks,
+        replication_names,
+        privileges,
+        refresh,
+        schema,
+        worker_sessions,
+        stats,
+        store,
+    )
     statements = {
         value
         for module in modules

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from subscriber.catalog.statements import (
+from subscriber.catalog.grammar.lexer import RESERVED, StatementSyntaxError
+from subscriber.catalog.grammar.parser import (
     AlterConnection,
     AlterEnabled,
     AlterOptions,
@@ -25,7 +26,6 @@ from subscriber.catalog.statements import (
     Statement,
     parse,
 )
-from subscriber.catalog.tokens import RESERVED, StatementSyntaxError
 from subscriber.errors import StatementError
 
 FORMS: list[tuple[str, Statement]] = [

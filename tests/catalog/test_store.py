@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from subscriber.catalog import origins, progress_records, sessions, stats, store, table_names
-from subscriber.catalog.commands import COLUMNS
-from subscriber.catalog.sessions import Backend
+from subscriber.catalog import progress_records, replication_names, stats, store, table_names, worker_sessions
+from subscriber.catalog.commands.execute import COLUMNS
+from subscriber.catalog.worker_sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.subscription import Streaming, TwoPhaseState
-from subscriber.target.progress import ALTERED
-from subscriber.worker.supervisor import SETTINGS
+from subscriber.targets.postgres.session.progress import ALTERED
+from subscriber.worker.supervision.supervisor import SETTINGS
 from tests.plugins.fix_cluster import Database
 
 NOW = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
@@ -202,18 +202,18 @@ async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, sub
 
 
 async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subid: int) -> None:
-    name = origins.apply_origin(subid)
-    created = await origins.create_origin(database, name)
-    assert await origins.create_origin(database, name) == created
+    name = replication_names.apply_origin(subid)
+    created = await replication_names.create_origin(database, name)
+    assert await replication_names.create_origin(database, name) == created
     assert await database.fetchval("SELECT pg_replication_origin_oid($1)", name) == created
     await database.execute("SELECT pg_replication_origin_session_setup($1)", name)
     await database.execute("SELECT pg_replication_origin_session_reset()")
-    assert await origins.drop_origin(database, name)
-    assert not await origins.drop_origin(database, name, missing_ok=True)
+    assert await replication_names.drop_origin(database, name)
+    assert not await replication_names.drop_origin(database, name, missing_ok=True)
     with pytest.raises(asyncpg.UndefinedObjectError):
-        await origins.drop_origin(database, name)
+        await replication_names.drop_origin(database, name)
     with pytest.raises(asyncpg.PostgresError, match="is not the name of a subscription's replication origin"):
-        await origins.create_origin(database, "pg_1")
+        await replication_names.create_origin(database, "pg_1")
 
 
 async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(
@@ -222,30 +222,30 @@ async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(
     worker = await target_db.connect()
     pid = worker.get_server_pid()
     backend = await Backend.of(worker)
-    assert await sessions.register(database, subid, 0, backend) is None
-    assert await sessions.register(database, subid, 4_000_000_000, backend) is None
-    assert await sessions.register(database, subid, 0, backend) is None  # once more is fine
-    assert await sessions.living(database, subid) == {0: pid, 4_000_000_000: pid}
-    assert await sessions.holder(database, subid, 0) == pid
+    assert await worker_sessions.register(database, subid, 0, backend) is None
+    assert await worker_sessions.register(database, subid, 4_000_000_000, backend) is None
+    assert await worker_sessions.register(database, subid, 0, backend) is None  # once more is fine
+    assert await worker_sessions.living(database, subid) == {0: pid, 4_000_000_000: pid}
+    assert await worker_sessions.holder(database, subid, 0) == pid
     own = await Backend.of(database)
-    assert await sessions.register(database, subid, 0, own) == pid
-    await sessions.release(database, subid, 0, own.pid)  # not its own
-    assert await sessions.holder(database, subid, 0) == pid
-    await sessions.release(database, subid, 0, pid)
-    assert await sessions.holder(database, subid, 0) is None
-    assert await sessions.terminate(database, subid, None) == 1
-    while await sessions.living(database, subid):
+    assert await worker_sessions.register(database, subid, 0, own) == pid
+    await worker_sessions.release(database, subid, 0, own.pid)  # not its own
+    assert await worker_sessions.holder(database, subid, 0) == pid
+    await worker_sessions.release(database, subid, 0, pid)
+    assert await worker_sessions.holder(database, subid, 0) is None
+    assert await worker_sessions.terminate(database, subid, None) == 1
+    while await worker_sessions.living(database, subid):
         await asyncio.sleep(0.01)
-    assert await sessions.register(database, subid, 4_000_000_000, own) is None
+    assert await worker_sessions.register(database, subid, 4_000_000_000, own) is None
     with pytest.raises(asyncpg.UndefinedObjectError, match="does not exist"):
-        await sessions.register(database, subid + 1, 0, own)
+        await worker_sessions.register(database, subid + 1, 0, own)
 
 
 async def test_a_backend_with_a_dead_ones_number_is_another(database: asyncpg.Connection, subid: int) -> None:
     own = await Backend.of(database)
     earlier = replace(own, started=own.started - timedelta(seconds=1))
-    assert await sessions.register(database, subid, 0, earlier) is None
-    assert await sessions.living(database, subid) == {}
+    assert await worker_sessions.register(database, subid, 0, earlier) is None
+    assert await worker_sessions.living(database, subid) == {}
 
 
 async def has_ended(database: asyncpg.Connection, backend: Backend) -> None:
@@ -257,21 +257,21 @@ async def has_ended(database: asyncpg.Connection, backend: Backend) -> None:
 async def test_one_launcher_leads(database: asyncpg.Connection, target_db: Database) -> None:
     first, second = await target_db.connect(), await target_db.connect()
     one, two = await Backend.of(first), await Backend.of(second)
-    assert await sessions.leader(database) is None
-    assert await sessions.lead(first, "one", one, 30)
-    assert not await sessions.lead(second, "two", two, 30)
-    found = await sessions.leader(database)
+    assert await worker_sessions.leader(database) is None
+    assert await worker_sessions.lead(first, "one", one, 30)
+    assert not await worker_sessions.lead(second, "two", two, 30)
+    found = await worker_sessions.leader(database)
     assert found is not None
     assert found.pid == one.pid
     assert found.age < 10
-    assert await sessions.renew_lead(second, "one", one.pid)
-    assert await sessions.lead(second, "two", two, 0)  # the other one is too late, and ended
-    assert not await sessions.renew_lead(second, "one", one.pid)
+    assert await worker_sessions.renew_lead(second, "one", one.pid)
+    assert await worker_sessions.lead(second, "two", two, 0)  # the other one is too late, and ended
+    assert not await worker_sessions.renew_lead(second, "one", one.pid)
     await has_ended(database, one)
-    await sessions.resign(second, "one", one.pid)
-    assert await sessions.leader(database) is not None
-    await sessions.resign(second, "two", two.pid)
-    assert await sessions.leader(database) is None
+    await worker_sessions.resign(second, "one", one.pid)
+    assert await worker_sessions.leader(database) is not None
+    await worker_sessions.resign(second, "two", two.pid)
+    assert await worker_sessions.leader(database) is None
 
 
 async def test_a_former_session_of_the_same_launcher_is_ended(
@@ -280,6 +280,6 @@ async def test_a_former_session_of_the_same_launcher_is_ended(
     """A proxy may keep it alive."""
     first = await target_db.connect()
     former = await Backend.of(first)
-    assert await sessions.lead(first, "same", former, 30)
-    assert await sessions.lead(database, "same", await Backend.of(database), 30)
+    assert await worker_sessions.lead(first, "same", former, 30)
+    assert await worker_sessions.lead(database, "same", await Backend.of(database), 30)
     await has_ended(database, former)

@@ -6,8 +6,8 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import origins, sessions, store
-from subscriber.catalog.commands import execute
+from subscriber.catalog import replication_names, store, worker_sessions
+from subscriber.catalog.commands.execute import execute
 from subscriber.errors import ConnectionLost, StatementError
 from subscriber.subscription import TwoPhaseState
 from tests.plugins.fix_cluster import Database
@@ -103,10 +103,10 @@ async def test_no_worker_may_be_running(
     sql = f"ALTER SUBSCRIPTION s SET (two_phase = {setting})"
     worker = await target_db.connect()
     for relid in (store.APPLY_WORKER, 1, 20000):
-        assert await sessions.register_own(worker, enabled, relid)
+        assert await worker_sessions.register_own(worker, enabled, relid)
         error = await refused(database, sql)
         assert (error.message, error.hint, error.sqlstate) == (RUNNING, "Try again after some time.", "55000")
-        await sessions.release(worker, enabled, relid, worker.get_server_pid())
+        await worker_sessions.release(worker, enabled, relid, worker.get_server_pid())
     await run(database, sql)
 
 
@@ -117,7 +117,7 @@ async def test_no_worker_starts_while_it_is_changed(
     started: list[bool] = []
 
     async def start() -> None:
-        started.append(await sessions.register_own(worker, enabled, store.APPLY_WORKER))
+        started.append(await worker_sessions.register_own(worker, enabled, store.APPLY_WORKER))
 
     async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "ALTER SUBSCRIPTION s SET (two_phase = true)")
@@ -213,13 +213,13 @@ async def test_dropping_takes_parallel_apply_workers_along(
 ) -> None:
     """One that hangs has its place and its origin; one is gone and left its origin."""
     for number in (1, 2):
-        await origins.create_origin(database, origins.table_sync_origin(enabled, number))
-    assert await origins.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
+        await replication_names.create_origin(database, replication_names.table_sync_origin(enabled, number))
+    assert await replication_names.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
     worker = await target_db.connect()
-    assert await sessions.register_own(worker, enabled, 1)
+    assert await worker_sessions.register_own(worker, enabled, 1)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{enabled}_1")
     await run(database, "ALTER SUBSCRIPTION s SET (slot_name = NONE)")
     async with database.transaction():  # where workers are not asked to go, but ended
         await run(database, "DROP SUBSCRIPTION s")
     assert worker.is_closed()
-    assert await origins.find_origins(database, enabled) == []
+    assert await replication_names.find_origins(database, enabled) == []

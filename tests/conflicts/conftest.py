@@ -8,20 +8,20 @@ from contextlib import AsyncExitStack
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from subscriber.apply.conflict import Conflict
-from subscriber.apply.context import RemoteTransaction
+from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog.session import Catalog
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.catalog.connection import Catalog
+from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.ops.servers import Server, Servers
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
-from subscriber.target.postgres import PostgresTarget
-from subscriber.target.resolving import Resolver
-from subscriber.worker.apply_session import claim, explained, open_target, resume
+from subscriber.targets.postgres.conflicts.resolution import Resolver
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.worker.session.apply_session import claim, explained, open_target, resume
 from tests.plugins.fix_cluster import SETTINGS, Database
-from tests.target import kept
+from tests.targets import shared_schema
 
 SUBID = 3599999998
 LONG_AGO, IN_FUTURE = 1_000_000, 4_000_000_000_000_000  # microseconds since 2000: before, after what a test writes
@@ -50,17 +50,17 @@ def tracking_too(portal: BlockingPortal, session_servers: Servers) -> Server:
 
 @pytest.fixture(scope="session")
 def tracking_name(portal: BlockingPortal, tracking: Server) -> str:
-    return kept.make(portal, tracking, "tracking")
+    return shared_schema.make(portal, tracking, "tracking")
 
 
 @pytest.fixture
 async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
     """A database of that server with a subscription and nothing else in it."""
     database = Database(tracking, tracking_name)
-    await kept.clean(database, SUBID)
+    await shared_schema.clean(database, SUBID)
     await database.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")  # of others, too
     yield database
-    await kept.leave(database, SUBID)
+    await shared_schema.leave(database, SUBID)
 
 
 class Deciding:

@@ -16,7 +16,7 @@ from tests.apply.build import UNSENT, row
 from tests.conflicts.conftest import IN_FUTURE, SUBID, Deciders
 from tests.conflicts.test_policies import HERE, HISTORY, ROWS, change, make
 from tests.plugins.fix_cluster import Database
-from tests.target.conftest import Table
+from tests.targets.conftest import Table
 
 DECISIONS = "SELECT conflict_type, policy, resolution FROM subscriber.conflict_history ORDER BY id"
 DEFAULTS = [

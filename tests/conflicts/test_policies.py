@@ -8,11 +8,11 @@ import pytest
 
 from subscriber.errors import ConflictError
 from subscriber.protocol.messages import Delete, Insert, Relation, ReplicaIdentity, Update
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 from tests.apply.build import row
 from tests.conflicts.conftest import IN_FUTURE, LONG_AGO, Deciders
 from tests.plugins.fix_cluster import Database
-from tests.target.conftest import Table
+from tests.targets.conftest import Table
 
 Rows = list[tuple[int, int | None, str | None]]
 Change = tuple[Relation, Insert | Update | Delete]

@@ -10,8 +10,8 @@ import anyio
 import pytest
 
 import subscriber
+from subscriber.demo.servers import Server
 from subscriber.errors import StatementError
-from subscriber.ops.servers import Server
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
-from subscriber.ops.servers import Account
+from subscriber.demo.servers import Account
 from tests.conformance.build import Installation, find_installation
 from tests.conformance.inventory import ABOUT, INSIDE, NOT_YET
 from tests.documents import write_section

@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from subscriber.ops.servers import Account
+from subscriber.demo.servers import Account
 from tests.cache import cache_directory
 
 MAJOR = 18

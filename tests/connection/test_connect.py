@@ -11,10 +11,10 @@ import anyio
 import pytest
 
 from subscriber.connection.connect import connect, open_session
-from subscriber.connection.failures import ConnectError, libpq_message
+from subscriber.connection.errors import ConnectError, libpq_message
 from subscriber.connection.settings import NO_TIMEOUTS, known
+from subscriber.demo.servers import Server, Servers
 from subscriber.errors import ConnectionLost, ServerError
-from subscriber.ops.servers import Server, Servers
 from tests.plugins.fix_cluster import Database
 
 TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built without TLS

@@ -15,14 +15,14 @@ from subscriber.connection import session as session_module
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import BEHIND, Pipeline
 from subscriber.connection.session import BUFFER, LIMIT, SLICE, Session, joined
+from subscriber.demo.servers import Server
 from subscriber.errors import ConnectionLost, ServerError
-from subscriber.ops.servers import Server
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 from tests.connection.test_session_bytes import COPY_BOTH, READY, complete, feed
 
-COPY_OUT = wire.message(b"H", b"\0\0\0")
+COPY_OUT = frontend.message(b"H", b"\0\0\0")
 HIGH_WATER = 64 * 1024
-LARGE = bytes(range(256)) * (5 * wire.LARGE // 256) + b"end"
+LARGE = bytes(range(256)) * (5 * frontend.LARGE // 256) + b"end"
 
 
 class Slow(asyncio.Transport):
@@ -85,7 +85,7 @@ def slow() -> tuple[Session, Slow]:
 
 # --- sending --------------------------------------------------------------------------------------
 
-sizes = st.lists(st.sampled_from([0, 5, 70_000, wire.LARGE, wire.LARGE + 1, 1_000_000]), max_size=6)
+sizes = st.lists(st.sampled_from([0, 5, 70_000, frontend.LARGE, frontend.LARGE + 1, 1_000_000]), max_size=6)
 
 
 @settings(deadline=None)
@@ -101,7 +101,7 @@ async def test_what_is_written_leaves_in_order_and_the_transport_keeps_little(
             transport.take(size)
     await transport.take_all()
     assert transport.sent == b"".join(pieces)
-    small = sum(size for size in sizes if size <= wire.LARGE)
+    small = sum(size for size in sizes if size <= frontend.LARGE)
     assert transport.most <= small + HIGH_WATER + SLICE
 
 
@@ -185,7 +185,7 @@ async def test_terminate_comes_behind_large_data() -> None:
     await transport.take_all()
     with anyio.fail_after(1):
         await closing
-    assert transport.sent == LARGE + wire.TERMINATE
+    assert transport.sent == LARGE + frontend.TERMINATE
 
 
 async def test_close_gives_up_when_the_network_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,7 +196,7 @@ async def test_close_gives_up_when_the_network_takes_nothing(monkeypatch: pytest
         await session.close()
     assert transport.aborted
     assert not session._unsent
-    assert wire.TERMINATE not in transport.sent + transport.kept
+    assert frontend.TERMINATE not in transport.sent + transport.kept
 
 
 async def test_copy_data_has_its_head_before_it() -> None:
@@ -204,7 +204,7 @@ async def test_copy_data_has_its_head_before_it() -> None:
     session.send_copy_data(LARGE)
     session.send_copy_data(b"small")
     await transport.take_all()
-    assert transport.sent == wire.copy_data(LARGE) + wire.copy_data(b"small")
+    assert transport.sent == frontend.copy_data(LARGE) + frontend.copy_data(b"small")
 
 
 # --- receiving ------------------------------------------------------------------------------------
@@ -222,8 +222,8 @@ async def streaming() -> tuple[Session, Slow]:
 @pytest.mark.parametrize("behind", [0, 3, 5, 100, 70_000])
 async def test_the_buffer_is_given_back_as_soon_as_the_message_is_cut_off(behind: int) -> None:
     session, _ = await streaming()
-    follower = wire.copy_data(b"y" * 80_000)
-    feed(session, wire.copy_data(LARGE) + follower[:behind])
+    follower = frontend.copy_data(b"y" * 80_000)
+    feed(session, frontend.copy_data(LARGE) + follower[:behind])
     assert len(session._buffer) == BUFFER
     feed(session, follower[behind:])
     assert await session.receive() == [LARGE, b"y" * 80_000]
@@ -232,14 +232,14 @@ async def test_the_buffer_is_given_back_as_soon_as_the_message_is_cut_off(behind
 async def test_after_a_very_large_message_reading_goes_on_when_the_next_is_waited_for() -> None:
     session, transport = await streaming()
     payload = b"x" * (2 * LIMIT + 1)
-    feed(session, wire.copy_data(payload))
+    feed(session, frontend.copy_data(payload))
     assert not transport.is_reading()
     assert await session.receive() == [payload]
     assert not transport.is_reading()
     waiting = asyncio.ensure_future(session.receive())
     await asyncio.sleep(0)
     assert transport.is_reading()
-    feed(session, wire.copy_data(b"next"))
+    feed(session, frontend.copy_data(b"next"))
     assert await waiting == [b"next"]
 
 
@@ -257,8 +257,8 @@ async def test_a_copy_whose_last_row_is_very_large_leaves_a_session_that_is_read
     feed(session, COPY_OUT)
     await asyncio.sleep(0)
     row = b"x" * (2 * LIMIT + 1)
-    end = wire.message(b"c", b"") + complete("COPY 1") + READY
-    feed(session, wire.copy_data(row) + end * at_once)
+    end = frontend.message(b"c", b"") + complete("COPY 1") + READY
+    feed(session, frontend.copy_data(row) + end * at_once)
     while not rows:
         await asyncio.sleep(0)
     if not at_once:
@@ -271,7 +271,11 @@ async def test_a_copy_whose_last_row_is_very_large_leaves_a_session_that_is_read
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([0, 1, 1000, wire.LARGE // 2, wire.LARGE, wire.LARGE + 1, 2 * LIMIT]), max_size=5))
+@given(
+    st.lists(
+        st.sampled_from([0, 1, 1000, frontend.LARGE // 2, frontend.LARGE, frontend.LARGE + 1, 2 * LIMIT]), max_size=5
+    )
+)
 def test_payloads_are_put_together_apart_from_large_ones(sizes: list[int]) -> None:
     payloads = [bytes([number]) * size for number, size in enumerate(sizes)]
     given = list(payloads)
@@ -279,7 +283,7 @@ def test_payloads_are_put_together_apart_from_large_ones(sizes: list[int]) -> No
     assert b"".join(chunks) == b"".join(payloads)
     if sum(sizes) > 2 * LIMIT:
         assert not given
-        assert all(any(chunk is payload for payload in payloads) for chunk in chunks if len(chunk) > wire.LARGE)
+        assert all(any(chunk is payload for payload in payloads) for chunk in chunks if len(chunk) > frontend.LARGE)
     else:
         assert len(chunks) == 1
 
@@ -290,13 +294,13 @@ parameters = st.lists(st.one_of(st.none(), st.binary(max_size=20), st.just(LARGE
 
 
 @settings(deadline=None)
-@given(name=st.binary(max_size=5), formats=st.sampled_from([wire.ALL_TEXT, b"\0\1\0\1"]), values=parameters)
+@given(name=st.binary(max_size=5), formats=st.sampled_from([frontend.ALL_TEXT, b"\0\1\0\1"]), values=parameters)
 def test_a_statement_in_parts_is_the_same(name: bytes, formats: bytes, values: list[bytes | None]) -> None:
     parts = [len(values).to_bytes(2, "big")]
     for value in values:
-        parts += [wire.NULL] if value is None else [len(value).to_bytes(4, "big"), value]
-    whole = wire.bind_execute(name, formats, b"".join(parts))
-    assert b"".join(wire.bind_execute_parts(name, formats, parts)) == whole
+        parts += [frontend.NULL] if value is None else [len(value).to_bytes(4, "big"), value]
+    whole = frontend.bind_execute(name, formats, b"".join(parts))
+    assert b"".join(frontend.bind_execute_parts(name, formats, parts)) == whole
 
 
 def insert(pipeline: Pipeline, number: int, value: bytes) -> None:
@@ -312,15 +316,15 @@ async def test_large_values_reach_the_server_in_their_place(target: Server) -> N
         value = b"0123456789abcdef" * (BEHIND // 8)  # twice as much as may be unanswered
         insert(pipeline, 1, value)
         pipeline.execute("UPDATE t SET a = 7")
-        insert(pipeline, 2, value[: wire.LARGE + 5])
+        insert(pipeline, 2, value[: frontend.LARGE + 5])
         await pipeline.drain()
         assert pipeline.idle  # it was waited for
-        insert(pipeline, 3, value[: wire.LARGE + 5])
+        insert(pipeline, 3, value[: frontend.LARGE + 5])
         await pipeline.drain()
         found = await pipeline.rows(
             "SELECT a, length(b), b = repeat('0123456789abcdef', length(b) / 16) FROM t ORDER BY 1"
         )
-        large = str(wire.LARGE + 5)
+        large = str(frontend.LARGE + 5)
         assert found == [("2", large, "f"), ("3", large, "f"), ("7", str(len(value)), "t")]
         insert(pipeline, 7, value)
         insert(pipeline, 8, value)

@@ -18,8 +18,8 @@ import pytest
 
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.session import Session
+from subscriber.demo.servers import Server, Servers, embedded_bin
 from subscriber.errors import PublisherError
-from subscriber.ops.servers import Server, Servers, embedded_bin
 from tests.connection.test_connect import TLS_BIN, make_certificates
 from tests.plugins.fix_cluster import PUBLISHER_BIN
 

@@ -8,10 +8,10 @@ import anyio
 import pytest
 
 from subscriber.connection.connect import connect
-from subscriber.connection.failures import ConnectError
+from subscriber.connection.errors import ConnectError
 from subscriber.errors import StatementError
-from subscriber.source.publisher import Publisher
-from subscriber.worker.launcher import Launcher
+from subscriber.publisher.connection import Publisher
+from subscriber.worker.supervision.launcher import Launcher
 from tests.matrix.pgbouncer import pgbouncer, program, version
 from tests.matrix.programs import NotAvailable
 from tests.plugins.fix_cluster import Database

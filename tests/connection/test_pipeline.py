@@ -12,9 +12,9 @@ import pytest
 from subscriber.connection import pipeline as pipeline_module
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
+from subscriber.demo.servers import Server
 from subscriber.errors import ConnectionLost, ServerError
-from subscriber.ops.servers import Server
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ class Collected:
 def insert(pipeline: Pipeline, value: str) -> None:
     pipeline.execute(
         "INSERT INTO t VALUES ($1, $2)",
-        parameters=wire.text_parameters([value, value]),
+        parameters=frontend.text_parameters([value, value]),
         note=f"insert {value}",
         expect=b"INSERT 0 1\0",
     )
@@ -51,7 +51,7 @@ async def test_answers_come_in_order(pipeline: Pipeline) -> None:
     for number in range(100):
         pipeline.execute(
             "SELECT $1, NULL",
-            parameters=wire.text_parameters([str(number)]),
+            parameters=frontend.text_parameters([str(number)]),
             note=number,
             on_result=collected.result,
         )
@@ -67,7 +67,7 @@ async def test_only_unexpected_answers_are_reported(pipeline: Pipeline) -> None:
     for key in ("1", "3", "2"):
         pipeline.execute(
             "DELETE FROM t WHERE a = $1",
-            parameters=wire.text_parameters([key]),
+            parameters=frontend.text_parameters([key]),
             note=key,
             expect=b"DELETE 1\0",
             on_result=collected.result,
@@ -233,7 +233,7 @@ async def test_terminated_while_we_send(target: Server, pipeline: Pipeline) -> N
     async def send() -> None:
         for number in range(100_000):
             pipeline.execute(
-                "INSERT INTO t VALUES ($1, $2)", parameters=wire.text_parameters([str(number), value]), note=number
+                "INSERT INTO t VALUES ($1, $2)", parameters=frontend.text_parameters([str(number), value]), note=number
             )
             pipeline.sync()
             await pipeline.drain()
@@ -261,7 +261,7 @@ async def test_a_server_that_is_stuck_holds_us_up_and_not_our_memory(pipeline: P
         nonlocal sent
         pipeline.execute("SELECT pg_sleep(10)")
         while True:
-            pipeline.execute("SELECT $1", parameters=wire.text_parameters([value]))
+            pipeline.execute("SELECT $1", parameters=frontend.text_parameters([value]))
             pipeline.sync()
             await pipeline.drain()
             sent += len(value)

@@ -12,11 +12,11 @@ import pytest
 
 from subscriber.connection import session as session_module
 from subscriber.connection.connect import open_session
-from subscriber.connection.conversation import Result
 from subscriber.connection.session import LIMIT, Session
+from subscriber.connection.simple_query import Result
+from subscriber.demo.servers import Server
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
-from subscriber.ops.servers import Server
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 
 
 @pytest.fixture
@@ -302,7 +302,7 @@ async def test_a_connection_that_breaks(session: Session) -> None:
         with pytest.raises(ConnectionLost, match="server closed the connection unexpectedly"):
             await session.query("SELECT pg_sleep(10)")
     with pytest.raises(ConnectionLost):
-        session.write(wire.SYNC)
+        session.write(frontend.SYNC)
 
 
 async def test_closing_is_polite_and_can_be_repeated(target: Server, session: Session) -> None:
@@ -320,7 +320,7 @@ async def test_closing_does_not_wait_for_a_server_that_does_not_read(
     query = asyncio.ensure_future(session.query("SELECT pg_sleep(10)"))
     await asyncio.sleep(0.05)
     for _ in range(40):
-        session.write(wire.query("SELECT 1" + " " * 1_000_000))
+        session.write(frontend.query("SELECT 1" + " " * 1_000_000))
     with anyio.fail_after(1):
         await session.close()
     with pytest.raises(ConnectionLost, match="the session was closed"):

@@ -18,9 +18,9 @@ from subscriber.connection import session as session_module
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import LIMIT, Session
+from subscriber.demo.servers import Server
 from subscriber.errors import ConnectionLost, EndOfStream, ServerError, SubscriberError
-from subscriber.ops.servers import Server
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 
 
 class Transport(asyncio.Transport):
@@ -65,24 +65,24 @@ def feed(session: Session, data: bytes, cuts: list[int] | None = None) -> None:
 
 
 def error(**fields: str) -> bytes:
-    return wire.message(b"E", b"".join(f"{k}{v}\0".encode() for k, v in fields.items()) + b"\0")
+    return frontend.message(b"E", b"".join(f"{k}{v}\0".encode() for k, v in fields.items()) + b"\0")
 
 
 def complete(tag: str) -> bytes:
-    return wire.message(b"C", tag.encode() + b"\0")
+    return frontend.message(b"C", tag.encode() + b"\0")
 
 
-READY = wire.message(b"Z", b"I")
-COPY_BOTH = wire.message(b"W", b"\0\0\0")
+READY = frontend.message(b"Z", b"I")
+COPY_BOTH = frontend.message(b"W", b"\0\0\0")
 ROWS = (
-    wire.message(b"T", b"\0\2a\0" + b"\0" * 18 + b"b\0" + b"\0" * 18)
-    + wire.message(b"D", wire.text_parameters(["1", None]))
-    + wire.message(b"S", b"TimeZone\0UTC\0")
-    + wire.message(b"N", b"VNOTICE\0Mhello\0\0")
-    + wire.message(b"A", b"\0\0\0\1x\0\0")
-    + wire.message(b"D", wire.text_parameters(["2", "é" * 300]))
+    frontend.message(b"T", b"\0\2a\0" + b"\0" * 18 + b"b\0" + b"\0" * 18)
+    + frontend.message(b"D", frontend.text_parameters(["1", None]))
+    + frontend.message(b"S", b"TimeZone\0UTC\0")
+    + frontend.message(b"N", b"VNOTICE\0Mhello\0\0")
+    + frontend.message(b"A", b"\0\0\0\1x\0\0")
+    + frontend.message(b"D", frontend.text_parameters(["2", "é" * 300]))
     + complete("SELECT 2")
-    + wire.message(b"I", b"")
+    + frontend.message(b"I", b"")
     + complete("DO")
     + READY
 )
@@ -97,7 +97,7 @@ async def test_a_query_cut_anywhere(cuts: list[int]) -> None:
     session.on_notice = lambda fields: notices.append(fields["M"])
     query = asyncio.ensure_future(session.query("SELECT …"))
     await asyncio.sleep(0)
-    assert transport.written == wire.query("SELECT …")
+    assert transport.written == frontend.query("SELECT …")
     feed(session, ROWS, cuts)
     results = await query
     assert [r.tag for r in results] == ["SELECT 2", "", "DO"]
@@ -108,7 +108,9 @@ async def test_a_query_cut_anywhere(cuts: list[int]) -> None:
 
 
 STREAM = [b"x" * n for n in (0, 1, 5, 4000, 17)]
-STREAM_BYTES = COPY_BOTH + b"".join(map(wire.copy_data, STREAM)) + wire.message(b"c", b"") + complete("COPY 0") + READY
+STREAM_BYTES = (
+    COPY_BOTH + b"".join(map(frontend.copy_data, STREAM)) + frontend.message(b"c", b"") + complete("COPY 0") + READY
+)
 
 
 @given(cuts=st.lists(st.integers(0, len(STREAM_BYTES)), max_size=8))
@@ -131,7 +133,7 @@ async def test_messages_larger_than_the_buffer(size: int, piece: int) -> None:
     start = asyncio.ensure_future(session.start_copy_both(""))
     await asyncio.sleep(0)
     payloads = [bytes([n]) * size for n in range(5)]
-    data = COPY_BOTH + b"".join(map(wire.copy_data, payloads))
+    data = COPY_BOTH + b"".join(map(frontend.copy_data, payloads))
     feed(session, data, list(range(0, len(data), piece)))
     await start
     assert await session.receive() == payloads
@@ -143,7 +145,7 @@ async def test_reading_stops_when_nobody_takes_what_has_come() -> None:
     await asyncio.sleep(0)
     feed(session, COPY_BOTH)
     await start
-    payload = wire.copy_data(b"x" * 100_000)
+    payload = frontend.copy_data(b"x" * 100_000)
     while transport.reading:
         feed(session, payload)
     copied = await session.receive()
@@ -161,7 +163,7 @@ async def test_what_came_before_the_end_is_received_first() -> None:
         session, _ = unconnected()
         start = asyncio.ensure_future(session.start_copy_both(""))
         await asyncio.sleep(0)
-        feed(session, COPY_BOTH + wire.copy_data(b"last") + (ending or b""))
+        feed(session, COPY_BOTH + frontend.copy_data(b"last") + (ending or b""))
         await start
         if ending is None:
             session.eof_received()
@@ -182,7 +184,7 @@ async def test_a_cancelled_wait_loses_nothing() -> None:
     await asyncio.sleep(0)
     waiting.cancel()
     await asyncio.sleep(0)
-    feed(session, wire.copy_data(b"kept"))
+    feed(session, frontend.copy_data(b"kept"))
     assert await session.receive() == [b"kept"]
 
 
@@ -194,8 +196,8 @@ async def test_a_stream_that_we_end() -> None:
     await start
     finish = asyncio.ensure_future(session.finish_copy_both())
     await asyncio.sleep(0)
-    assert transport.written.endswith(wire.COPY_DONE)
-    feed(session, wire.copy_data(b"x") + wire.message(b"c", b"") + wire.copy_data(b"too late"))
+    assert transport.written.endswith(frontend.COPY_DONE)
+    feed(session, frontend.copy_data(b"x") + frontend.message(b"c", b"") + frontend.copy_data(b"too late"))
     await asyncio.sleep(0)
     assert not finish.done()
     feed(session, complete("COPY 0") + complete("START_REPLICATION") + READY)
@@ -262,7 +264,7 @@ async def test_a_bug_in_a_callback_is_not_taken_for_a_lost_connection() -> None:
 def run(pipeline: Pipeline, number: int, results: list[object]) -> None:
     pipeline.execute(
         "SELECT $1::int, repeat('é', $1::int)" if number % 3 else "SELECT FROM (VALUES (1)) v WHERE $1::int = 0",
-        parameters=wire.text_parameters([str(number)]),
+        parameters=frontend.text_parameters([str(number)]),
         note=number,
         expect=b"SELECT 0\0",
         on_result=lambda note, tag, rows: results.append((note, tag, rows)),

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from subscriber.ops.servers import Server
+from subscriber.demo.servers import Server
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import UNFINISHED, Subscriber, running_subscriber
 

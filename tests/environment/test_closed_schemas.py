@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from subscriber.ops.servers import Server
+from subscriber.demo.servers import Server
 from tests.environment.beside import Stage, beside, contents
 
 TYPES = (

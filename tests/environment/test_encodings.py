@@ -17,9 +17,9 @@ import asyncpg
 import pytest
 
 import subscriber
+from subscriber.cli.check.check import collect
+from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
-from subscriber.ops.check import collect
-from subscriber.ops.servers import Server
 from subscriber.protocol.encodings import CODECS, decode, is_text
 from tests.environment.beside import NATIVE, OURS, Stage, beside
 from tests.plugins.fix_cluster import Database, fresh_database

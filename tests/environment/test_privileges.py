@@ -25,7 +25,7 @@ import asyncpg
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.environment.beside import NATIVE, OURS, Stage, beside
 from tests.matrix.programs import NEWEST, NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import asyncpg
 import pytest
 
+from subscriber.demo.servers import Server
 from subscriber.display import sql_literal
-from subscriber.ops.servers import Server
-from subscriber.source.quoting import identifier
+from subscriber.publisher.quoting import identifier
 from tests.environment.beside import NATIVE, OURS, Stage, beside, contents
 
 Connection = asyncpg.Connection

@@ -13,7 +13,7 @@ import pytest
 
 import subscriber
 from subscriber import Kind, testing
-from subscriber.consumer import rows, stream, transaction
+from subscriber.change_stream import rows, stream, transaction
 from tests.plugins.fix_cluster import Database
 
 ROOT = Path(__file__).parent.parent.parent

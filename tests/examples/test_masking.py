@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from subscriber.ops.demo_processes import Process
+from subscriber.demo.processes import Process
 from tests.plugins.fix_cluster import Database
 
 EXAMPLE = Path(__file__).parent.parent.parent / "examples" / "masking.py"

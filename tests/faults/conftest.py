@@ -1,3 +1,3 @@
 from __future__ import annotations
 
-from tests.faults.scene import faults as faults
+from tests.faults.environment import faults as faults

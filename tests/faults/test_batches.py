@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.worker.failpoints import Point
-from subscriber.worker.surroundings import SPOOL_VARIABLE
-from tests.faults.scene import Scene
+from subscriber.failpoints import Point
+from subscriber.worker.context import SPOOL_VARIABLE
+from tests.faults.environment import Scene
 from tests.faults.test_points import while_appending
 
 TABLE = "CREATE TABLE keyed (id int PRIMARY KEY, v int)"

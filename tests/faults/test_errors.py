@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from subscriber.demo.processes import Process
 from subscriber.errors import ConnectionLost
-from subscriber.ops.demo_processes import Process
-from subscriber.worker import supervisor
-from subscriber.worker.failpoints import Point, armed
-from tests.faults.scene import Scene
+from subscriber.failpoints import Point, armed
+from subscriber.worker.supervision import supervisor
+from tests.faults.environment import Scene
 from tests.plugins.fix_subscriber import Subscriber
 
 

@@ -12,9 +12,9 @@ from contextlib import asynccontextmanager
 import anyio
 import pytest
 
-from subscriber.ops.demo_processes import Process
-from subscriber.ops.servers import Server
-from tests.faults.scene import Scene
+from subscriber.demo.processes import Process
+from subscriber.demo.servers import Server
+from tests.faults.environment import Scene
 
 RATE = 300  # pgbench transactions a second: what runs here shares the machine with other tests
 

@@ -7,8 +7,8 @@ import random
 import anyio
 import pytest
 
-from subscriber.worker.failpoints import Point
-from tests.faults.scene import Scene
+from subscriber.failpoints import Point
+from tests.faults.environment import Scene
 from tests.faults.test_streamed import kill_for
 
 TABLE = "CREATE TABLE keyed (id int PRIMARY KEY, v int, t text)"

@@ -10,8 +10,9 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.worker import feedback, launcher
-from tests.faults.scene import Scene
+from subscriber.publisher import feedback
+from subscriber.worker.supervision import launcher
+from tests.faults.environment import Scene
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies, Proxy
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber

@@ -10,9 +10,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.ops.demo_processes import Process
-from subscriber.worker.failpoints import Point
-from tests.faults.scene import Scene
+from subscriber.demo.processes import Process
+from subscriber.failpoints import Point
+from tests.faults.environment import Scene
 
 SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
 # Come past by prepared transactions, large ones and batches only.

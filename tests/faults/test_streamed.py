@@ -12,9 +12,9 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.worker.surroundings import SPOOL_VARIABLE
+from subscriber.worker.context import SPOOL_VARIABLE
 from tests.faults import writers
-from tests.faults.scene import Scene
+from tests.faults.environment import Scene
 from tests.faults.test_kills import crash
 
 SEED = int(os.environ.get("SUBSCRIBER_SOAK_SEED", random.randrange(10_000)))

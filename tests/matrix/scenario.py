@@ -22,8 +22,8 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.ops.servers import Server
-from tests.faults.scene import Scene, scene
+from subscriber.demo.servers import Server
+from tests.faults.environment import Scene, scene
 from tests.plugins.fix_cluster import fresh_database
 
 SCHEMA = """

@@ -7,9 +7,9 @@ from sqlalchemy import Column, MetaData, Table
 from sqlalchemy.dialects import mysql, sqlite
 from sqlalchemy.schema import CreateTable
 
-from subscriber.target.sql_table import TargetTable
-from subscriber.target.sql_types import column_type
-from subscriber.target.sqlalchemy import SqlTarget
+from subscriber.targets.sqlalchemy.table import TargetTable
+from subscriber.targets.sqlalchemy.target import SqlTarget
+from subscriber.targets.sqlalchemy.types import column_type
 from tests.mirror.conftest import Mirror, changes_arrive
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.ops.demo_processes import Process
+from subscriber.demo.processes import Process
 from tests.mirror.conftest import Mirror
 from tests.plugins.fix_cluster import Database
 
@@ -51,7 +51,7 @@ async def test_a_mirror_is_killed(mirror: Mirror, tmp_path: Path, times: int) ->
     )
     mirror.execute(TABLES)
     dsn = mirror.source.dsn(options="-c logical_decoding_work_mem=64kB")
-    command = [sys.executable, "-m", "tests.mirror.killed", dsn, mirror.url]
+    command = [sys.executable, "-m", "tests.mirror.victim_process", dsn, mirror.url]
     process = Process("mirror", command, tmp_path)
     stop = anyio.Event()
     positions = set()

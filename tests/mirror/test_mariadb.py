@@ -21,11 +21,11 @@ from sqlalchemy import make_url, text
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from subscriber import ApplyError, ConnectionLost, Lsn
+from subscriber.demo.processes import Process
 from subscriber.errors import MappingError
-from subscriber.ops.demo_processes import Process
 from tests.mirror.conftest import AS_TEXT, Mirror, changes_arrive, rows_of_types
 from tests.mirror.test_kills import keep_writing
-from tests.source.test_containers import without_docker
+from tests.publisher.test_containers import without_docker
 
 GIVEN = "SUBSCRIBER_MARIADB_URL"
 
@@ -274,7 +274,7 @@ async def test_it_is_killed(mirror: Mirror, there: MariaDB, tmp_path: Path) -> N
         "CREATE TRIGGER u AFTER UPDATE ON log FOR EACH ROW INSERT INTO written VALUES (new.id, new.note)",
     )
     dsn = mirror.source.dsn(options="-c logical_decoding_work_mem=64kB")
-    process = Process("mirror", [sys.executable, "-m", "tests.mirror.killed", dsn, there.url], tmp_path)
+    process = Process("mirror", [sys.executable, "-m", "tests.mirror.victim_process", dsn, there.url], tmp_path)
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(keep_writing, mirror.source, stop, chance)

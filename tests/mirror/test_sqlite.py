@@ -12,8 +12,8 @@ import pytest
 import subscriber
 from subscriber import ApplyError, ConninfoError, Hook, HookError, Hooks, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
-from subscriber.target.sqlalchemy import SqlTarget
-from subscriber.worker import mirror_apply
+from subscriber.targets.sqlalchemy.target import SqlTarget
+from subscriber.worker.mirror import applier
 from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
 # As PostgreSQL writes it -> what SQLite has.
@@ -137,7 +137,7 @@ async def test_values_that_cannot_be_kept_stop_it_without_showing_them(
     mirror: Mirror, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was committed before is there, though it was to be committed together with them."""
-    monkeypatch.setattr(mirror_apply, "TURNS", turns)
+    monkeypatch.setattr(applier, "TURNS", turns)
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
     await mirror.run()
     await mirror.source.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO t VALUES (3, 'NaN')")

@@ -1,6 +1,6 @@
 """Two real PostgreSQL 18 servers for a whole run, and databases of its own for each test.
 
-    publisher, target           the servers (subscriber.ops.servers.Server); started on first use
+    publisher, target           the servers (subscriber.demo.servers.Server); started on first use
     processes                   a directory for processes that must not outlive us
     source_db, target_db        a fresh database on each, as a Database
     servers                     to create more servers, of other versions or to be killed
@@ -25,8 +25,8 @@ import pytest
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
 from subscriber.catalog.schema import ensure_schema
+from subscriber.demo.servers import Server, Servers, embedded_bin, temporary_servers
 from subscriber.display import sql_literal
-from subscriber.ops.servers import Server, Servers, embedded_bin, temporary_servers
 
 # Waiting times that a production server counts in minutes would only make tests slow.
 SETTINGS = {

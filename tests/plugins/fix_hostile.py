@@ -29,10 +29,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pytest
 
-from subscriber.protocol import walstream
+from subscriber.protocol import copy_data
+from subscriber.protocol.copy_data import Keepalive, XLogData
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
-from subscriber.protocol.walstream import Keepalive, XLogData
 
 CANARY = "canary"
 # Leaves a string, a name and a statement, and would leave a line, a terminal's text, a shell's word and rich's markup.
@@ -239,7 +239,7 @@ class _Conversation:
         return b"".join(parts)
 
     def _frame(self, frame: bytes) -> bytes:
-        found = walstream.decode_from_publisher(frame)
+        found = copy_data.decode_from_publisher(frame)
         if found is None:
             return frame
         found = self._liar.rewritten(found, type(found).__name__)
@@ -247,7 +247,7 @@ class _Conversation:
             told = self._decoder.decode(found.payload)
             found = replace(found, payload=encode(self._liar.rewritten(told, type(told).__name__)))
         assert isinstance(found, XLogData | Keepalive)
-        return walstream.encode(found)
+        return copy_data.encode(found)
 
 
 class Hostile:

@@ -25,13 +25,14 @@ import anyio
 import pytest
 
 from subscriber import telemetry
-from subscriber.catalog.commands import execute
+from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.schema import ensure_schema
+from subscriber.cli.logs import JsonFormatter, PostgresFormatter
 from subscriber.connection.connect import connect
-from subscriber.ops.logs import JsonFormatter, PostgresFormatter
 from subscriber.telemetry import Parts
-from subscriber.worker import launcher, retry, supervisor
-from subscriber.worker.launcher import TAKEOVER_AFTER, Launcher
+from subscriber.worker import retry
+from subscriber.worker.supervision import launcher, supervisor
+from subscriber.worker.supervision.launcher import TAKEOVER_AFTER, Launcher
 from tests.plugins.fix_cluster import Database
 from tests.plugins.unsaid_waits import INTERVAL, LONGEST, watched_for_waits
 

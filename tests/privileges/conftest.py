@@ -9,7 +9,7 @@ import pytest
 from anyio.from_thread import BlockingPortal
 
 from subscriber.catalog.schema import ensure_schema
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.matrix.programs import NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import asyncpg
 import pytest
 
+from subscriber.cli.commands.exec import execute_statements
+from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
-from subscriber.ops.exec import execute_statements
-from subscriber.ops.servers import Server
 from tests.plugins.fix_cluster import Database
 from tests.privileges.conftest import APPLY, OTHER, OWNER, Attacked
 

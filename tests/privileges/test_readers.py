@@ -6,8 +6,8 @@ from anyio.to_thread import run_sync
 
 from subscriber.connection.connect import open_session
 from subscriber.errors import SubscriberError
-from subscriber.pipeline.checksums import Column, Question, Side, ask
-from subscriber.source.parts import cut
+from subscriber.publisher.partitions import cut
+from subscriber.spark.verification.checksums import Column, Question, Side, ask
 from tests.privileges.conftest import Attacked
 
 

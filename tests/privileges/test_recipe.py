@@ -17,9 +17,9 @@ import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
+from subscriber.demo.servers import Server, Servers, embedded_bin
 from subscriber.display import sql_literal
-from subscriber.ops.servers import Server, Servers, embedded_bin
-from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
+from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 from tests.matrix.programs import NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriptions

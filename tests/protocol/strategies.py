@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from subscriber.lsn import Lsn
+from subscriber.protocol.copy_data import Keepalive, StandbyStatus, XLogData
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import (
     Begin,
@@ -31,8 +32,7 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
-from subscriber.protocol.tuples import TupleData
-from subscriber.protocol.walstream import Keepalive, StandbyStatus, XLogData
+from subscriber.protocol.tuple_data import TupleData
 
 u32 = st.integers(0, 2**32 - 1)
 xids = st.integers(1, 2**32 - 1)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol import wire
+from subscriber.protocol import frontend
 from subscriber.protocol.encodings import CODECS, codec, decode, encode, is_text
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 
@@ -42,7 +42,7 @@ def test_text(encoding: str, text: str, data: bytes) -> None:
     assert decode(data, codec(encoding)) == text
     assert encode(text, codec(encoding)) == data
     assert is_text(text) == text.isprintable()
-    assert wire.query(text, codec(encoding))[5:-1] == data
+    assert frontend.query(text, codec(encoding))[5:-1] == data
 
 
 def test_a_character_that_the_encoding_does_not_have() -> None:

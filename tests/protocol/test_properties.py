@@ -10,12 +10,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
-from subscriber.protocol import walstream
+from subscriber.protocol import copy_data
+from subscriber.protocol.copy_data import Keepalive, StandbyStatus, XLogData
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Message
-from subscriber.protocol.tuples import TupleData
-from subscriber.protocol.walstream import Keepalive, StandbyStatus, XLogData
+from subscriber.protocol.tuple_data import TupleData
 from tests.captures import captures
 from tests.protocol.strategies import MESSAGES, decoder_for, frames, messages, split_rows, statuses
 
@@ -95,33 +95,33 @@ def test_split_is_the_inverse_of_join(row: tuple[bytes, list[bytes | None]]) -> 
 
 @given(frames)
 def test_the_envelope_from_the_publisher_round_trips(frame: XLogData | Keepalive) -> None:
-    assert walstream.decode_from_publisher(walstream.encode(frame)) == frame
+    assert copy_data.decode_from_publisher(copy_data.encode(frame)) == frame
 
 
 @given(statuses)
 def test_the_envelope_from_the_subscriber_round_trips(status: StandbyStatus) -> None:
-    assert walstream.decode_from_subscriber(walstream.encode(status)) == status
+    assert copy_data.decode_from_subscriber(copy_data.encode(status)) == status
 
 
 @given(frames | statuses, st.data())
 def test_an_envelope_cut_in_its_header_is_a_protocol_error(
     frame: XLogData | Keepalive | StandbyStatus, data: st.DataObject
 ) -> None:
-    encoded = walstream.encode(frame)
-    header = walstream.XLOG_DATA_HEADER.size if isinstance(frame, XLogData) else len(encoded) - 1
+    encoded = copy_data.encode(frame)
+    header = copy_data.XLOG_DATA_HEADER.size if isinstance(frame, XLogData) else len(encoded) - 1
     cut = encoded[: data.draw(st.integers(0, header))]
     from_subscriber = isinstance(frame, StandbyStatus)
-    decode = walstream.decode_from_subscriber if from_subscriber else walstream.decode_from_publisher
+    decode = copy_data.decode_from_subscriber if from_subscriber else copy_data.decode_from_publisher
     with pytest.raises(ProtocolError):
         decode(cut)
 
 
 @given(st.binary(max_size=40))
 def test_a_damaged_envelope_raises_nothing_but_protocol_error(data: bytes) -> None:
-    for decode in (walstream.decode_from_publisher, walstream.decode_from_subscriber):
+    for decode in (copy_data.decode_from_publisher, copy_data.decode_from_subscriber):
         with suppress(ProtocolError):
             frame = decode(data)
-            assert frame is None or walstream.encode(frame) == data
+            assert frame is None or copy_data.encode(frame) == data
 
 
 @given(messages.filter(lambda message: getattr(message, "xid", None) is not None))

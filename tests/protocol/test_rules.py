@@ -8,7 +8,8 @@ import pytest
 
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
-from subscriber.protocol import walstream
+from subscriber.protocol import copy_data
+from subscriber.protocol.copy_data import Keepalive, StandbyStatus, XLogData
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import (
@@ -31,8 +32,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.reader import Reader
-from subscriber.protocol.tuples import MAX_COLUMNS, TupleData
-from subscriber.protocol.walstream import Keepalive, StandbyStatus, XLogData
+from subscriber.protocol.tuple_data import MAX_COLUMNS, TupleData
 
 LSN_1, LSN_2, TIME = "0000000000000001", "0000000000000002", "0002b4c07a1d3f10"
 
@@ -221,22 +221,22 @@ def test_a_name_with_a_nul_byte_cannot_be_sent() -> None:
 
 def test_the_envelope_of_a_change() -> None:
     frame = bytes.fromhex(f"77 {LSN_1} {LSN_2} {TIME} 45")
-    assert walstream.decode_from_publisher(frame) == XLogData(Lsn(1), Lsn(2), 761688728878864, b"E")
-    assert Decoder(in_block=True).decode(frame, walstream.XLOG_DATA_HEADER.size) == StreamStop()
+    assert copy_data.decode_from_publisher(frame) == XLogData(Lsn(1), Lsn(2), 761688728878864, b"E")
+    assert Decoder(in_block=True).decode(frame, copy_data.XLOG_DATA_HEADER.size) == StreamStop()
 
 
 def test_a_keepalive_can_ask_for_an_answer() -> None:
     frame = bytes.fromhex(f"6b {LSN_1} {TIME} 01")
-    assert walstream.decode_from_publisher(frame) == Keepalive(Lsn(1), 761688728878864, reply_requested=True)
+    assert copy_data.decode_from_publisher(frame) == Keepalive(Lsn(1), 761688728878864, reply_requested=True)
 
 
 def test_a_status_update_is_34_bytes() -> None:
     status = StandbyStatus(write=Lsn(3), flush=Lsn(2), apply=Lsn(1), time=0, reply_requested=False)
-    assert walstream.encode(status).hex() == f"72{3:016x}{LSN_2}{LSN_1}{0:016x}00"
+    assert copy_data.encode(status).hex() == f"72{3:016x}{LSN_2}{LSN_1}{0:016x}00"
 
 
 def test_unknown_messages_of_a_publisher_are_ignored_as_the_built_in_subscriber_does() -> None:
-    assert walstream.decode_from_publisher(bytes.fromhex("73 0000")) is None
+    assert copy_data.decode_from_publisher(bytes.fromhex("73 0000")) is None
 
 
 @pytest.mark.parametrize(
@@ -251,18 +251,18 @@ def test_unknown_messages_of_a_publisher_are_ignored_as_the_built_in_subscriber_
 )
 def test_a_damaged_envelope_of_a_publisher(text: str, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
-        walstream.decode_from_publisher(bytes.fromhex(text))
+        copy_data.decode_from_publisher(bytes.fromhex(text))
 
 
 @pytest.mark.parametrize(("text", "complaint"), [("", "empty"), ("68", "unexpected message type 'h'")])
 def test_a_damaged_envelope_of_a_subscriber(text: str, complaint: str) -> None:
     with pytest.raises(ProtocolError, match=complaint):
-        walstream.decode_from_subscriber(bytes.fromhex(text))
+        copy_data.decode_from_subscriber(bytes.fromhex(text))
 
 
 def test_a_time_outside_of_64_bits_cannot_be_sent() -> None:
     with pytest.raises(ValueError, match="Keepalive"):
-        walstream.encode(Keepalive(Lsn(0), 2**63, reply_requested=False))
+        copy_data.encode(Keepalive(Lsn(0), 2**63, reply_requested=False))
 
 
 def test_a_reader_reads_numbers_of_any_size() -> None:

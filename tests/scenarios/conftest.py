@@ -9,7 +9,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS
 
 

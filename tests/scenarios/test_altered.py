@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.worker.launcher import Launcher
+from subscriber.worker.supervision.launcher import Launcher
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"

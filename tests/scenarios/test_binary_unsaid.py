@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from subscriber.catalog import store
-from subscriber.ops.status_report import Look, PublisherAnswer, SubscriptionStatus, as_json, assess, describe
+from subscriber.cli.status.model import Look, PublisherAnswer, SubscriptionStatus, as_json, assess, describe
 from tests.scenarios.conftest import Pair
 
 AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.catalog.refresh import local_relids
+from subscriber.catalog.commands.refresh import local_relids
 from subscriber.connection.connect import open_session
 from subscriber.errors import StatementError
-from subscriber.target.postgres import PostgresTarget
-from subscriber.target.two_phase import TwoPhase
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.two_phase import TwoPhase
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions
 from tests.scenarios.conftest import Pair

@@ -10,8 +10,8 @@ from typing import Literal
 import anyio
 import pytest
 
+from subscriber.demo.servers import Servers
 from subscriber.lsn import Lsn
-from subscriber.ops.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 from tests.scenarios.conftest import Pair

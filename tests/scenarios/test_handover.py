@@ -9,9 +9,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.catalog import sessions
-from subscriber.worker import apply_session, failpoints
-from subscriber.worker.failpoints import Point
+from subscriber import failpoints
+from subscriber.catalog import worker_sessions
+from subscriber.failpoints import Point
+from subscriber.worker.session import apply_session
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
 from tests.scenarios.conftest import Pair
@@ -36,7 +37,7 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
     holder = await pair.target.connect()
     monkeypatch.setattr(apply_session, "PLACE_PATIENCE", 60)  # a sync worker does not end the holder
     try:
-        assert await sessions.register_own(holder, subid, relid)  # no sync worker can start
+        assert await worker_sessions.register_own(holder, subid, relid)  # no sync worker can start
         pair.subscriber.start()
         await pair.source.execute("INSERT INTO t SELECT generate_series(2, 100)")
         await pair.source.wait_for_catchup("s")
@@ -62,7 +63,7 @@ class Patient(Program):
     """A program that stops itself at a failpoint when it comes there for the first time after `start`."""
 
     def stop_at(self, point: Point) -> None:
-        self._command[2:3] = ["tests.faults.armed", point.name, "stop", "1"]
+        self._command[2:3] = ["tests.faults.failpoint_cli", point.name, "stop", "1"]
 
 
 def is_stopped(pid: int) -> bool:

@@ -20,9 +20,10 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.ops import http
-from subscriber.worker import retry, waits
-from tests.ops.test_http import Client, served
+from subscriber.cli import http
+from subscriber.worker import retry
+from subscriber.worker.apply import lock_waits
+from tests.cli.test_http import Client, served
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
@@ -223,7 +224,7 @@ async def test_a_lock_of_somebody_else(pair: Pair) -> None:
 
 async def test_a_wait_for_something_else_than_a_lock(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be right, and raises no alarm; the log and the status tell of it."""
-    monkeypatch.setattr(waits, "PATIENCE", 1.0)
+    monkeypatch.setattr(lock_waits, "PATIENCE", 1.0)
     await pair.both(TABLE)
     await pair.target.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"

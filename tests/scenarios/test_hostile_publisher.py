@@ -11,21 +11,21 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from subscriber.catalog import bulk_copy, store
-from subscriber.catalog.session import Catalog
+from subscriber.catalog import copy_jobs, store
+from subscriber.catalog.connection import Catalog
+from subscriber.cli.check.check import run_checks
+from subscriber.cli.commands.exec import execute_statements, print_error
+from subscriber.cli.commands.tail import follow
+from subscriber.cli.logs import JsonFormatter, PostgresFormatter, RichHandler
+from subscriber.cli.status.collect import assess_all, read_catalog, show
+from subscriber.cli.status.html import page
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.ops.check import run_checks
-from subscriber.ops.exec import execute_statements, print_error
-from subscriber.ops.logs import JsonFormatter, PostgresFormatter, RichHandler
-from subscriber.ops.status import assess_all, read_catalog, show
-from subscriber.ops.status_page import page
-from subscriber.ops.tail import follow
-from subscriber.pipeline.copy_indexes import complete_with_indexes
-from subscriber.pipeline.copy_part import copy_parts
-from subscriber.pipeline.copy_plan import plan_tables
-from subscriber.source.publisher import Publisher
-from subscriber.worker.causes import root_cause
+from subscriber.publisher.connection import Publisher
+from subscriber.spark.copy.executor import copy_parts
+from subscriber.spark.copy.indexes import complete_with_indexes
+from subscriber.spark.copy.plan import plan_tables
+from subscriber.worker.exception_groups import root_cause
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_hostile import CANARY, LIES, Hostile, Liar
 from tests.plugins.fix_subscriber import Subscriber
@@ -244,7 +244,7 @@ async def copy(scene: Scene) -> None:
         subscription = await store.find_subscription(connection, "s")
         assert subscription is not None
         tables = await store.load_relation_states(connection, subscription.oid)
-        copy = await bulk_copy.add(connection, subscription.oid, Lsn(1), {table.relid: 1 for table in tables})
+        copy = await copy_jobs.add(connection, subscription.oid, Lsn(1), {table.relid: 1 for table in tables})
 
         async def run() -> None:
             publisher = await Publisher.connect(scene.dsn, application_name="test")

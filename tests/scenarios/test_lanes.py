@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.target import lanes
+from subscriber.targets.postgres import session_group
 from tests.scenarios.conftest import Pair
 
 SESSIONS = "SELECT count(*) FROM subscriber.worker WHERE worker_type = 'parallel apply' AND state = 'applying'"
@@ -19,7 +19,7 @@ ROWS = 100
 @pytest.fixture
 async def side_by_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
     """Table t with a hundred rows, and a subscription with three sessions, all of which get batches."""
-    monkeypatch.setattr(lanes, "WORTH_A_LANE", 1)
+    monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
     await pair.both(TABLE)
     await pair.source.execute(
         f"INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i", "CREATE PUBLICATION p FOR TABLE t"

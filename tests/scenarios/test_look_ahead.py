@@ -10,10 +10,10 @@ import pytest
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
-from subscriber.target import relations
-from subscriber.target.postgres import PostgresTarget
-from subscriber.target.relations import Terms
-from subscriber.worker import look_ahead
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session import introspection
+from subscriber.targets.postgres.session.introspection import Terms
+from subscriber.worker.apply import look_ahead
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, w int)"
@@ -26,7 +26,7 @@ class Looked:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead: list[str] = []
         self.late: list[str] = []
-        introspect = relations.introspect
+        introspect = introspection.introspect
 
         async def ahead(pipeline: Pipeline, schema: str, name: str, terms: Terms) -> LocalRelation:
             found = await introspect(pipeline, schema, name, terms)
@@ -38,7 +38,7 @@ class Looked:
             return await introspect(pipeline, schema, name, terms)
 
         monkeypatch.setattr(look_ahead, "introspect", ahead)
-        monkeypatch.setattr(relations, "introspect", late)
+        monkeypatch.setattr(introspection, "introspect", late)
 
     async def wait_for(self, count: int) -> None:
         with anyio.fail_after(20):

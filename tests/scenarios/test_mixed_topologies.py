@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import anyio
 import pytest
 
-from subscriber.ops.servers import Server
+from subscriber.demo.servers import Server
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 

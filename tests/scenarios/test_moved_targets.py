@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from subscriber import failpoints
+from subscriber.cli.status.collect import show
+from subscriber.demo.servers import Server, Servers, ServersError
 from subscriber.errors import CatalogMoved, ConnectionLost, StatementError
-from subscriber.ops.servers import Server, Servers, ServersError
-from subscriber.ops.status import show
-from subscriber.worker import failpoints
-from subscriber.worker.failpoints import Point
+from subscriber.failpoints import Point
 from tests.matrix import debian
 from tests.matrix.programs import NotAvailable
 from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database

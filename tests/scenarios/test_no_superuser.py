@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import PublisherError, StatementError
-from subscriber.target.means import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
+from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.ops.check import run_checks
-from subscriber.ops.tail import follow
+from subscriber.cli.check.check import run_checks
+from subscriber.cli.commands.tail import follow
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 

@@ -15,15 +15,15 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.catalog.session import Catalog
+from subscriber.catalog.connection import Catalog
+from subscriber.cli.status.collect import assess_all, read_catalog
+from subscriber.cli.status.model import SubscriptionStatus
+from subscriber.demo.servers import Server, Servers
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.ops.servers import Server, Servers
-from subscriber.ops.status import assess_all, read_catalog
-from subscriber.ops.status_report import SubscriptionStatus
-from subscriber.source.commands import StreamOptions
-from subscriber.source.publisher import Publisher
-from subscriber.source.walsender import ReplicationStream
+from subscriber.publisher.commands import StreamOptions
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.replication_stream import ReplicationStream
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair

@@ -11,7 +11,7 @@ from time import monotonic
 import anyio
 import pytest
 
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
@@ -222,8 +222,8 @@ async def test_the_program_ends_on_sigterm_without_a_publisher(
 STUCK = """
 import time
 import anyio.to_thread
-from subscriber.ops import cli
-from subscriber.worker.launcher import Launcher
+from subscriber.cli import main
+from subscriber.worker.supervision.launcher import Launcher
 
 def stay():
     print("stuck", flush=True)
@@ -234,7 +234,7 @@ async def run(self):
     await anyio.to_thread.run_sync(stay, abandon_on_cancel=True)
 
 Launcher.run = run
-cli.main()
+main.main()
 """
 
 

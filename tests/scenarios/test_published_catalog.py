@@ -17,12 +17,12 @@ import asyncpg
 import pytest
 
 import subscriber
-from subscriber.catalog import bulk_copy, hold, schema, sessions
+from subscriber.catalog import copy_jobs, pause_requests, schema, worker_sessions
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
+from subscriber.demo.servers import Server
 from subscriber.errors import ServerError
 from subscriber.lsn import Lsn
-from subscriber.ops.servers import Server
 from subscriber.protocol import messages
 from subscriber.protocol.decode import Decoder
 from tests.plugins.fix_cluster import Database, fresh_database
@@ -146,16 +146,16 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     await pair.subscriber.wait_for_ready(pair.source, "s")
     connection = await pair.target.connect()
     subid = await connection.fetchval("SELECT subid FROM subscriber.subscription WHERE subname = 's4'")
-    copy = await bulk_copy.add(connection, subid, Lsn(1), {1: 2, 2: 1})
+    copy = await copy_jobs.add(connection, subid, Lsn(1), {1: 2, 2: 1})
     session = await open_session(pair.target.dsn())
     pipeline = Pipeline(session)
-    assert await bulk_copy.claim(pipeline, copy.copyid, copy.fence, [(1, 0), (2, 0)]) == {(1, 0), (2, 0)}
-    await bulk_copy.record(pipeline, copy.copyid, copy.fence, {(1, 0): (10, 100)})
+    assert await copy_jobs.claim(pipeline, copy.copyid, copy.fence, [(1, 0), (2, 0)]) == {(1, 0), (2, 0)}
+    await copy_jobs.record(pipeline, copy.copyid, copy.fence, {(1, 0): (10, 100)})
     session.abort()
-    await bulk_copy.spoil(connection, copy.copyid, 1)
-    assert await sessions.register_own(connection, subid, hold.HOLDER)
-    await hold.ask(connection, subid, Lsn(1))
-    await hold.answer(connection, subid, Lsn(1), Lsn(1))
+    await copy_jobs.spoil(connection, copy.copyid, 1)
+    assert await worker_sessions.register_own(connection, subid, pause_requests.HOLDER)
+    await pause_requests.ask(connection, subid, Lsn(1))
+    await pause_requests.answer(connection, subid, Lsn(1), Lsn(1))
     # As after a crash of the server.
     await connection.execute(
         "ALTER TABLE subscriber.conflict_history DISABLE TRIGGER keep; DELETE FROM subscriber.conflict_history;"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.ops.servers import Servers
-from subscriber.ops.status import show
+from subscriber.cli.status.collect import show
+from subscriber.demo.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.scenarios.conftest import Pair
 from tests.scenarios.standbys import promote, standby_of

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import asyncpg
 import pytest
 
-from subscriber.ops.servers import Server
+from subscriber.demo.servers import Server
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair

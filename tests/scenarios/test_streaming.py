@@ -8,11 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.catalog.session import Catalog
-from subscriber.ops.status import assess_all, read_catalog
-from subscriber.ops.status_unfinished import Unfinished
-from subscriber.worker.launcher import Launcher
-from subscriber.worker.surroundings import SPOOL_VARIABLE, SpoolPlace
+from subscriber.catalog.connection import Catalog
+from subscriber.cli.status.collect import assess_all, read_catalog
+from subscriber.cli.status.transactions import Unfinished
+from subscriber.worker.context import SPOOL_VARIABLE, SpoolPlace
+from subscriber.worker.supervision.launcher import Launcher
 from tests.scenarios.conftest import Pair
 
 MODES = ["off", "on", "parallel"]

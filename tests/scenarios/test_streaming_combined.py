@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.worker.surroundings import SPOOL_VARIABLE
+from subscriber.worker.context import SPOOL_VARIABLE
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair

@@ -7,10 +7,9 @@ from itertools import count
 import anyio
 import pytest
 
-from subscriber import telemetry
+from subscriber import failpoints, telemetry
 from subscriber.errors import SubscriberError
-from subscriber.worker import failpoints
-from subscriber.worker.failpoints import Point
+from subscriber.failpoints import Point
 from tests.scenarios.conftest import Pair
 
 SYNC_SLOTS = (

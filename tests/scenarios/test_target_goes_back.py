@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-from subscriber.ops.servers import Servers
+from subscriber.demo.servers import Servers
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 from tests.scenarios.conftest import Pair

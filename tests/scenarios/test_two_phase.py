@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from subscriber.catalog.session import Catalog
-from subscriber.ops.status import read_catalog
+from subscriber.catalog.connection import Catalog
+from subscriber.cli.status.collect import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
 

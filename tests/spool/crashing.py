@@ -17,12 +17,12 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from subscriber.changelog.encoder import BlockBuilder
+from subscriber.changelog.files import OPEN, Identity
+from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin
-from subscriber.spool.blocks import BlockBuilder
-from subscriber.spool.logfiles import OPEN, Identity
-from subscriber.spool.logwriter import ChangeLogWriter
 from tests.spool.stream import START, Writer
 
 CALLS = {os.open, os.mkdir, os.pwrite, os.fsync, os.ftruncate, os.rename, os.unlink}

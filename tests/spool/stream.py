@@ -15,7 +15,7 @@ from subscriber.protocol.messages import (
     ReplicaIdentity,
     Type,
 )
-from subscriber.protocol.tuples import TupleData
+from subscriber.protocol.tuple_data import TupleData
 
 START = Lsn(0x1000)
 

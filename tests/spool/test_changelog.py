@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
-from subscriber.lsn import Lsn
-from subscriber.protocol.encode import encode
-from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
-from subscriber.protocol.tuples import TupleData
-from subscriber.spool.blocks import FULL, LIMIT, BlockBuilder
-from subscriber.spool.changelog import ChangeLog, read
-from subscriber.spool.logfiles import Identity, SegmentReader
-from subscriber.spool.logwriter import ChangeLogWriter
-from subscriber.spool.segment import (
+from subscriber.changelog.encoder import FULL, LIMIT, BlockBuilder
+from subscriber.changelog.files import Identity, SegmentReader
+from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.segment import (
     HEADER_SIZE,
     Durable,
     TornBlock,
     decode_header,
 )
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.errors import ChangeLogDamaged, ChangeLogError, ProtocolError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage
+from subscriber.protocol.tuple_data import TupleData
 from tests.spool.stream import START, Writer, relation
 
 Row = tuple[int, int, int, int]  # commit position, number in the transaction, relid, size

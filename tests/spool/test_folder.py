@@ -15,7 +15,7 @@ import anyio
 import pytest
 
 from subscriber.errors import SpoolError, SpoolFull
-from subscriber.spool.transactions import Spool
+from subscriber.spool.spool import Spool
 
 
 @pytest.fixture
@@ -170,12 +170,13 @@ async def test_what_begins_anew_or_ends_takes_no_more_room(spool: Spool, tmp_pat
 SPOOLING = """
 import anyio, sys
 from pathlib import Path
-from subscriber.spool import subxacts, transactions
+from subscriber.spool import subxact_index
+from subscriber.spool.spool import Spool
 
-subxacts.BLOCK = 100
+subxact_index.BLOCK = 100
 
 async def main():
-    spool = transactions.Spool(Path(sys.argv[1]), limit=None)
+    spool = Spool(Path(sys.argv[1]), limit=None)
     await spool.open()
     print("open", flush=True)
     while True:
@@ -244,7 +245,7 @@ FULL = """
 import anyio, resource, sys
 from pathlib import Path
 from subscriber.errors import SpoolFull
-from subscriber.spool.transactions import Spool
+from subscriber.spool.spool import Spool
 
 async def main():
     spool = Spool(Path(sys.argv[1]), limit=None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.spool.format import HEADER, HEADER_SIZE, Record, end, first, split
+from subscriber.spool.record_format import HEADER, HEADER_SIZE, Record, end, first, split
 
 changes = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=40)), max_size=20)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from subscriber.changelog.files import IDENTITY
+from subscriber.changelog.reader import ChangeLog
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
-from subscriber.spool.changelog import ChangeLog
-from subscriber.spool.logfiles import IDENTITY
 from tests.spool.crashing import before_call, open_log, run, transactions, write, writer_of
 from tests.spool.stream import START
 from tests.spool.test_changelog import Row, rows

@@ -13,13 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.errors import ChangeLogDamaged, ChangeLogError
-from subscriber.lsn import Lsn
-from subscriber.spool.blocks import BlockBuilder
-from subscriber.spool.changelog import ChangeLog, read
-from subscriber.spool.logfiles import DURABLE, IDENTITY, OPEN, SEALED, Identity, SegmentReader
-from subscriber.spool.logwriter import ChangeLogWriter
-from subscriber.spool.segment import (
+from subscriber.changelog.encoder import BlockBuilder
+from subscriber.changelog.files import DURABLE, IDENTITY, OPEN, SEALED, Identity, SegmentReader
+from subscriber.changelog.reader import ChangeLog, read
+from subscriber.changelog.segment import (
     BLOCK_SIZE,
     BOUNDARY,
     HEADER_SIZE,
@@ -32,6 +29,9 @@ from subscriber.spool.segment import (
     encode_index,
     encode_trailer,
 )
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.errors import ChangeLogDamaged, ChangeLogError
+from subscriber.lsn import Lsn
 from tests.spool.stream import START, Writer
 from tests.spool.test_changelog import Row, opened, rows, store
 

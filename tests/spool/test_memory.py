@@ -14,7 +14,7 @@ import pytest
 SPOOLING = """
 import anyio, resource, sys
 from pathlib import Path
-from subscriber.spool.transactions import Spool
+from subscriber.spool.spool import Spool
 
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

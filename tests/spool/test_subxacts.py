@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.spool import subxacts
-from subscriber.spool.subxacts import SubxactIndex, block_size
+from subscriber.spool import subxact_index
+from subscriber.spool.subxact_index import SubxactIndex, block_size
 
 
 class Filed(SubxactIndex):
@@ -41,7 +41,7 @@ steps = st.lists(st.tuples(st.sampled_from(["change", "change", "change", "settl
 @given(steps, st.integers(1, 4))
 def test_it_knows_what_a_list_knows(steps: list[tuple[str, int]], block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subxacts, "BLOCK", block)
+        patch.setattr(subxact_index, "BLOCK", block)
         index, entries, offset = Filed(), list[tuple[int, int, int]](), 0
         for number, (step, xid) in enumerate(steps):
             known = [entry[0] for entry in entries]
@@ -63,13 +63,13 @@ def test_it_knows_what_a_list_knows(steps: list[tuple[str, int]], block: int) ->
 
 def test_late_aborts_among_very_many_do_not_read_the_file() -> None:
     index = Filed()
-    for xid in range(1000, 1000 + 4 * subxacts.BLOCK):
+    for xid in range(1000, 1000 + 4 * subxact_index.BLOCK):
         index.add(xid, xid * 100, xid)
-        if xid % subxacts.BLOCK == 0:
+        if xid % subxact_index.BLOCK == 0:
             index.settle()
     index.settle()
     assert index.blocks
-    last = 1000 + 4 * subxacts.BLOCK
+    last = 1000 + 4 * subxact_index.BLOCK
     for xid in range(last, last + 1000):
         index.add(xid, xid * 100, xid)
         assert index.rollback(xid) == (xid * 100, xid)

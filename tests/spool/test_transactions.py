@@ -16,10 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
-from subscriber.spool import subxacts, transactions
-from subscriber.spool.folder import Folder
-from subscriber.spool.format import HEADER_SIZE, Record, end
-from subscriber.spool.transactions import BUFFER_SIZE, Spool, SpooledTransaction
+from subscriber.spool import spool as spool_spool
+from subscriber.spool import subxact_index
+from subscriber.spool.directory import Folder
+from subscriber.spool.record_format import HEADER_SIZE, Record, end
+from subscriber.spool.spool import BUFFER_SIZE, Spool, SpooledTransaction
 
 Change = tuple[int, bytes]  # xid, message
 
@@ -42,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_pieces() -> Iterator[None]:
     """A buffer of a few records and an index of a few entries: most of both is on file."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions, "BUFFER_SIZE", 100)
-        patch.setattr(subxacts, "BLOCK", 2)
+        patch.setattr(spool_spool, "BUFFER_SIZE", 100)
+        patch.setattr(subxact_index, "BLOCK", 2)
         yield
 
 
@@ -262,7 +263,7 @@ class SlowFolder(Folder):
 async def test_a_read_under_way_gives_nothing_that_is_gone(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(transactions, "Folder", SlowFolder)
+    monkeypatch.setattr(spool_spool, "Folder", SlowFolder)
     await spool.open()
     SlowFolder.asked.clear()
     SlowFolder.go.clear()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from anyio.from_thread import BlockingPortal
 
-from subscriber.ops.servers import Server, Servers
+from subscriber.demo.servers import Server, Servers
 from tests.matrix.debian import debian
 from tests.matrix.programs import NotAvailable
 from tests.plugins.fix_cluster import SETTINGS, Database

@@ -5,9 +5,9 @@ from __future__ import annotations
 from io import StringIO
 from pathlib import Path
 
-from subscriber.ops.check import collect
-from subscriber.ops.exec import execute_statements
-from subscriber.ops.servers import Server, Servers
+from subscriber.cli.check.check import collect
+from subscriber.cli.commands.exec import execute_statements
+from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.test_outages import status_of

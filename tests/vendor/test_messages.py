@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from subscriber.target.explaining import _PARAMETER
+from subscriber.targets.postgres.session.error_context import _PARAMETER
 
 TEXTS = ("unnamed portal parameter $%d", "unnamed portal parameter $%d = %s")
 

@@ -14,21 +14,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.apply.batch import Ends, Taken
-from subscriber.apply.context import RemoteTransaction, error_context
+from subscriber.apply.batch.batch import Ends, Taken
 from subscriber.apply.relation_map import RelationMapping, map_relation
+from subscriber.apply.transaction import RemoteTransaction, error_context
 from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.protocol.copy_data import Keepalive, XLogData
+from subscriber.protocol.copy_data import encode as envelope
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, StreamAbort, Truncate
-from subscriber.protocol.walstream import Keepalive, XLogData
-from subscriber.protocol.walstream import encode as envelope
-from subscriber.source.walsender import ReplicationStream
-from subscriber.target.postgres import PostgresTarget
-from subscriber.worker import apply_loop as apply_loop_module
-from subscriber.worker import feedback
-from subscriber.worker import inbox as inbox_module
-from subscriber.worker.apply_loop import ApplyLoop
+from subscriber.publisher import feedback
+from subscriber.publisher import receive_queue as inbox_module
+from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.worker.apply import loop as apply_loop_module
+from subscriber.worker.apply.loop import ApplyLoop
 from tests.apply.build import local, remote, row
 
 RELATION = remote("a*", relid=1, name="t1")

@@ -16,15 +16,15 @@ import anyio
 import asyncpg
 import pytest
 
+from subscriber.changelog.reader import Change, ChangeLog, read
+from subscriber.changelog.segment import HEADER_SIZE
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.demo.processes import Process
+from subscriber.demo.servers import Servers
 from subscriber.errors import ChangeLogDamaged, PublisherError, SlotLost
 from subscriber.lsn import Lsn
-from subscriber.ops.demo_processes import Process
-from subscriber.ops.servers import Servers
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Truncate, Update
-from subscriber.spool.changelog import Change, ChangeLog, read
-from subscriber.spool.logwriter import ChangeLogWriter
-from subscriber.spool.segment import HEADER_SIZE
-from subscriber.worker.archiver import Archiver
+from subscriber.worker.archive.worker import Archiver
 from tests.plugins.fix_cluster import Database, fresh_database
 
 SECONDS = 300  # for a backlog, when a busy machine has left the archiver no time before; never needed otherwise

@@ -9,8 +9,8 @@ import anyio
 import pytest
 
 from subscriber.lsn import Lsn
-from subscriber.worker import confirming
-from subscriber.worker.confirming import Confirming
+from subscriber.worker.apply import confirmed_position
+from subscriber.worker.apply.confirmed_position import Confirming
 
 
 class Records:
@@ -72,7 +72,7 @@ async def test_in_a_transaction_its_end_is_waited_for() -> None:
 
 
 async def test_records_that_come_closely_share_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirming, "INTERVAL", 0.05)
+    monkeypatch.setattr(confirmed_position, "INTERVAL", 0.05)
     records = Records()
     async with running(records, 0) as found:
         for position in range(1, 20):

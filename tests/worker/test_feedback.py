@@ -10,9 +10,9 @@ import pytest
 from subscriber.apply.progress import Positions
 from subscriber.errors import ConnectionLost
 from subscriber.lsn import Lsn
-from subscriber.source.walsender import ReplicationStream
-from subscriber.worker import feedback as feedback_module
-from subscriber.worker.feedback import Feedback
+from subscriber.publisher import feedback as feedback_module
+from subscriber.publisher.feedback import Feedback
+from subscriber.publisher.replication_stream import ReplicationStream
 
 
 class Stream:

@@ -12,10 +12,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from subscriber.spool.transactions import Spool, SpooledTransaction
-from subscriber.target.postgres import PostgresTarget
-from subscriber.worker.parallel import Assignment, Outcome, ParallelWorker, Pool
-from subscriber.worker.waits import _holder, _stuck
+from subscriber.spool.spool import Spool, SpooledTransaction
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.worker.apply.lock_waits import _holder, _stuck
+from subscriber.worker.streaming.parallel_worker import Assignment, Outcome, ParallelWorker, Pool
 
 
 class File:

@@ -23,7 +23,7 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
-from subscriber.worker.causes import leaves, root_cause
+from subscriber.worker.exception_groups import leaves, root_cause
 from subscriber.worker.retry import FIRST_BACKOFF, RETRY_INTERVAL, Backoff, Reaction, reaction
 
 

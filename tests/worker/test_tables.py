@@ -10,15 +10,15 @@ import anyio
 import pytest
 
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.apply.subrel import State
+from subscriber.apply.table_states import State
 from subscriber.catalog import store
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import MappingError, StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.subscription import TwoPhaseState
-from subscriber.worker.apply_worker import ApplyWorker
-from subscriber.worker.holding import Holding
-from subscriber.worker.tables import Tables
+from subscriber.worker.apply.pause import Holding
+from subscriber.worker.apply.worker import ApplyWorker
+from subscriber.worker.table_states import Tables
 
 
 def stored(relid: int, state: str, lsn: int | None = None) -> store.RelationState:

@@ -1,0 +1,282 @@
+"""A batch: changes of several small transactions, or of one large one, that are going to be applied together.
+
+It ends at a COMMIT of the stream, so what it leaves is what the publisher had at that moment; only a transaction
+that is larger than a batch is applied in portions, within one transaction of the target. What table_batch.py makes
+of the changes is applied; the changes themselves are kept as they came until the target has answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from subscriber.apply.batch.eligibility import refusal
+from subscriber.apply.batch.table_batch import TableBatch
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.row_extraction import AROUND, BODY, VALUES, Ended, Shape, cut_changes
+from subscriber.protocol.tuple_data import BINARY, TupleData
+
+ROWS = 10_000  # changes after which a batch is applied
+BYTES = 2 * 1024 * 1024  # of messages, the same
+STEPS = 24  # of one table: more of them and the batch is no batch
+SMALL = 1000  # changes of a transaction whose end is worth waiting for when a batch is full
+RUN = 8  # changes alike, one after the other, that are worth being taken together
+LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
+
+Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
+
+
+class Taken(NamedTuple):
+    """Whole transactions that were taken, `end_lsn` of the last; and how many bytes they were."""
+
+    transactions: int
+    changes: int
+    bytes: int
+    end_lsn: Lsn
+
+
+class Ends(NamedTuple):
+    """What there is to know of the ends of transactions that are taken whole."""
+
+    unattended: Callable[[Lsn], bool]  # whether nobody attends to an end there, nor to any before
+    on_committed: Callable[[int], None]  # called with the number of a transaction, once it and all before are committed
+    number: int  # of the first; each further one has one more
+
+
+class Several(NamedTuple):
+    """Transactions one after another, and where each ends."""
+
+    ended: list[Ended]
+    ends: Ends
+
+    def portion(self, index: int, changes: list[Payload], several: Several | None = None) -> Portion:
+        finish_lsn, commit_time, xid, end_lsn, _ = self.ended[index]
+        transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, changed=True)
+        on_committed = partial(self.ends.on_committed, self.ends.number + index)
+        return Portion(transaction, changes, Lsn(end_lsn), on_committed, several)
+
+
+@dataclass(slots=True, eq=False)
+class Portion:
+    """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to.
+
+    Or `several` of which `transaction` is the last: nobody asks about the others unless the batch is refused.
+    """
+
+    transaction: RemoteTransaction
+    changes: list[Payload] = field(default_factory=list)
+    end_lsn: Lsn | None = None  # None: its COMMIT has not come yet
+    on_committed: Callable[[], None] | None = None
+    several: Several | None = None
+
+    def each(self) -> Iterator[Portion]:
+        """One for each transaction."""
+        if self.several is None:
+            yield self
+            return
+        start = 0
+        for index, (*_, stop) in enumerate(self.several.ended):
+            yield self.several.portion(index, self.changes[start:stop])
+            start = stop
+
+
+class Batch:
+    """What has been gathered and not been sent."""
+
+    def __init__(self) -> None:
+        self.tables: dict[bytes, TableBatch] = {}  # by the relid's four bytes
+        self.portions: list[Portion] = []
+        self.rows = 0
+        self.bytes = 0
+        self._shapes: dict[bytes, Shape | None] = {}  # by what changes begin with
+        self._looked = 0  # rows when the tables' steps were counted last
+        self._many_steps = False  # a table has more than STEPS
+
+    @property
+    def steps(self) -> int:
+        return sum(len(table.steps) for table in self.tables.values())
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it ends in the middle of a transaction."""
+        return bool(self.portions) and self.portions[-1].end_lsn is None
+
+    @property
+    def mappings(self) -> dict[int, RelationMapping]:
+        """By the publisher's OID."""
+        return {table.mapping.remote.relid: table.mapping for table in self.tables.values()}
+
+    def split(self) -> tuple[Batch, Batch]:
+        """What is of complete transactions, and the beginning of the one that is not."""
+        whole, rest = Batch(), Batch()
+        mappings = self.mappings
+        for portion in self.portions:
+            part = rest if portion.end_lsn is None else whole
+            for payload in portion.changes:
+                change = decoded(payload)
+                part.add(portion.transaction, part.table(mappings[change.relid], change), change)
+            part.portions[-1:] = [portion]
+        return whole, rest
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is to be applied now. The end of a small transaction is waited for."""
+        if self.rows < ROWS and self.bytes < BYTES and not self._has_many_steps():
+            return False
+        return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= SMALL
+
+    def _has_many_steps(self) -> bool:
+        if self.rows - self._looked >= STEPS:  # of many tables it would take long to count for each row
+            self._looked = self.rows
+            self._many_steps = any(len(table.steps) > STEPS for table in self.tables.values())
+        return self._many_steps
+
+    def fits(self, mapping: RelationMapping) -> bool:
+        """Whether the batch has no change of that table, or has them by the same mapping."""
+        found = self.tables.get(_key(mapping))
+        return found is None or found.mapping is mapping
+
+    def portion(self, transaction: RemoteTransaction) -> Portion:
+        """Where the changes of `transaction` go, the one that is being received."""
+        portions = self.portions
+        if not portions or portions[-1].transaction is not transaction:
+            portions.append(Portion(transaction))
+        return portions[-1]
+
+    def take(
+        self,
+        transaction: RemoteTransaction,
+        waiting: deque[bytes],
+        limit: int,
+        find: Callable[[bytes], TableBatch | None],
+    ) -> tuple[int, int]:
+        """Take changes of rows off the front of `waiting`, up to `limit`; their number and bytes.
+
+        Stops before anything else, before a change that `find(relid)` has no table for or that cannot be part of a
+        batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
+        """
+        most, largest = self._room(limit)
+        changes, size = self._take_run(waiting, most, largest, find)
+        if not changes:
+            _, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), True)
+            size = sum(map(len, changes))
+            for add, row in rows:
+                add(row)
+        for _ in changes:
+            waiting.popleft()
+        if changes:
+            self.portion(transaction).changes += changes
+            self.rows += len(changes)
+            self.bytes += size
+        return len(changes), size
+
+    def _room(self, limit: int) -> tuple[int, int]:
+        """How many changes of how many bytes take() may take; never below 0."""
+        return max(min(limit, ROWS + SMALL - self.rows), 0), max(2 * BYTES - self.bytes, 0)
+
+    def take_transactions(
+        self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: Ends
+    ) -> Taken | None:
+        """Take whole small transactions off the front of `waiting`, of up to `limit` changes; None: none.
+
+        Stops as take() does, and before a transaction to whose end somebody has to attend.
+        """
+        most, largest = self._room(limit)
+        ended, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), False)
+        while ended and not ends.unattended(Lsn(ended[-1][3])):
+            ended.pop()
+        if not ended:
+            return None
+        taken = ended[-1][-1]
+        del changes[taken:]
+        several = Several(ended, ends)
+        self.portions.append(several.portion(len(ended) - 1, [*changes], several))
+        for add, row in rows[:taken]:
+            add(row)
+        for _ in range(taken + 2 * len(ended)):
+            waiting.popleft()
+        size = sum(map(len, changes))
+        self.rows += taken
+        self.bytes += size
+        return Taken(len(ended), taken, size + AROUND * len(ended), Lsn(ended[-1][3]))
+
+    def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], Shape | None]:
+        """How changes are to be cut by what they begin with; `find` is asked for their table again each time."""
+        shapes = self._shapes
+
+        def shape(head: bytes) -> Shape | None:
+            table = find(head[1:5]) if head[0] in b"IUD" else None
+            if table is None:
+                return None
+            if head not in shapes:
+                shapes[head] = table.shape(head)
+            return shapes[head]
+
+        return shape
+
+    @staticmethod
+    def _take_run(
+        waiting: deque[bytes], most: int, largest: int, find: Callable[[bytes], TableBatch | None]
+    ) -> tuple[list[bytes], int]:
+        """take() for changes alike at the front of `waiting`, if there are: they and their bytes."""
+        if len(waiting) < RUN:
+            return [], 0
+        head = waiting[0][BODY:VALUES]
+        if head != waiting[RUN - 1][BODY:VALUES] or head[:1] not in (b"I", b"U", b"D"):
+            return [], 0
+        table = find(head[1:5])
+        return table.take_run(head, waiting, most, largest, LARGE) if table is not None else ([], 0)
+
+    def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
+        """Where changes of that table go."""
+        key = _key(mapping)
+        found = self.tables.get(key)
+        if found is None:
+            found = self.tables[key] = TableBatch(mapping, binary=is_binary(change))
+        return found
+
+    def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
+        """One change that was decoded already; False when it cannot be part of a batch."""
+        size = _size(change)
+        if size > LARGE or not table.add(change):
+            return False
+        self.portion(transaction).changes.append(change)
+        self.rows += 1
+        self.bytes += size
+        return True
+
+
+def _key(mapping: RelationMapping) -> bytes:
+    return mapping.remote.relid.to_bytes(4, "big")
+
+
+def decoded(payload: Payload) -> Insert | Update | Delete:
+    if not isinstance(payload, bytes):
+        return payload
+    message = Decoder().decode(payload, BODY)
+    assert isinstance(message, Insert | Update | Delete)
+    return message
+
+
+def _size(change: Insert | Update | Delete) -> int:
+    rows = (getattr(change, "new", None), getattr(change, "old", None))
+    return sum(len(row.raw) for row in rows if isinstance(row, TupleData))
+
+
+def is_binary(change: Insert | Update | Delete) -> bool:
+    """Whether the values of `change` came in binary; a row of NULLs only is text."""
+    row = change.old if isinstance(change, Delete) else change.new
+    return BINARY in row.split()[0]
+
+
+def why_not(mapping: RelationMapping, change: Insert | Update | Delete) -> str | None:
+    """Why `change` cannot be part of any batch, in a few words; None: it can."""
+    with_old = not isinstance(change, Insert) and change.old is not None
+    return refusal(mapping, change.letter[0], with_old=with_old, binary=is_binary(change))

@@ -1,0 +1,61 @@
+"""Which changes of a table can be part of a batch (table_batch.py), and which versions of its rows need not be seen."""
+
+from __future__ import annotations
+
+from subscriber.apply.relation_map import RelationMapping
+
+# FirstNormalObjectId: types below are the same on every server, and no table of a user has a smaller one.
+FIRST_NORMAL_OID = 16384
+
+_INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
+
+
+def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
+    """Why changes that begin with `letter` cannot be part of a batch, in a few words; None: they can.
+
+    `with_old`: an update comes with the old row, or a part of it.
+    """
+    local, search = mapping.local, mapping.search
+    if local.one_by_one is not None:
+        return local.one_by_one
+    if not mapping.attributes:
+        return "no columns"
+    if letter == _INSERT:
+        return None
+    if mapping.unsearchable is not None or search is None:
+        return "no key"
+    if letter == _UPDATE and local.other_unique and (mapping.unique_values_change or fixed_columns(mapping) is None):
+        return "several unique indexes"
+    needed = search if letter == _DELETE else range(len(mapping.attributes))
+    for index in needed:
+        column = mapping.attributes[index]
+        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
+            return "column type"
+        if letter == _UPDATE and column.identity_always and (with_old or index not in search):
+            return "identity column"  # which UPDATE may not set, and may have to
+    if any(mapping.attributes[index].equality is None for index in search):
+        return "column type"
+    return None
+
+
+def fixed_columns(mapping: RelationMapping) -> tuple[int, ...] | None:
+    """Which columns an update of a table with several unique indexes must leave as they are, to be part of a batch.
+
+    Then different rows cannot meet in these indexes, whatever the order. None: no update can be part of one.
+    """
+    names = mapping.local.unique_columns
+    if names is None:
+        return None
+    fixed = tuple(i for i, column in enumerate(mapping.attributes) if column.name in names)
+    return fixed if all(mapping.attributes[i].equality is not None for i in fixed) else None
+
+
+def may_skip_versions(mapping: RelationMapping) -> bool:
+    """Whether the target takes any row that the publisher had, whatever becomes of it later; NULLs apart."""
+    return mapping.local.bare and all(
+        column.sets is not None
+        and column.base_type is None
+        and remote.type_oid == column.sets.type_oid < FIRST_NORMAL_OID
+        and column.sets.type_modifier in (-1, remote.type_modifier)
+        for column, remote in zip(mapping.attributes, mapping.remote.columns, strict=True)
+    )

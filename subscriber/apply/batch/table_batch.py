@@ -1,0 +1,279 @@
+"""What many changes of a table come to: steps, each of which the server can do set by set.
+
+A step is rows of one table that one statement can apply, because no two of them are about the same row:
+inserts, updates of the same columns by key, updates of keys, deletes. A change goes into the step of its kind that
+comes after the last one in which its row was touched, or into a new step at the end; so for every row
+the order is kept, and different rows do not care (tables where they could are `strict`, see below). An
+update of a row that the batch inserts or updates anyway replaces what it would have become.
+
+The reference path is the measure. A batch must leave what applying one change after another leaves, or
+fail; that it failed says nothing, it is then rolled back and applied one by one. Hence:
+
+- A step is done only if it hits exactly as many rows as it has. Keys that are equal for the server
+  but not byte by byte (1.0 and 1.00) become two rows here and one there: the numbers differ.
+- Versions of a row that are replaced are never seen by the server. So that happens only where the server
+  could have had nothing against them: the publisher's column types are the target's, which has no CHECK
+  and no domain, and no NULL stood in a column that takes none.
+- `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
+  their inserts and deletes are in the order of the stream, and an update hits only a row whose columns of these
+  indexes stay as they are.
+- What SQL cannot do set by set, or not in the same way, is refused before: refusal() in eligibility.py.
+
+Values stay the bytes that came: cells, as protocol/row_extraction.py has them, and as long as nothing asks for these,
+whole changes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+
+from subscriber.apply.batch.eligibility import fixed_columns, may_skip_versions, refusal
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.protocol import row_extraction
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.row_encoding import AnyRow, cells_of
+from subscriber.protocol.row_extraction import NULL_CELL, Cells, Run, Shape, cut, cut_keys, known_by
+from subscriber.protocol.tuple_data import BINARY, TEXT
+
+Key = row_extraction.Key | int
+
+_NEXT = struct.Struct(">BH")  # what stands before a row
+_head_at = _NEXT.unpack_from
+_INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
+_NEW, _KEY, _ROW = 0x4E, 0x4B, 0x4F
+
+
+class Kind(Enum):
+    INSERT = "insert"
+    UPDATE = "update"
+    KEY_UPDATE = "key update"  # rows are the old one and the new one
+    DELETE = "delete"
+
+
+_KINDS = {_INSERT: Kind.INSERT, _UPDATE: Kind.UPDATE, _DELETE: Kind.DELETE}  # of changes of one row
+
+
+@dataclass(slots=True)
+class Step:
+    """Rows of one statement. `sent` has True for each column that an update sets."""
+
+    kind: Kind
+    index: int  # among the table's steps
+    sent: tuple[bool, ...] = ()
+    rows: dict[Key, AnyRow] = field(default_factory=dict)
+
+
+class TableBatch:
+    """The changes of one table in one batch."""
+
+    def __init__(self, mapping: RelationMapping, *, binary: bool) -> None:
+        """`binary`: the values came in the types' binary form; all of them."""
+        self.mapping = mapping
+        self.binary = binary
+        self.steps: list[Step] = []
+        self.strict = mapping.local.other_unique
+        self.ncols = len(mapping.attributes)
+        self._skipping: tuple[bool, list[int]] | None = None  # whether, and but for NULL in which; most need not know
+        self.fixed = (fixed_columns(mapping) or ()) if self.strict else ()  # columns that no update may change
+        self._may_take_runs = True
+        self._all = (True,) * self.ncols
+        self.form = BINARY if binary else TEXT
+        self._search = mapping.search
+        self._latest: dict[object, Step] = {}  # by kind and columns
+        self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
+        self._serial = 0
+        self._comes_or_goes = -1  # the index of the last step of inserts or deletes
+
+    def forget_rows(self) -> None:
+        """They have been sent; which they were is all that will be asked."""
+        self.steps = []
+
+    def meets(self, other: TableBatch) -> bool:
+        """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
+        if self.strict or other.strict:
+            return True
+        if self._search is None or other._search is None:
+            return False
+        return self.binary != other.binary or not self._touched.keys().isdisjoint(other._touched)
+
+    def shape(self, head: bytes) -> Shape | None:
+        """How to cut changes that begin with `head`: letter, relid, marker and number of columns of the first row.
+
+        None: they cannot be part of a batch.
+        """
+        kind, marker, ncols = head[0], *_head_at(head, 5)
+        if ncols != self.ncols or refusal(self.mapping, kind, with_old=marker != _NEW, binary=self.binary):
+            return None
+        return self._shape(kind, marker)
+
+    def _shape(self, kind: int, marker: int) -> Shape | None:
+        ncols, form = self.ncols, self.form
+        if kind == _INSERT and marker == _NEW:
+            return Shape(self.insert, ncols, 1, form, False, ())
+        key = self._search
+        if key is not None and kind == _UPDATE and marker == _NEW:
+            return Shape(self.update, ncols, 1, form, True, key)
+        if key is not None and kind == _UPDATE and marker in (_KEY, _ROW):
+            both = (*key, *[ncols + i for i in key])
+            return Shape(self.update_from, ncols, 2, form, True, both)
+        if key is not None and kind == _DELETE and marker in (_KEY, _ROW):
+            return Shape(self.delete, ncols, 1, form, True, key)
+        return None
+
+    def add(self, change: Insert | Update | Delete) -> bool:
+        """A change that was decoded already, whatever was learnt since; False: it cannot be part of a batch."""
+        new, old = getattr(change, "new", None), getattr(change, "old", None)
+        rows = [row for row in (old, new) if row is not None]
+        shape = self._shape(change.letter[0], _NEW if old is None else _KEY)
+        if shape is None or any(row.ncols != self.ncols for row in rows):
+            return False
+        row = cut(_NEXT.pack(_NEW, self.ncols).join([row.raw for row in rows]), 0, shape)
+        if row is None:
+            return False
+        add, cells = row
+        add(cells)
+        return True
+
+    # --- many changes alike ------------------------------------------------------------------------
+
+    def take_run(
+        self, head: bytes, waiting: Iterable[bytes], most: int, largest: int, longest: int
+    ) -> tuple[list[bytes], int]:
+        """Take changes that begin with `head` off the front of `waiting`, as cut_keys() does.
+
+        They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
+        by itself, as are those that come after them.
+        """
+        shape = self.shape(head) if self._may_take_runs else None
+        kind = _KINDS[head[0]]
+        if shape is None or (self.strict and kind is not Kind.UPDATE):
+            return [], 0
+        run = Run(self.ncols, shape.rows, self.form, self._search or ())
+        changes, before, after, size = cut_keys(waiting, most, largest, longest, head, run)
+        if not changes:
+            return [], 0
+        known: list[Key] = [*before] if run.key else [*self._serials(len(changes))]
+        touches = known
+        if before != after:
+            kind, touches = Kind.KEY_UPDATE, [*known, *after]
+        sent = self._all if kind in (Kind.UPDATE, Kind.KEY_UPDATE) else ()
+        step = self._latest.get(_place(kind, sent))
+        touched = dict.fromkeys(touches, len(self.steps) if step is None else step.index)
+        if len(touched) < len(touches) or not self._touched.keys().isdisjoint(touched):
+            self._may_take_runs = False
+            return [], 0
+        if step is None:
+            step = self._begin(kind, sent)
+        step.rows.update(zip(known, changes, strict=True))
+        self._touched.update(touched)
+        return changes, size
+
+    def _serials(self, number: int) -> range:
+        """What rows are known by that have no key: each is another one."""
+        self._serial += number
+        return range(self._serial - number + 1, self._serial + 1)
+
+    # --- one change each, with what cut() has made of it ------------------------------------------
+
+    def insert(self, row: Cells) -> None:
+        key = self._key(row) if self._search is not None else self._serials(1)[0]
+        step = self._latest.get("insert")
+        last = self._touched.get(key, -1)
+        if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
+            step = self._begin(Kind.INSERT)
+        step.rows[key] = row
+        self._touched[key] = step.index
+
+    def update_from(self, both: Cells) -> None:
+        """The row as it was, and as it is."""
+        old, new = both[: self.ncols], both[self.ncols :]
+        if [old[i] for i in self._search or ()] == [new[i] for i in self._search or ()]:
+            self.update(new)
+        else:
+            self._update_key(old, new)
+
+    def update(self, new: Cells) -> None:
+        """Of the row that is found by its own key."""
+        key = self._key(new)
+        sent = self._sent(new)
+        last = self._touched.get(key)
+        if last is None or not self._replace(self.steps[last], key, new, sent):
+            step = self._latest.get(sent)
+            if step is None or (last is not None and step.index <= last):
+                step = self._begin(Kind.UPDATE, sent)
+            step.rows[key] = new
+            self._touched[key] = step.index
+
+    def delete(self, old: Cells) -> None:
+        """Of a row of which at least the key was sent."""
+        key = self._key(old)
+        step = self._latest.get("delete")
+        last = self._touched.get(key, -1)
+        if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
+            step = self._begin(Kind.DELETE)
+        step.rows[key] = old
+        self._touched[key] = step.index
+
+    def _update_key(self, old: Cells, new: Cells) -> None:
+        before, after = self._key(old), self._key(new)
+        sent = self._sent(new)
+        last = max(self._touched.get(before, -1), self._touched.get(after, -1))
+        step = self._latest.get(_place(Kind.KEY_UPDATE, sent))
+        if step is None or step.index <= last:
+            step = self._begin(Kind.KEY_UPDATE, sent)
+        step.rows[before] = old + new
+        self._touched[before] = self._touched[after] = step.index
+
+    def _key(self, cells: Cells) -> Key:
+        """What the row is known by; a key that is NULL, in a row to insert, is no row's."""
+        return known_by(cells, self._search or (), self.form)
+
+    def _sent(self, new: Cells) -> tuple[bool, ...]:
+        return self._all if None not in new else tuple([cell is not None for cell in new])
+
+    def _replace(self, step: Step, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
+        """Let the row become `new` at once, if nobody can tell the difference."""
+        row = step.rows.get(key)
+        if row is None:  # it was touched by its new key
+            return False
+        if self._skipping is None:
+            self._skipping = may_skip_versions(self.mapping), _not_null(self.mapping)
+        may_skip, not_null = self._skipping
+        if not may_skip:
+            return False
+        if step.kind is not Kind.INSERT and (step.kind is not Kind.UPDATE or step.sent != sent):
+            return False
+        cells = cells_of(row, self.form)[-self.ncols :]
+        if self.fixed and not self._stays(step, cells, new):
+            return False
+        if NULL_CELL in [cells[i] for i in not_null]:
+            return False
+        if step.kind is Kind.UPDATE:
+            step.rows[key] = new
+        else:
+            step.rows[key] = [before if cell is None else cell for before, cell in zip(cells, new, strict=True)]
+        return True
+
+    def _stays(self, step: Step, row: Cells, new: Cells) -> bool:
+        """Whether the columns that no update may change are the same in both versions of a row."""
+        return all(new[i] == row[i] or (new[i] is None and step.kind is Kind.INSERT) for i in self.fixed)
+
+    def _begin(self, kind: Kind, sent: tuple[bool, ...] = ()) -> Step:
+        step = Step(kind, len(self.steps), sent)
+        self.steps.append(step)
+        if kind in (Kind.INSERT, Kind.DELETE):
+            self._comes_or_goes = step.index
+        self._latest[_place(kind, sent)] = step
+        return step
+
+
+def _not_null(mapping: RelationMapping) -> list[int]:
+    return [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
+
+
+def _place(kind: Kind, sent: tuple[bool, ...]) -> object:
+    """What steps of which there is a latest one are told apart by."""
+    return kind.value if not sent else sent if kind is Kind.UPDATE else (kind.value, sent)

@@ -1,0 +1,275 @@
+"""What is done about conflicts: the option conflict_policy, read and asked.
+
+    last_update_wins
+    public.t: keep_local, *: error
+    public.t insert_exists: apply_remote, update_missing: apply_remote, public.u: call merge
+
+An entry names a table, a type of conflict, both, or neither (`*`, or nothing but the policy). The one that says
+most about a conflict decides: table and type, then table, then type, then neither; their order means nothing.
+
+A policy that names no type of conflict does not reach everything:
+
+- multiple_unique_conflicts with several rows of the target stays an error under apply_remote and last_update_wins,
+  which would delete all of them but one; who wants that names the type.
+- last_update_wins leaves missing rows alone: nothing is known of when they were deleted.
+
+Where a policy does just what happens without one (error, for a key that exists) nothing is looked at beforehand.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, is_ours
+from subscriber.errors import StatementError
+from subscriber.protocol.messages import Delete, Insert, Update
+
+Table = tuple[str, str]  # schema and name, on the target
+
+_UNIQUE = (ConflictType.INSERT_EXISTS, ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS)
+_MISSING = (ConflictType.UPDATE_MISSING, ConflictType.DELETE_MISSING)
+_DIFFERS = (ConflictType.UPDATE_ORIGIN_DIFFERS, ConflictType.DELETE_ORIGIN_DIFFERS)
+
+# The conflicts that a change can meet.
+_MET_BY: dict[type, tuple[ConflictType, ...]] = {
+    Insert: (ConflictType.INSERT_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS),
+    Update: (
+        ConflictType.UPDATE_MISSING,
+        ConflictType.UPDATE_ORIGIN_DIFFERS,
+        ConflictType.UPDATE_EXISTS,
+        ConflictType.MULTIPLE_UNIQUE_CONFLICTS,
+    ),
+    Delete: (ConflictType.DELETE_MISSING, ConflictType.DELETE_ORIGIN_DIFFERS),
+}
+
+
+class Policy(StrEnum):
+    DEFAULT = "default"  # what PostgreSQL does: an error, or the row is skipped, or changed all the same
+    ERROR = "error"  # the stream stops
+    SKIP = "skip"  # the change is not applied
+    APPLY_REMOTE = "apply_remote"  # the target becomes what the publisher has
+    KEEP_LOCAL = "keep_local"  # the target stays as it is
+    LAST_UPDATE_WINS = "last_update_wins"  # whichever was committed later
+    CALL = "call"  # a function of the embedding program decides
+
+
+class Outcome(StrEnum):
+    """What is done about one conflict."""
+
+    ERROR = "error"
+    KEEP = "keep"  # the change is not applied
+    APPLY = "apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    policy: Policy
+    function: str | None = None  # of CALL: the name it is registered by
+
+    def __str__(self) -> str:
+        return self.policy if self.function is None else f"{self.policy} {self.function}"
+
+
+_DEFAULT = Rule(Policy.DEFAULT)
+
+
+class Policies:
+    """A subscription's conflict_policy. Falsy when it has none."""
+
+    def __init__(self, rules: Mapping[tuple[Table | None, ConflictType | None], Rule]) -> None:
+        self._rules = dict(rules)
+
+    def __bool__(self) -> bool:
+        return bool(self._rules)
+
+    def rule(self, table: Table, what: ConflictType, *, several_rows: bool = False) -> Rule:
+        """What is to be done about a conflict of that type in that table, with one or several rows of it."""
+        for key in ((table, what), (table, None), (None, what), (None, None)):
+            rule = self._rules.get(key)
+            if rule is not None:
+                return rule if key[1] is not None or _reaches(rule.policy, what, several_rows) else _DEFAULT
+        return _DEFAULT
+
+    def concern(self, table: Table, change: type) -> bool:
+        """Whether a change of that type (Insert, Update, Delete) has to look before it is applied."""
+        return self._decide(table, _MET_BY[change])
+
+    def concern_keys(self, table: Table) -> bool:
+        """Whether an UPDATE has to look who holds the keys it sets."""
+        return self._decide(table, (ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS))
+
+    def _decide(self, table: Table, types: tuple[ConflictType, ...]) -> bool:
+        return any(not _is_default(self.rule(table, what).policy, what) for what in types)
+
+    @property
+    def functions(self) -> set[str]:
+        """The names of all functions that are to be called."""
+        return {rule.function for rule in self._rules.values() if rule.function is not None}
+
+    @property
+    def needs_commit_times(self) -> str | None:
+        """What of it needs the target's track_commit_timestamp, as it was written; None: nothing does."""
+        for (_, what), rule in self._rules.items():
+            if rule.policy is Policy.LAST_UPDATE_WINS:
+                return rule.policy
+            if what in _DIFFERS:
+                return what
+        return None
+
+
+def _reaches(policy: Policy, what: ConflictType, several_rows: bool) -> bool:
+    """Whether a policy that names no type of conflict is meant for this one, too."""
+    if several_rows:
+        return policy not in (Policy.APPLY_REMOTE, Policy.LAST_UPDATE_WINS)
+    return policy is not Policy.LAST_UPDATE_WINS or what not in _MISSING
+
+
+def _is_default(policy: Policy, what: ConflictType) -> bool:
+    return policy is Policy.DEFAULT or (policy is Policy.ERROR and what in _UNIQUE)
+
+
+def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str) -> Outcome:
+    """What a policy makes of a conflict; not for CALL.
+
+    `commit_time` is the publisher's, in microseconds since 2000-01-01 UTC; `our_origin` the name of the
+    worker's replication origin, whose rows are always older: they came through the same stream.
+    """
+    match policy:
+        case Policy.ERROR:
+            return Outcome.ERROR
+        case Policy.SKIP | Policy.KEEP_LOCAL:
+            return Outcome.KEEP
+        case Policy.APPLY_REMOTE:
+            return Outcome.APPLY
+        case Policy.LAST_UPDATE_WINS if conflict.type not in _MISSING:
+            won = all(_is_later(conflict, row, commit_time, our_origin) for row in conflict.local_rows)
+            return Outcome.APPLY if won else Outcome.KEEP
+        case _ if conflict.type in _UNIQUE:
+            return Outcome.ERROR
+        case _:
+            return Outcome.KEEP if conflict.type in _MISSING else Outcome.APPLY
+
+
+def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: str) -> bool:
+    """Whether the change is later than a row of the target.
+
+    In the same microsecond a delete wins, and of two rows the one whose values are greater as text, column by
+    column in the order of their names: so the other side, which sees the two the other way round, decides alike.
+    """
+    writer = row.writer
+    if writer.committed is None or is_ours(writer.origin, our_origin):
+        return True  # committed too long ago for the target to know when; or by ourselves
+    if writer.committed != commit_time or conflict.remote is None:
+        return commit_time >= writer.committed
+    remote = conflict.remote
+    names = sorted(name for name in remote if name in row.values)
+    return _sorting(remote, names) >= _sorting(row.values, names)
+
+
+def _sorting(row: Mapping[str, str | None], names: list[str]) -> list[tuple[bool, str]]:
+    return [(row[name] is not None, row[name] or "") for name in names]
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+_TOKEN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*)|([.,:*]))')
+_NAMES = ", ".join(f'"{policy}"' for policy in Policy if policy is not Policy.CALL)
+_TYPES = tuple(ConflictType)
+_SYMBOLS = tuple((symbol, False) for symbol in ".,:*")
+
+
+def parse_policies(text: str) -> Policies:
+    """Read the option's value; empty means none. Raises StatementError (22023)."""
+    reader = _Reader(text)
+    rules: dict[tuple[Table | None, ConflictType | None], Rule] = {}
+    for key, rule in reader.entries():
+        if key in rules:
+            raise reader.wrong("Two entries are about the same.")
+        rules[key] = rule
+    return Policies(rules)
+
+
+class _Reader:
+    """Tokens are (text, quoted); a symbol is never quoted."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = list(self._cut())
+        self._at = 0
+
+    def _cut(self) -> Iterator[tuple[str, bool]]:
+        at, end = 0, len(self._text.rstrip())
+        while at < end:
+            found = _TOKEN.match(self._text, at)
+            if found is None:
+                raise self.wrong(f"It cannot be read at character {at + 1}.")
+            at = found.end()
+            quoted, word, symbol = found.groups()
+            yield (quoted.replace('""', '"'), True) if quoted else (word or symbol, False)
+
+    def wrong(self, detail: str) -> StatementError:
+        return StatementError(
+            f'invalid value for parameter "conflict_policy": "{self._text}"',
+            detail=detail,
+            hint=f'Write [schema.table] [conflict_type]: policy, separated by commas; policies are {_NAMES} and "call"'
+            " with the name of a function.",
+            sqlstate="22023",
+        )
+
+    def _accept(self, symbol: str) -> bool:
+        if self._at < len(self._tokens) and self._tokens[self._at] == (symbol, False):
+            self._at += 1
+            return True
+        return False
+
+    def _name(self, what: str, *, as_written: bool = False) -> tuple[str, bool]:
+        if self._at >= len(self._tokens) or self._tokens[self._at] in _SYMBOLS:
+            raise self.wrong(f"{what} is missing.")
+        name, quoted = self._tokens[self._at]
+        self._at += 1
+        return (name if quoted or as_written else name.lower()), quoted
+
+    def entries(self) -> Iterator[tuple[tuple[Table | None, ConflictType | None], Rule]]:
+        while self._at < len(self._tokens):
+            yield self._entry()
+            if self._at < len(self._tokens) and not (self._accept(",") and self._at < len(self._tokens)):
+                raise self.wrong("A comma or an entry is missing.")
+
+    def _entry(self) -> tuple[tuple[Table | None, ConflictType | None], Rule]:
+        start = self._at
+        table: Table | None = None
+        what: ConflictType | None = None
+        if not self._accept("*"):
+            first, quoted = self._name("A policy")
+            if self._accept("."):
+                table = first, self._name("The name of a table")[0]
+            elif self._accept(":"):
+                return (None, self._type(first, quoted)), self._rule()
+            else:
+                self._at = start
+                return (None, None), self._rule()
+        if not self._accept(":"):
+            what = self._type(*self._name("A colon"))
+            if not self._accept(":"):
+                raise self.wrong("A colon is missing.")
+        return (table, what), self._rule()
+
+    def _type(self, name: str, quoted: bool) -> ConflictType:
+        if quoted or name not in _TYPES:
+            types = ", ".join(_TYPES)
+            raise self.wrong(
+                f'"{name}" is no type of conflict (they are {types}), and a table is named with its schema.'
+            )
+        return ConflictType(name)
+
+    def _rule(self) -> Rule:
+        name, quoted = self._name("A policy")
+        if quoted or name not in list(Policy):
+            raise self.wrong(f'There is no policy "{name}".')
+        policy = Policy(name)
+        if policy is not Policy.CALL:
+            return Rule(policy)
+        return Rule(policy, self._name("The name of a function", as_written=True)[0])

@@ -1,0 +1,267 @@
+"""Conflicts between a change and what the target has: their names, and the words PostgreSQL 18 has for them.
+
+Source: conflict.c and conflict.h.
+"""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
+from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.protocol.encodings import encode
+from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.protocol.tuple_data import BINARY, NULL, UNCHANGED, TupleData
+
+VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
+
+_PLAIN_NAME = re.compile("[a-z_][a-z0-9_]*")  # keywords apart, what quote_identifier() leaves as it is
+
+
+class ConflictType(StrEnum):
+    INSERT_EXISTS = "insert_exists"  # the row's key is there already
+    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # somebody else wrote the row last
+    UPDATE_EXISTS = "update_exists"  # the new key is there already
+    UPDATE_MISSING = "update_missing"  # there is no such row
+    DELETE_ORIGIN_DIFFERS = "delete_origin_differs"
+    DELETE_MISSING = "delete_missing"
+    MULTIPLE_UNIQUE_CONFLICTS = "multiple_unique_conflicts"  # more than one unique index refuses
+
+
+def is_ours(origin: str | None, ours: str) -> bool:
+    """Whether a row written through `origin` came by the same stream as one through `ours`.
+
+    The apply worker's origin is pg_<subid>, its parallel workers' pg_<subid>_<n> with small numbers; what a table
+    was copied with has the table's OID in that place, and counts as another's, as it does for PostgreSQL.
+    """
+    return origin is not None and _worker(origin) == _worker(ours)
+
+
+def _worker(origin: str) -> str:
+    head, _, number = origin.rpartition("_")
+    return head if head.count("_") == 1 and number.isdigit() and int(number) < FIRST_NORMAL_OID else origin
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Who wrote a row of the target last."""
+
+    xid: str  # on the target
+    time: str | None  # of the commit, as the server prints it; None: the target does not track them
+    foreign: bool  # through a replication origin
+    origin: str | None  # its name; None: it does not exist any more, or there was none
+    committed: int | None = None  # microseconds since 2000-01-01 UTC; None as `time`, or too long ago to be known
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRow:
+    """A row of the target: the one that a change is about, or one that has the key the change would give to another."""
+
+    index: str | None  # the unique index that refuses because of this row; None: it is the row to be changed
+    key: tuple[str, ...]  # the index's columns
+    writer: Writer
+    values: dict[str, str | None]  # by column, in the table's order, as the server prints them
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A conflict in words, and what they are about.
+
+    `sentences` say what happened; `rows`, one for each, have the values. The values of `key`, `remote` and
+    `local_rows` are texts as a server prints them, None for NULL.
+    """
+
+    type: ConflictType
+    relation: str  # schema.table on the target; a partition's own name
+    sentences: tuple[str, ...]
+    rows: tuple[str, ...]
+    key: dict[str, str | None] = field(default_factory=dict)  # of the replica identity; empty: the whole row is
+    # What the publisher sent of the new row, by column of the target; None: it is deleted. A large value that did
+    # not change is not sent, and not in it.
+    remote: dict[str, str | None] | None = None
+    local_rows: tuple[LocalRow, ...] = ()  # none for a missing row, several for multiple_unique_conflicts
+    commit_time: datetime | None = None  # on the publisher; set when a function is asked
+    resolution: str | None = None  # what was done about it, and by which policy; None: what PostgreSQL does
+
+    @property
+    def local(self) -> dict[str, str | None] | None:
+        """The (first) row of the target; None if there is none."""
+        return self.local_rows[0].values if self.local_rows else None
+
+    @property
+    def several_rows(self) -> bool:
+        """Whether different rows of the target are in the way, and not one by several of its keys."""
+        return any(row.values != self.local for row in self.local_rows)
+
+    @property
+    def detail(self) -> str:
+        """What happened, without any value."""
+        return "\n".join([*self.sentences, *self._resolved])
+
+    @property
+    def exact_detail(self) -> str:
+        """The DETAIL as PostgreSQL words it, values and all."""
+        pairs = [f"{sentence}\n{row}" for sentence, row in zip(self.sentences, self.rows, strict=True)]
+        return "\n".join([*pairs, *self._resolved])
+
+    @property
+    def _resolved(self) -> list[str]:
+        return [] if self.resolution is None else [f"Resolution: {self.resolution}."]
+
+    @property
+    def message(self) -> str:
+        return f'conflict detected on relation "{self.relation}": conflict={self.type}'
+
+
+def unique(
+    mapping: RelationMapping,
+    change: Insert | Update,
+    relation: str,
+    columns: Sequence[str],
+    found: Sequence[LocalRow],
+) -> Conflict:
+    """A unique index refuses `change`: `found` has a row for each index that does."""
+    what = ConflictType.INSERT_EXISTS if isinstance(change, Insert) else ConflictType.UPDATE_EXISTS
+    if len(found) > 1:
+        what = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
+    remote = f"remote row {_local_row(mapping, columns, change.new)}"
+    if isinstance(change, Update):
+        remote += f"; {_identity(mapping, columns, change.old or change.new)}"
+    sentences, rows = [], []
+    for row in found:
+        sentences.append(f'Key already exists in unique index "{row.index}", modified{_written(row.writer, "origin")}.')
+        names = ", ".join(_quoted(name) for name in row.key)
+        key = ", ".join(_text(mapping, row.values[name]) for name in row.key)
+        existing = ", ".join(_text(mapping, value, VALUE_BYTES) for value in row.values.values())
+        rows.append(f"Key ({names})=({key}); existing local row ({existing}); {remote}.")
+    identity = {} if isinstance(change, Insert) else _key(mapping, change.old or change.new)
+    new = texts(mapping, change.new)
+    return Conflict(what, relation, tuple(sentences), tuple(rows), identity, new, tuple(found))
+
+
+def differs(
+    mapping: RelationMapping,
+    change: Update | Delete,
+    writer: Writer,
+    values: Sequence[str | None],
+    leaf: Partition | None = None,
+) -> Conflict:
+    """The row that `change` changes was last written by somebody else; it is changed all the same.
+
+    `values` are the target's, in the order of its columns, as the server prints them.
+    """
+    label = leaf.label if leaf else mapping.label
+    whole = tuple(column.name for column in mapping.local.columns)
+    columns = leaf.columns if leaf else whole
+    known = dict(zip(whole, values, strict=False))  # a column added just now is found out by the next check
+    existing = ", ".join(_text(mapping, known.get(name), VALUE_BYTES) for name in columns)
+    rows = f"Existing local row ({existing})"
+    if isinstance(change, Update):
+        what, doing = ConflictType.UPDATE_ORIGIN_DIFFERS, "Updating"
+        rows += f"; remote row {_local_row(mapping, columns, change.new)}"
+        rows += f"; {_identity(mapping, columns, change.old or change.new)}."
+    else:
+        what, doing = ConflictType.DELETE_ORIGIN_DIFFERS, "Deleting"
+        rows += f"; {_identity(mapping, columns, change.old)}."
+    sentence = f"{doing} the row that was modified{_written(writer, 'a different origin')}."
+    key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
+    row = LocalRow(None, (), writer, {name: known.get(name) for name in columns})
+    return Conflict(what, label, (sentence,), (rows,), key, _new(mapping, change), (row,))
+
+
+def _written(writer: Writer, origin: str) -> str:
+    if writer.time is None:
+        return f" in transaction {writer.xid}"
+    if not writer.foreign:
+        who = "locally"
+    elif writer.origin is None:
+        who = "by a non-existent origin"
+    else:
+        who = f'by {origin} "{writer.origin}"'
+    return f" {who} in transaction {writer.xid} at {writer.time}"
+
+
+def _text(mapping: RelationMapping, value: str | None, limit: int | None = None) -> str:
+    return "null" if value is None else _cut(encode(value, mapping.codec), limit, mapping.codec)
+
+
+def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:
+    """The row that `change` is about is not there. `leaf` is the partition it belongs to, if any."""
+    label = leaf.label if leaf else mapping.label
+    columns = leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
+    if isinstance(change, Update):
+        what = ConflictType.UPDATE_MISSING
+        detail = "Could not find the row to be updated."
+        rows = f"Remote row {_local_row(mapping, columns, change.new)}; "
+        rows += f"{_identity(mapping, columns, change.old or change.new)}."
+    else:
+        what = ConflictType.DELETE_MISSING
+        detail = "Could not find the row to be deleted."
+        identity = _identity(mapping, columns, change.old)
+        rows = f"{identity[0].upper()}{identity[1:]}."
+    key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
+    return Conflict(what, label, (detail,), (rows,), key, _new(mapping, change))
+
+
+def texts(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
+    """What was sent of a row, by column of the target; a binary value in hexadecimal, as \\x…."""
+    status, values = row.split()
+    return {
+        column.name: None if status[i] == NULL else _shown(mapping, status[i], values[i])
+        for i, column in enumerate(mapping.attributes)
+        if status[i] != UNCHANGED
+    }
+
+
+def _new(mapping: RelationMapping, change: Update | Delete) -> dict[str, str | None] | None:
+    return texts(mapping, change.new) if isinstance(change, Update) else None
+
+
+def _key(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
+    if mapping.search is None:
+        return {}
+    sent = texts(mapping, row)
+    return {name: sent.get(name) for name in (mapping.attributes[i].name for i in mapping.search)}
+
+
+def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
+    if mapping.search is None:
+        return f"replica identity full {_local_row(mapping, columns, row)}"
+    status, values = row.split()
+    names = ", ".join(_quoted(mapping.attributes[i].name) for i in mapping.search)
+    shown = ", ".join(_shown(mapping, status[i], values[i]) for i in mapping.search)
+    return f"replica identity ({names})=({shown})"
+
+
+def _quoted(name: str) -> str:
+    return name if _PLAIN_NAME.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+
+
+def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
+    """All columns of the target's table or partition, in its order; what was not sent is null."""
+    status, values = row.split()
+    sent = {
+        column.name: _shown(mapping, status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)
+    }
+    return "(" + ", ".join(sent.get(name, "null") for name in columns) + ")"
+
+
+def _shown(mapping: RelationMapping, status: int, value: bytes | None, limit: int | None = None) -> str:
+    if status in (NULL, UNCHANGED) or value is None:
+        return "null"
+    if status == BINARY:
+        return "\\x" + value[:limit].hex() + ("..." if limit is not None and len(value) > limit else "")
+    return _cut(value, limit, mapping.codec)
+
+
+def _cut(value: bytes, limit: int | None, codec: str) -> str:
+    """What is no text in the session's encoding is shown as \\x…; a character that is cut in two is left out."""
+    decoder = getincrementaldecoder(codec)("backslashreplace")
+    if limit is None or len(value) <= limit:
+        return decoder.decode(value, final=True)
+    return decoder.decode(value[:limit]) + "..."

@@ -1,0 +1,54 @@
+"""ALTER SUBSCRIPTION … SET (two_phase): when it may be changed, and to which state.
+
+true only makes it pending: the apply worker enables it, on the slot and here, when all tables are ready. false is
+final at once, and from then on the publisher sends a transaction whole when it is committed. So every transaction it
+has sent already as prepared must be over on the target, and be known to be over: it would come a second time.
+
+Killed where?
+- Before the slot is altered: nothing has happened.
+- After it, before the catalog's commit: the state is still pending or enabled, the slot's is off. Transactions come
+  whole, as they would have, and the statement can be repeated.
+
+Source: AlterSubscription() in src/backend/commands/subscriptioncmds.c, LookupGXactBySubid() in twophase.c.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.catalog import store
+from subscriber.catalog.commands import worker_shutdown
+from subscriber.errors import StatementError
+from subscriber.subscription import Subscription, TwoPhaseState
+
+PREREQUISITE_STATE = "55000"
+
+
+async def change(connection: asyncpg.Connection, subscription: Subscription, *, wanted: bool) -> None:
+    """Set the state, in the connection's transaction, in which no worker can start any more.
+
+    Raises StatementError (55000) while a worker lives, or where a transaction could be lost or come twice.
+    """
+    subid = subscription.oid
+    await worker_shutdown.check_none_is_running(connection, subid)
+    if wanted:
+        await store.set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
+        return
+    # PostgreSQL asks only when it is enabled; it may have been before it was pending, once more.
+    if subscription.two_phase is not TwoPhaseState.DISABLED:
+        await _check_all_are_over(connection, subid)
+    await store.forget_prepared(connection, subid)
+    await store.set_two_phase_state(connection, subid, TwoPhaseState.DISABLED)
+
+
+async def _check_all_are_over(connection: asyncpg.Connection, subid: int) -> None:
+    message = 'cannot disable "two_phase" when prepared transactions exist'
+    if await store.has_prepared_transactions(connection, subid):
+        raise StatementError(message, hint="Resolve these transactions and try again.", sqlstate=PREREQUISITE_STATE)
+    if await store.has_committed_ahead(connection, subid):
+        raise StatementError(
+            message,
+            detail="A transaction was committed on the target whose COMMIT PREPARED the subscription has not seen yet.",
+            hint="Enable the subscription until it has, and try again.",
+            sqlstate=PREREQUISITE_STATE,
+        )

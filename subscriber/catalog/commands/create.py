@@ -1,0 +1,178 @@
+"""CREATE SUBSCRIPTION. Source: CreateSubscription() in src/backend/commands/subscriptioncmds.c."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import asyncpg
+
+from subscriber.apply.hooks.config import Hooks
+from subscriber.catalog import progress_records, replication_names, stats, store
+from subscriber.catalog.commands import privileges, publisher_connection, refresh
+from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.catalog.grammar.conflict_options import check_commit_times
+from subscriber.catalog.grammar.options import FOR_CREATE, Options, check_publications, parse_options
+from subscriber.catalog.grammar.parser import CreateSubscription
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher
+from subscriber.subscription import TwoPhaseState
+
+INSERT = """
+INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
+       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows, subcopyengine,
+       subapplysessions)
+VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
+       $12, $13, $14, $15, $16, $17, $18, $19, $20)
+RETURNING subid
+"""
+
+TRUST = "UPDATE subscriber.subscription SET subtrustedowners = $2::text[]::name[] WHERE subid = $1"
+
+
+async def create_subscription(
+    connection: asyncpg.Connection, statement: CreateSubscription, notice: Notice, hooks: Hooks | None = None
+) -> None:
+    """Everything or nothing: the slot is created last, and dropped again if the catalog's commit fails."""
+    options = parse_options(statement.options, FOR_CREATE)
+    if options.create_slot and connection.is_in_transaction():
+        what = "CREATE SUBSCRIPTION ... WITH (create_slot = true)"
+        raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
+    who = await privileges.caller(connection)
+    privileges.check_create(
+        who, password_required=options.password_required, server_major=connection.get_server_version().major
+    )
+    await privileges.check_name_is_free(connection, statement.name)
+    if "slot_name" not in options.specified:
+        options.slot_name = statement.name
+    password = options.password_required and not who.is_superuser
+    publisher_connection.check_conninfo(statement.conninfo, password=password)
+    check_publications(statement.publications)
+    if options.trusted_owners:
+        await privileges.check_trusted_owners(connection, options.trusted_owners)
+    await check_commit_times(connection, options.conflict_policy)
+    async with AsyncExitStack() as stack:
+        slot = _Slot(options.slot_name)
+        try:
+            async with connection.transaction():
+                subid = await _insert(connection, statement, options, who.oid)
+                if options.connect:
+                    publisher = await stack.enter_async_context(
+                        publisher_connection.contact(connection, statement.name, statement.conninfo, password=password)
+                    )
+                    await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
+                slot.committing = True
+        except BaseException:
+            await slot.undo(connection, notice)
+            raise
+    if not options.connect:
+        notice(
+            "WARNING",
+            "subscription was created, but is not connected",
+            None,
+            "To initiate replication, you must manually create the replication slot, enable the subscription, and"
+            " refresh the subscription.",
+        )
+
+
+async def _insert(connection: asyncpg.Connection, statement: CreateSubscription, options: Options, owner: int) -> int:
+    """The catalog's rows, and the origin."""
+    try:
+        async with connection.transaction():
+            subid: int = await connection.fetchval(
+                INSERT,
+                statement.name,
+                owner,
+                options.enabled,
+                statement.conninfo,
+                options.slot_name,
+                options.synchronous_commit,
+                list(statement.publications),
+                options.binary,
+                options.streaming.value,
+                (TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED).value,
+                options.disable_on_error,
+                options.password_required,
+                options.run_as_owner,
+                options.origin,
+                options.failover,
+                options.conflict_policy,
+                options.conflict_history,
+                options.conflict_log_rows,
+                options.copy_engine.value,
+                options.apply_sessions,
+            )
+            if options.trusted_owners:  # a column of its own privilege
+                await connection.execute(TRUST, subid, list(options.trusted_owners))
+    except asyncpg.UniqueViolationError:  # somebody else was faster
+        raise privileges.already_exists(statement.name) from None
+    await stats.add_stats(connection, subid, {})
+    await progress_records.save(connection, subid, store.APPLY_WORKER, Lsn(0))
+    await replication_names.create_origin(connection, replication_names.apply_origin(subid))
+    return subid
+
+
+class _Slot:
+    """The slot on the publisher, which no rollback takes away."""
+
+    def __init__(self, name: str | None) -> None:
+        self.name = name
+        self.publisher: Publisher | None = None  # set once the slot is there
+        self.committing = False
+
+    async def create(self, publisher: Publisher, notice: Notice, *, two_phase: bool, failover: bool) -> None:
+        assert self.name is not None
+        await publisher.create_slot(self.name, snapshot="nothing", two_phase=two_phase, failover=failover)
+        self.publisher = publisher
+        notice("NOTICE", f'created replication slot "{self.name}" on publisher', None, None)
+
+    async def undo(self, connection: asyncpg.Connection, notice: Notice) -> None:
+        """Drop the slot, unless the subscription may be there: the target was lost while it committed."""
+        if self.publisher is None or self.name is None:
+            return
+        if self.committing and connection.is_closed():
+            notice(
+                "WARNING",
+                f'replication slot "{self.name}" was left on the publisher',
+                "The connection to the target was lost before it said whether the subscription was committed.",
+                "Drop the slot by hand if the subscription does not exist.",
+            )
+            return
+        from anyio import CancelScope  # imported where it is needed, as this hardly ever is
+
+        with CancelScope(shield=True):
+            try:
+                await publisher_connection.drop_slot(self.publisher, self.name, notice, missing_ok=True)
+            except SubscriberError as error:
+                notice("WARNING", error.message, error.detail, error.hint)
+
+
+async def _ask_publisher(
+    connection: asyncpg.Connection,
+    publisher: Publisher,
+    subid: int,
+    statement: CreateSubscription,
+    options: Options,
+    slot: _Slot,
+    notice: Notice,
+    hooks: Hooks | None,
+) -> None:
+    """What needs the publisher: its publications' tables, its identity, and the slot."""
+    await publisher_connection.warn_of_missing_publications(publisher, statement.publications, notice)
+    if options.copy_data and options.origin.lower() == "none":
+        await publisher_connection.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
+    tables = await refresh.add_tables(
+        connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
+    )
+    identity = await publisher.identify_system()
+    await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+    if options.create_slot:
+        assert options.slot_name is not None
+        await publisher_connection.refuse_own_cluster(connection, publisher, options.slot_name)
+        # With tables to be copied, the worker enables it when they are ready: what is prepared while a table is
+        # copied could be lost between two slots. Without any table it waits too, so that REFRESH may copy some.
+        two_phase = options.two_phase and not options.copy_data and bool(tables)
+        if two_phase:
+            await store.set_two_phase_state(connection, subid, TwoPhaseState.ENABLED)
+        await slot.create(publisher, notice, two_phase=two_phase, failover=options.failover)

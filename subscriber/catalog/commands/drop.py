@@ -1,0 +1,92 @@
+"""DROP SUBSCRIPTION. Source: DropSubscription() in src/backend/commands/subscriptioncmds.c.
+
+The workers must be gone before their origins and slots can be dropped, and they look at the catalog, not at us: the
+subscription is disabled first, in a transaction of its own. If the rest fails, most often because the publisher does
+not answer, it is enabled again. Where that cannot be, they are ended at once: inside a transaction block, which nobody
+else sees into, and for an owner who may drop the subscription but not change it.
+
+Transactions that are prepared here stay so, as PostgreSQL's do, for somebody who knows what became of them on the
+publisher: COMMIT PREPARED and ROLLBACK PREPARED 'pg_gid_<subid>_<xid>'.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.catalog import copy_jobs, identity, replication_names, store
+from subscriber.catalog.commands import privileges, publisher_connection, refresh, worker_shutdown
+from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
+from subscriber.catalog.grammar.parser import DropSubscription
+from subscriber.errors import StatementError
+from subscriber.subscription import Subscription
+
+DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
+ENABLE_AGAIN = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
+
+
+async def drop_subscription(connection: asyncpg.Connection, statement: DropSubscription, notice: Notice) -> None:
+    """Remove the subscription, its slots on the publisher and its origins here."""
+    if statement.if_exists and not await connection.fetchval(privileges.EXISTS, statement.name):
+        notice("NOTICE", f'subscription "{statement.name}" does not exist, skipping', None, None)
+        return
+    inside = connection.is_in_transaction()
+    async with connection.transaction():
+        subscription = await privileges.owned(connection, statement.name, to_drop=True)
+        if subscription.slot_name is not None and inside:
+            raise StatementError("DROP SUBSCRIPTION cannot run inside a transaction block", sqlstate="25001")
+        may_change = subscription.password_required or (await privileges.caller(connection)).is_superuser
+        disabled = subscription.enabled and may_change and not inside
+        if disabled:
+            await store.disable(connection, subscription.oid)
+    try:
+        if disabled or (not subscription.enabled and not inside):
+            await worker_shutdown.wait_until_gone(connection, subscription.oid)
+        async with connection.transaction():
+            # Once more: between the two transactions it may have been changed, or dropped.
+            subscription_now = await privileges.owned(connection, statement.name, to_drop=True)
+            await _drop(connection, subscription_now, notice)
+    except BaseException:
+        if disabled and not connection.is_closed():
+            from anyio import CancelScope  # imported where it is needed, as this hardly ever is
+
+            with CancelScope(shield=True):
+                await connection.execute(ENABLE_AGAIN, subscription.oid)
+        raise
+
+
+async def _drop(connection: asyncpg.Connection, subscription: Subscription, notice: Notice) -> None:
+    subid, slot_name = subscription.oid, subscription.slot_name
+    await worker_shutdown.end_workers(connection, subid)
+    unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
+    if await copy_jobs.load(connection, subid) is not None:
+        unfinished.append(copy_jobs.GROUP)
+    bound = await identity.is_bound(connection)
+    # The original of a copy in the same cluster has origins and slots of the same names.
+    for origin in await replication_names.find_origins(connection, subid) if bound else ():
+        await replication_names.drop_origin(connection, origin, missing_ok=True)
+    sync_id = await identity.sync_id(connection)
+    await store.forget_prepared(connection, subid)
+    await connection.execute(DELETE, subid)
+    if slot_name is None and not (unfinished and bound):
+        return
+    sync_slots = [replication_names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
+    password = subscription.must_use_password
+    try:
+        async with publisher_connection.contact(
+            connection, subscription.name, subscription.conninfo, password=password
+        ) as publisher:
+            for slot in sync_slots:
+                await publisher_connection.drop_slot(publisher, slot, notice, missing_ok=True)
+            if slot_name is not None:
+                await publisher_connection.drop_slot(publisher, slot_name, notice, missing_ok=False)
+    except PublisherUnreachable as error:
+        if slot_name is None:  # it was said that slots are somebody else's business
+            return
+        for slot in sync_slots:
+            notice("WARNING", f'could not drop tablesync replication slot "{slot}"', None, None)
+        raise StatementError(
+            f'could not connect to publisher when attempting to drop replication slot "{slot_name}": {error.reason}',
+            hint="Use ALTER SUBSCRIPTION ... DISABLE to disable the subscription, and then use ALTER SUBSCRIPTION ..."
+            " SET (slot_name = NONE) to disassociate it from the slot.",
+            sqlstate="08006",
+        ) from error

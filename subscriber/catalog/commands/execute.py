@@ -1,0 +1,347 @@
+"""Executing statements about subscriptions: checks, order, messages and outcome are PostgreSQL 18's.
+
+What it does for itself in a server is done here by a client, so it takes care that nothing is left half done: catalog
+changes are one transaction each, and what no rollback takes back (slots on the publisher) comes last in it.
+
+Source: AlterSubscription() and AlterSubscriptionOwner() in src/backend/commands/subscriptioncmds.c; renaming is
+AlterObjectRename_internal() in alter.c. CREATE, DROP and the list of tables are in modules of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import assert_never
+
+import asyncpg
+
+from subscriber.apply.hooks.config import Hooks
+from subscriber.catalog import identity, progress_records, store
+from subscriber.catalog.commands import alter_two_phase, privileges, publisher_connection
+from subscriber.catalog.commands.create import create_subscription
+from subscriber.catalog.commands.drop import drop_subscription
+from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.catalog.commands.refresh import refresh
+from subscriber.catalog.grammar.conflict_options import check_commit_times
+from subscriber.catalog.grammar.options import (
+    FOR_PUBLICATIONS,
+    FOR_REFRESH,
+    FOR_SET,
+    FOR_SKIP,
+    Options,
+    check_publications,
+    merge_publications,
+    parse_options,
+)
+from subscriber.catalog.grammar.parser import (
+    AlterConnection,
+    AlterEnabled,
+    AlterOptions,
+    AlterOwner,
+    AlterPublications,
+    AlterRefresh,
+    AlterRename,
+    AlterSkip,
+    CreateSubscription,
+    DropSubscription,
+    Statement,
+    parse,
+)
+from subscriber.connection.errors import server_fields
+from subscriber.errors import ConnectionLost, ServerError, StatementError
+from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription, TwoPhaseState
+
+PREREQUISITE_STATE = "55000"
+
+SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
+SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2 WHERE subid = $1"
+SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
+SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
+SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"
+SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
+ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
+MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
+
+# Option -> the column it is stored in and the type its value is sent as. Not two_phase, which has states.
+COLUMNS = {
+    "slot_name": ("subslotname", "text::name"),
+    "synchronous_commit": ("subsynccommit", "text"),
+    "binary": ("subbinary", "boolean"),
+    "streaming": ("substream", 'text::"char"'),
+    "disable_on_error": ("subdisableonerr", "boolean"),
+    "password_required": ("subpasswordrequired", "boolean"),
+    "run_as_owner": ("subrunasowner", "boolean"),
+    "failover": ("subfailover", "boolean"),
+    "origin": ("suborigin", "text"),
+    "conflict_policy": ("subconflictpolicy", "text"),
+    "conflict_history": ("subconflicthistory", "text"),
+    "conflict_log_rows": ("subconflictrows", "boolean"),
+    "copy_engine": ("subcopyengine", "text"),
+    "apply_sessions": ("subapplysessions", "int4"),
+    "trusted_owners": ("subtrustedowners", "text[]::name[]"),
+}
+
+
+async def execute(
+    connection: asyncpg.Connection,
+    sql: str,
+    *,
+    notice: Notice,
+    hooks: Mapping[str, Hooks] = MappingProxyType({}),
+) -> None:
+    """Execute CREATE, ALTER and DROP SUBSCRIPTION statements, separated by semicolons, one after the other.
+
+    `connection` is one to the target, and its role becomes the owner of what is created. `notice` is called with
+    severity (NOTICE or WARNING), message, detail and hint of what PostgreSQL would say on the way. Nothing is executed
+    if the text cannot be parsed; otherwise each statement is a transaction of its own (or part of the connection's,
+    where PostgreSQL allows that in a transaction block), and the first error ends it. `hooks`, by subscription, say
+    which tables of the target take which rows.
+
+    Where the catalog belongs to another database, only statements are executed that give up a subscription.
+
+    Raises StatementError, PublisherError, CatalogMoved, ServerError with what the publisher or the target said, or
+    ConnectionLost.
+    """
+    for statement in parse(sql):
+        try:
+            if not await _gives_up(connection, statement):
+                await identity.check(connection)
+            await _execute(connection, statement, notice, hooks)
+        except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+            raise ConnectionLost(f"connection to the target was lost: {error}") from error
+        except asyncpg.PostgresError as error:
+            raise ServerError(server_fields(error)) from error
+
+
+async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> bool:
+    """Whether a statement is one of those by which a subscription lets go of its slot and ends."""
+    match statement:
+        case AlterEnabled():
+            return not statement.enabled
+        case AlterOptions():
+            options = parse_options(statement.options, FOR_SET)
+            return options.specified == {"slot_name"} and options.slot_name is None
+        case DropSubscription():
+            found = await store.find_subscription(connection, statement.name)
+            return found is None or found.slot_name is None
+    return False
+
+
+async def _execute(
+    connection: asyncpg.Connection, statement: Statement, notice: Notice, hooks: Mapping[str, Hooks]
+) -> None:
+    match statement:
+        case CreateSubscription():
+            await create_subscription(connection, statement, notice, hooks.get(statement.name))
+        case DropSubscription():
+            await drop_subscription(connection, statement, notice)
+        case _:
+            inside = connection.is_in_transaction()
+            async with connection.transaction():
+                await _alter(_Altering(connection, inside, notice, hooks), statement)
+
+
+class _Altering:
+    """What every form of ALTER SUBSCRIPTION needs."""
+
+    def __init__(
+        self, connection: asyncpg.Connection, inside: bool, notice: Notice, hooks: Mapping[str, Hooks]
+    ) -> None:
+        self.connection = connection
+        self.inside = inside  # in a transaction block of the caller's
+        self.notice = notice
+        self.hooks = hooks
+
+    def outside_only(self, what: str) -> None:
+        """For what a rollback would not take back."""
+        if self.inside:
+            raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
+
+
+async def _alter(
+    altering: _Altering,
+    statement: AlterConnection
+    | AlterPublications
+    | AlterRefresh
+    | AlterEnabled
+    | AlterOptions
+    | AlterSkip
+    | AlterOwner
+    | AlterRename,
+) -> None:
+    connection = altering.connection
+    subscription = await privileges.owned(connection, statement.name)
+    match statement:
+        case AlterConnection():
+            publisher_connection.check_conninfo(statement.conninfo, password=subscription.must_use_password)
+            await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
+            # The statement decides which server is the publisher from now on.
+            await store.forget_publisher(connection, subscription.oid)
+            await progress_records.save_confirmed(connection, subscription.oid, None)
+        case AlterEnabled():
+            if statement.enabled and subscription.slot_name is None:
+                message = "cannot enable subscription that does not have a slot name"
+                raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+            await connection.execute(SET_ENABLED, subscription.oid, statement.enabled)
+        case AlterPublications():
+            await _alter_publications(altering, subscription, statement)
+        case AlterRefresh():
+            await _alter_refresh(altering, subscription, statement)
+        case AlterOptions():
+            await _set_options(altering, subscription, parse_options(statement.options, FOR_SET))
+        case AlterSkip():
+            await _skip(connection, subscription, parse_options(statement.options, FOR_SKIP).lsn)
+        case AlterOwner():
+            await _change_owner(connection, subscription, statement)
+        case AlterRename():
+            privileges.check_database(await privileges.caller(connection))
+            await privileges.check_name_is_free(connection, statement.new_name)
+            await connection.execute(SET_NAME, subscription.oid, statement.new_name)
+        case _:
+            assert_never(statement)
+
+
+async def _alter_publications(altering: _Altering, subscription: Subscription, statement: AlterPublications) -> None:
+    options = parse_options(statement.options, FOR_PUBLICATIONS)
+    if statement.action == "set":
+        check_publications(statement.publications)
+        publications = statement.publications
+    else:
+        publications = merge_publications(
+            subscription.publications,
+            statement.publications,
+            add=statement.action == "add",
+            subscription=subscription.name,
+        )
+    await altering.connection.execute(SET_PUBLICATIONS, subscription.oid, list(publications))
+    if not options.refresh:
+        return
+    command = f"ALTER SUBSCRIPTION ... {statement.action.upper()} PUBLICATION"
+    if not subscription.enabled:
+        advice = f"{command} ... WITH (refresh = false)"
+        raise StatementError(
+            "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
+            hint=f"Use {advice}." if statement.action == "set" else f"Use {advice} instead.",
+            sqlstate=PREREQUISITE_STATE,
+        )
+    if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
+        raise StatementError(
+            "ALTER SUBSCRIPTION with refresh and copy_data is not allowed when two_phase is enabled",
+            hint=f"Use {command} with refresh = false, or with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
+            sqlstate=PREREQUISITE_STATE,
+        )
+    altering.outside_only("ALTER SUBSCRIPTION with refresh")
+    await refresh(
+        altering.connection,
+        subscription,
+        publications,
+        altering.notice,
+        copy_data=options.copy_data,
+        validate=() if statement.action == "drop" else statement.publications,
+        hooks=altering.hooks.get(subscription.name),
+    )
+
+
+async def _alter_refresh(altering: _Altering, subscription: Subscription, statement: AlterRefresh) -> None:
+    if not subscription.enabled:
+        message = "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"
+        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+    options = parse_options(statement.options, FOR_REFRESH)
+    if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
+        raise StatementError(
+            "ALTER SUBSCRIPTION ... REFRESH with copy_data is not allowed when two_phase is enabled",
+            hint="Use ALTER SUBSCRIPTION ... REFRESH with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
+        )
+    altering.outside_only("ALTER SUBSCRIPTION ... REFRESH")
+    await refresh(
+        altering.connection,
+        subscription,
+        subscription.publications,
+        altering.notice,
+        copy_data=options.copy_data,
+        validate=(),
+        hooks=altering.hooks.get(subscription.name),
+    )
+
+
+async def _set_options(altering: _Altering, subscription: Subscription, options: Options) -> None:
+    """SET (…): the catalog first; then, as no rollback undoes that, the slot on the publisher.
+
+    Two options are the slot's too. The worker itself switches two_phase on, when it may, so only false is set here.
+    """
+    connection, specified = altering.connection, options.specified
+    if "slot_name" in specified and options.slot_name is None and subscription.enabled:
+        message = "cannot set slot_name = NONE for enabled subscription"
+        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+    if "password_required" in specified and not options.password_required:
+        who = await privileges.caller(connection)
+        if not who.is_superuser:
+            raise privileges.password_required_error()
+    if "trusted_owners" in specified:
+        await privileges.check_trusted_owners(connection, options.trusted_owners)
+    if "two_phase" in specified:
+        _check_slot_option(altering, subscription, "two_phase", slot_too=not options.two_phase)
+        if "slot_name" in specified and not options.two_phase:
+            raise StatementError('"slot_name" and "two_phase" cannot be altered at the same time')
+        await alter_two_phase.change(connection, subscription, wanted=options.two_phase)
+    if "failover" in specified:
+        _check_slot_option(altering, subscription, "failover", slot_too=True)
+    await check_commit_times(connection, options.conflict_policy)
+    # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
+    unchanged = options.password_required == subscription.password_required
+    columns = [name for name in COLUMNS if name in specified and not (name == "password_required" and unchanged)]
+    if columns:
+        settings = ", ".join(f"{COLUMNS[name][0]} = ${at}::{COLUMNS[name][1]}" for at, name in enumerate(columns, 2))
+        values = [getattr(options, name) for name in columns]
+        statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
+        await connection.execute(statement, subscription.oid, *values)
+    if "slot_name" in specified:
+        # Also where the name stays the same: the worker continues from where the slot stands
+        # (worker/apply/confirmed_position.py).
+        await progress_records.save_confirmed(connection, subscription.oid, None)
+    failover = options.failover if "failover" in specified else None
+    no_two_phase = "two_phase" in specified and not options.two_phase
+    if (no_two_phase or failover is not None) and subscription.slot_name is not None:
+        password = subscription.must_use_password
+        async with publisher_connection.contact(
+            connection, subscription.name, subscription.conninfo, password=password
+        ) as publisher:
+            await publisher.alter_slot(
+                subscription.slot_name, failover=failover, two_phase=False if no_two_phase else None
+            )
+
+
+def _check_slot_option(altering: _Altering, subscription: Subscription, option: str, *, slot_too: bool) -> None:
+    """For options of the slot, which cannot be changed while somebody reads from it; `slot_too`: not only here."""
+    if subscription.enabled:
+        message = f'cannot set option "{option}" for enabled subscription'
+        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+    if not slot_too:
+        return
+    if subscription.slot_name is None:
+        message = f'cannot set option "{option}" for a subscription that does not have a slot name'
+        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+    altering.outside_only(f"ALTER SUBSCRIPTION ... SET ({option})")
+
+
+async def _skip(connection: asyncpg.Connection, subscription: Subscription, lsn: Lsn) -> None:
+    if lsn:
+        progress = await progress_records.load(connection, subscription.oid)
+        text = await connection.fetchval(ORIGIN_PROGRESS, subscription.origin_name)
+        reached = max(progress or Lsn(0), Lsn.parse(text) if text else Lsn(0))
+        if lsn < reached:
+            message = f"skip WAL location (LSN {lsn}) must be greater than origin LSN {reached}"
+            raise StatementError(message, sqlstate="22023")
+    await connection.execute(SET_SKIP_LSN, subscription.oid, str(lsn))
+
+
+async def _change_owner(connection: asyncpg.Connection, subscription: Subscription, statement: AlterOwner) -> None:
+    oid, name = await privileges.find_role(connection, statement.role)
+    if name == subscription.owner:
+        return
+    can_set = "SET" if connection.get_server_version().major >= 16 else "MEMBER"
+    if not await connection.fetchval(MAY_BECOME, oid, can_set):
+        raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate="42501")
+    privileges.check_database(await privileges.caller(connection))
+    await connection.execute(SET_OWNER, subscription.oid, oid)

@@ -1,0 +1,151 @@
+"""Who is executing a statement, and what PostgreSQL lets that role do with subscriptions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import asyncpg
+
+from subscriber.catalog import store
+from subscriber.catalog.grammar.parser import RoleWord
+from subscriber.errors import StatementError
+from subscriber.subscription import Subscription
+
+INSUFFICIENT_PRIVILEGE = "42501"
+UNDEFINED_OBJECT = "42704"
+DUPLICATE_OBJECT = "42710"
+
+CALLER = """
+SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,
+       pg_catalog.has_database_privilege(pg_catalog.current_database(), 'CREATE') AS may_create,
+       r.rolsuper OR EXISTS (SELECT FROM pg_catalog.pg_roles g WHERE g.rolname = 'pg_create_subscription'
+                                AND pg_catalog.pg_has_role(g.oid, 'USAGE'))
+       OR pg_catalog.current_setting('server_version_num')::int < 160000
+          AND EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'subscriber'
+                         AND pg_catalog.pg_has_role(n.nspowner, 'USAGE')) AS may_subscribe
+  FROM pg_catalog.pg_roles r WHERE r.rolname = current_user
+"""
+# The view shows everybody's subscriptions, so that "does not exist" and "must be owner" are two things.
+FIND = """
+SELECT s.oid, s.subpasswordrequired, pg_catalog.pg_has_role(s.subowner, 'USAGE') AS is_owner,
+       (SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user) AS is_superuser
+  FROM subscriber.pg_subscription s WHERE s.subname = $1::text
+"""
+# Statements about one subscription wait for each other here. Not FOR UPDATE: workers that insert a row
+# which refers to it must not wait, since the statement may be waiting for them.
+LOCK_ROW = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
+EXISTS = "SELECT EXISTS (SELECT FROM subscriber.pg_subscription s WHERE s.subname = $1::text)"
+MAY_TRUST = """
+SELECT pg_catalog.has_column_privilege('subscriber.subscription'::pg_catalog.regclass, 'subtrustedowners', 'UPDATE')
+"""
+ROLE = """
+SELECT r.oid, r.rolname::text FROM pg_catalog.pg_roles r
+ WHERE r.rolname = CASE $1::text WHEN 'current_user' THEN current_user WHEN 'session_user' THEN session_user
+                   ELSE $2::name END
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The current role."""
+
+    oid: int
+    is_superuser: bool
+    database: str
+    may_create: bool  # CREATE on the database
+    may_subscribe: bool  # superuser; the privileges of pg_create_subscription; before 16 the schema's owner, too
+
+
+async def caller(connection: asyncpg.Connection) -> Caller:
+    """Whoever executes statements on this connection now: SET ROLE counts."""
+    row = await connection.fetchrow(CALLER)
+    assert row is not None
+    return Caller(row["oid"], row["rolsuper"], row["database"], row["may_create"], row["may_subscribe"])
+
+
+def password_required_error() -> StatementError:
+    return StatementError(
+        "password_required=false is superuser-only",
+        hint="Subscriptions with the password_required option set to false may only be created or modified by the"
+        " superuser.",
+        sqlstate=INSUFFICIENT_PRIVILEGE,
+    )
+
+
+async def check_trusted_owners(connection: asyncpg.Connection, names: tuple[str, ...]) -> None:
+    """Raises StatementError if a role does not exist (42704), or the caller may not decide whom to trust (42501)."""
+    if not await connection.fetchval(MAY_TRUST):
+        raise StatementError(
+            "trusted_owners is superuser-only",
+            detail="Code of these roles runs with the rights of the role that applies changes.",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
+    for name in names:
+        await find_role(connection, name)
+
+
+def check_database(who: Caller) -> None:
+    """Raises StatementError (42501) without CREATE on the database."""
+    if not who.may_create:
+        raise StatementError(f"permission denied for database {who.database}", sqlstate=INSUFFICIENT_PRIVILEGE)
+
+
+def check_create(who: Caller, *, password_required: bool, server_major: int) -> None:
+    """May this role create a subscription? Raises StatementError (42501)."""
+    if not who.may_subscribe:
+        if server_major < 16:
+            raise StatementError("must be superuser to create subscriptions", sqlstate=INSUFFICIENT_PRIVILEGE)
+        raise StatementError(
+            "permission denied to create subscription",
+            detail='Only roles with privileges of the "pg_create_subscription" role may create subscriptions.',
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
+    check_database(who)
+    if not password_required and not who.is_superuser:
+        raise password_required_error()
+
+
+async def check_name_is_free(connection: asyncpg.Connection, name: str) -> None:
+    """Raises StatementError (42710) if there is a subscription of that name."""
+    if await connection.fetchval(EXISTS, name):
+        raise already_exists(name)
+
+
+def already_exists(name: str) -> StatementError:
+    return StatementError(f'subscription "{name}" already exists', sqlstate=DUPLICATE_OBJECT)
+
+
+async def owned(connection: asyncpg.Connection, name: str, *, to_drop: bool = False) -> Subscription:
+    """The subscription, locked until the transaction ends, after checking that the caller may change it.
+
+    Raises StatementError if there is none (42704) or the caller may not (42501). One whose password_required is
+    false may be changed by superusers only, but `to_drop` it its owner may.
+    """
+    row = await connection.fetchrow(FIND, name)
+    if row is None:
+        raise does_not_exist(name)
+    if not row["is_owner"]:
+        raise StatementError(f"must be owner of subscription {name}", sqlstate=INSUFFICIENT_PRIVILEGE)
+    if not row["subpasswordrequired"] and not row["is_superuser"] and not to_drop:
+        raise password_required_error()
+    await connection.execute(LOCK_ROW, row["oid"])
+    subscription = await store.load_subscription(connection, row["oid"])
+    if subscription is None or subscription.name != name:  # dropped or renamed while we waited
+        raise does_not_exist(name)
+    return subscription
+
+
+def does_not_exist(name: str) -> StatementError:
+    return StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
+
+
+async def find_role(connection: asyncpg.Connection, role: str | RoleWord) -> tuple[int, str]:
+    """OID and name of a role of the statement. Raises StatementError (42704) if there is none."""
+    if isinstance(role, RoleWord):
+        word = "session_user" if role is RoleWord.SESSION_USER else "current_user"
+        row = await connection.fetchrow(ROLE, word, None)
+    else:
+        row = await connection.fetchrow(ROLE, None, role)
+    if row is None:
+        raise StatementError(f'role "{role}" does not exist', sqlstate=UNDEFINED_OBJECT)
+    return row["oid"], row["rolname"]

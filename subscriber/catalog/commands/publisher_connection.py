@@ -1,0 +1,122 @@
+"""A statement's connection to the publisher, with the words PostgreSQL has for what can go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import asyncpg
+
+from subscriber.catalog.connection import Connection, encoding_of
+from subscriber.connection import authentication
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.errors import libpq_message
+from subscriber.display import sql_literal
+from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
+from subscriber.publisher.connection import Publisher
+
+# severity (NOTICE or WARNING), message, detail, hint
+Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
+
+OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"
+
+
+class PublisherUnreachable(StatementError):
+    """`reason` is what libpq would say."""
+
+    sqlstate = "08006"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f'subscription "{name}" could not connect to the publisher: {reason}')
+        self.reason = reason
+
+
+def check_conninfo(conninfo: str, *, password: bool) -> None:
+    """Refuse a connection string that cannot be understood, or that lacks the password it must have.
+
+    Raises StatementError (42601) or PublisherError (2F003).
+    """
+    try:
+        parsed = Conninfo.parse(conninfo)
+    except ConninfoError as error:
+        raise StatementError(f"invalid connection string syntax: {error.message}") from error
+    if password:
+        authentication.check_conninfo(parsed)
+
+
+@asynccontextmanager
+async def contact(connection: Connection, name: str, conninfo: str, *, password: bool) -> AsyncIterator[Publisher]:
+    """Connect as subscription `name`, and close when the block ends. `connection` is one to the target.
+
+    Raises PublisherUnreachable if that fails, and PublisherError if a password had to be used and was not.
+    """
+    check_conninfo(conninfo, password=password)
+    try:
+        publisher = await Publisher.connect(
+            conninfo,
+            application_name=name,
+            client_encoding=encoding_of(connection),
+            must_use_password=password,
+        )
+    except (ConninfoError, ConnectionLost, ServerError) as error:
+        raise PublisherUnreachable(name, libpq_message(error)) from error
+    try:
+        yield publisher
+    finally:
+        await publisher.close()
+
+
+async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publisher, slot: str) -> None:
+    """Refuse to create a slot that would wait for this very transaction, because it runs on the publisher too.
+
+    PostgreSQL itself waits then until somebody cancels it. Call it once the transaction has written something.
+    """
+    pid, xid = await connection.fetchrow(OWN_TRANSACTION) or (0, "0")
+    if await publisher.is_running(pid, xid):
+        raise StatementError(
+            f'could not create replication slot "{slot}": the publisher is in the same cluster as the target',
+            detail="The slot's creation would wait for this statement to end.",
+            hint="Create the slot first, in the publisher's database: SELECT pg_create_logical_replication_slot("
+            f"{sql_literal(slot)}, 'pgoutput'); then use it WITH (create_slot = false).",
+            sqlstate="55000",
+        )
+
+
+async def drop_slot(publisher: Publisher, name: str, notice: Notice, *, missing_ok: bool) -> None:
+    """Drop a slot once nobody reads from it any more, and say so."""
+    if await publisher.drop_slot(name, missing_ok=missing_ok, wait=True):
+        notice("NOTICE", f'dropped replication slot "{name}" on publisher', None, None)
+
+
+async def warn_of_missing_publications(publisher: Publisher, names: tuple[str, ...], notice: Notice) -> None:
+    """They may be created later, so this is no error."""
+    missing = [f'"{name}"' for name in await publisher.missing_publications(names)]
+    if missing:
+        subject, verb = ("publication", "does") if len(missing) == 1 else ("publications", "do")
+        notice("WARNING", f"{subject} {', '.join(missing)} {verb} not exist on the publisher", None, None)
+
+
+async def warn_of_other_origins(
+    publisher: Publisher,
+    subscription: str,
+    publications: tuple[str, ...],
+    notice: Notice,
+    known: list[tuple[str, str]] | None = None,
+) -> None:
+    """With origin = none and copy_data: the copy cannot tell where a row came from.
+
+    `known` are the (schema, name) of tables that are part of the subscription already.
+    """
+    names = [f'"{name}"' for name in await publisher.publications_with_other_origins(publications, known or ())]
+    if not names:
+        return
+    a_publication, contain = ("a publication", "contains") if len(names) == 1 else ("publications", "contain")
+    notice(
+        "WARNING",
+        f'subscription "{subscription}" requested copy_data with origin = NONE'
+        " but might copy data that had a different origin",
+        f"The subscription being created subscribes to {a_publication} ({', '.join(names)}) that {contain} tables"
+        " that are written to by other subscriptions.",
+        "Verify that initial data copied from the publisher tables did not come from other origins.",
+    )

@@ -1,0 +1,176 @@
+"""The tables of a subscription: which the publications have, and what becomes of those that come and go.
+
+Source: fetch_table_list() and AlterSubscription_refresh() in src/backend/commands/subscriptioncmds.c.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
+from subscriber.apply.hooks.config import Hooks
+from subscriber.catalog import hooked_tables, identity, progress_records, replication_names, store, table_names
+from subscriber.catalog.commands import publisher_connection, worker_shutdown
+from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.errors import StatementError
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.subscription import Subscription
+
+LOCAL_RELATIONS = """
+SELECT w.nspname, w.relname, n.oid IS NOT NULL AS has_schema, c.oid AS relid, c.relkind::text AS relkind,
+       coalesce(pg_catalog.has_schema_privilege(n.oid, 'USAGE'), true) AS may_use
+  FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS w (nspname, relname, number)
+  LEFT JOIN pg_catalog.pg_namespace n ON n.nspname = w.nspname
+  LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = w.relname
+ ORDER BY w.number
+"""
+ADD_RELATIONS = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srnspname, srrelname)
+SELECT $1::oid, c.oid, $3::text::"char", n.nspname, c.relname
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY ($2::oid[])
+ON CONFLICT DO NOTHING
+"""
+# By the stored names, with tables that were dropped on the target.
+RELATIONS = """
+SELECT r.srrelid AS relid, r.srsubstate::text AS state, r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r
+ WHERE r.srsubid = $1 ORDER BY r.srrelid
+"""
+REMOVE_RELATION = """
+DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
+"""
+
+# errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
+RELKINDS = {
+    "i": "indexes",
+    "I": "partitioned indexes",
+    "S": "sequences",
+    "t": "TOAST tables",
+    "v": "views",
+    "m": "materialized views",
+    "c": "composite types",
+    "f": "foreign tables",
+}
+
+
+async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, str]]) -> list[int]:
+    """OIDs of the target's tables of these (schema, name), in their order.
+
+    Raises StatementError for the first that is missing or is something else than an ordinary table. The publisher names
+    them, and rows in a system catalog, or in one of ours, would be roles, functions and subscriptions.
+    """
+    rows = await connection.fetch(LOCAL_RELATIONS, [schema for schema, _ in tables], [name for _, name in tables])
+    for row in rows:
+        schema, name = row["nspname"], row["relname"]
+        if not row["has_schema"]:
+            raise StatementError(f'schema "{schema}" does not exist', sqlstate="3F000")
+        if not row["may_use"]:
+            raise StatementError(f"permission denied for schema {schema}", sqlstate="42501")
+        if row["relid"] is None:
+            raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate="42P01")
+        kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
+        if row["relid"] < FIRST_NORMAL_OID or schema == OWN_SCHEMA:
+            kind = "system tables"
+        if kind is not None:
+            raise StatementError(
+                f'cannot use relation "{schema}.{name}" as logical replication target',
+                detail=f"This operation is not supported for {kind}.",
+                sqlstate="42809",
+            )
+    return [row["relid"] for row in rows]
+
+
+async def add_tables(
+    connection: asyncpg.Connection,
+    subid: int,
+    publisher: Publisher,
+    publications: tuple[str, ...],
+    *,
+    copy_data: bool,
+    hooks: Hooks | None = None,
+) -> list[int]:
+    """Make the publications' tables part of the subscription; those that are already stay as they are.
+
+    New ones are to be copied (state i), or without `copy_data` ready (r). `hooks` may have their rows go to tables of
+    other names. Returns the OIDs of all the publications' tables on the target.
+    """
+    published = await publisher.tables(publications)
+    known = {source: relid for relid, source in (await hooked_tables.sources(connection, subid)).items()}
+    new = [table for table in published if table not in known]
+    relids = await local_relids(connection, [hooks.target(*table) if hooks is not None else table for table in new])
+    _require_distinct(new, relids, known)
+    await connection.execute(ADD_RELATIONS, subid, relids, "i" if copy_data else "r")
+    for table, relid in zip(new, relids, strict=True):
+        if hooks is not None and hooks.find(*table) is not None:
+            await hooked_tables.set_source(connection, subid, relid, table)
+    return relids + [known[table] for table in published if table in known]
+
+
+def _require_distinct(tables: list[tuple[str, str]], relids: list[int], known: dict[tuple[str, str], int]) -> None:
+    taken = {relid: source for source, relid in known.items()}
+    for table, relid in zip(tables, relids, strict=True):
+        if relid in taken:
+            raise StatementError(
+                f'hooks send tables "{".".join(taken[relid])}" and "{".".join(table)}" to one table of the target',
+                sqlstate="42P07",
+            )
+        taken[relid] = table
+
+
+async def refresh(
+    connection: asyncpg.Connection,
+    subscription: Subscription,
+    publications: tuple[str, ...],
+    notice: Notice,
+    *,
+    copy_data: bool,
+    validate: tuple[str, ...],
+    hooks: Hooks | None = None,
+) -> None:
+    """Make the subscription's tables those of `publications`, in the connection's transaction.
+
+    A table that was dropped and created again is a new one. One that another table has replaced is not.
+
+    `validate` are publications to warn of if the publisher has none of that name. Slots are dropped last of all: no
+    rollback brings them back.
+    """
+    subid = subscription.oid
+    password = subscription.must_use_password
+    async with publisher_connection.contact(
+        connection, subscription.name, subscription.conninfo, password=password
+    ) as publisher:
+        if validate:
+            await publisher_connection.warn_of_missing_publications(publisher, validate, notice)
+        await table_names.follow(connection, subscription)
+        known = await connection.fetch(RELATIONS, subid)
+        lost = {table.relid for table in await table_names.load_lost(connection, subid)}
+        removed = [row for row in known if row["relid"] in lost]
+        begun = [row for row in removed if await _remove_table(connection, subid, row["relid"], row["state"])]
+        if copy_data and subscription.origin.lower() == "none":
+            names = [(row["nspname"], row["relname"]) for row in known]
+            await publisher_connection.warn_of_other_origins(publisher, subscription.name, publications, notice, names)
+        wanted = set(await add_tables(connection, subid, publisher, publications, copy_data=copy_data, hooks=hooks))
+        begun += [
+            row
+            for row in known
+            if row["relid"] not in wanted | lost and await _remove_table(connection, subid, row["relid"], row["state"])
+        ]
+        sync_id = await identity.sync_id(connection)
+        for row in begun:
+            slot = replication_names.table_sync_slot(subid, row["relid"], sync_id)
+            await publisher_connection.drop_slot(publisher, slot, notice, missing_ok=True)
+
+
+async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, state: str) -> bool:
+    """Take a table out of the subscription; true if its synchronization may have left a slot behind."""
+    if state != "r":
+        # The state may still move until the worker is gone, so it is read again below.
+        await worker_shutdown.end_workers(connection, subid, relid)
+    state = await connection.fetchval(REMOVE_RELATION, subid, relid) or state
+    await progress_records.remove(connection, subid, relid)
+    await store.remove_worker(connection, subid, relid)
+    if state == "r":
+        return False
+    await replication_names.drop_origin(connection, replication_names.table_sync_origin(subid, relid), missing_ok=True)
+    return True

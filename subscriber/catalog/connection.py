@@ -1,0 +1,106 @@
+"""A connection to the target's catalog, shared by the launcher's tasks; asyncpg's errors become ours in it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeAlias
+
+import anyio
+import asyncpg
+from anyio import CancelScope, get_cancelled_exc_class
+
+from subscriber.connection.connect import connect
+from subscriber.connection.errors import server_fields
+from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.errors import ConnectionLost, ServerError, SubscriberError
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+# So that the server notices within a minute when we are gone without a word, and lets go of our locks.
+KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_keepalives_count": "4"}
+
+ROLLBACK_TIMEOUT = 5.0  # seconds
+
+
+class Catalog:
+    """One asyncpg connection, used by one task at a time."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._lock = anyio.Lock()
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, target: str, name: str, *, lock_timeout: str = "0") -> AsyncIterator[Catalog]:
+        """Connect to `target`; commits are synchronous whatever the database's default is.
+
+        `lock_timeout` as PostgreSQL writes it; 0: none.
+        """
+        settings = {"synchronous_commit": "on", **KEEPALIVE, **NO_TIMEOUTS, "lock_timeout": lock_timeout}
+        connection = await connect(target, application_name=name, settings=settings)
+        try:
+            yield cls(connection)
+        finally:
+            connection.terminate()
+
+    @property
+    def pid(self) -> int:
+        """Of the process of the target that serves it."""
+        return self._connection.get_server_pid()
+
+    @property
+    def encoding(self) -> str:
+        """Of the target's database, as PostgreSQL calls it; rows are sent in it."""
+        return encoding_of(self._connection)
+
+    @asynccontextmanager
+    async def use(self) -> AsyncIterator[Connection]:
+        """The connection, for this task alone. Raises ServerError and ConnectionLost for asyncpg's errors.
+
+        Cancellation: a transaction of the block is rolled back, although the block cannot wait for that any more.
+        """
+        async with self._lock:
+            try:
+                yield self._connection
+            except get_cancelled_exc_class():
+                await self._roll_back()
+                raise
+            # InternalClientError: used between a server's last words and the end of the connection
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+                raise translate(error) from error
+
+    async def _roll_back(self) -> None:
+        """End a transaction that was cancelled anywhere in it, perhaps in its BEGIN; or else the connection."""
+        with CancelScope(shield=True), anyio.move_on_after(ROLLBACK_TIMEOUT) as waiting:
+            try:
+                await self._connection.execute("ROLLBACK")  # a warning if there is no transaction
+                self._connection._top_xact = None  # type: ignore[attr-defined]  # asyncpg keeps the one whose BEGIN was cancelled
+            except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError):
+                self._connection.terminate()
+        if waiting.cancelled_caught:
+            self._connection.terminate()
+
+    def on_lost(self, callback: Callable[[], None]) -> None:
+        """Have `callback` called when the connection ends, for whatever reason."""
+        self._connection.add_termination_listener(lambda _connection: callback())
+
+    async def listen(self, channel: str, callback: Callable[[str, bool], None]) -> None:
+        """Have `callback` called for each NOTIFY on `channel`: its payload, and whether it came from here."""
+        async with self.use() as connection:
+            here = connection.get_server_pid()
+            await connection.add_listener(
+                channel, lambda _connection, pid, _channel, payload: callback(payload, pid == here)
+            )
+
+
+def encoding_of(connection: Connection) -> str:
+    """Of its database, as PostgreSQL calls it."""
+    return getattr(connection.get_settings(), "server_encoding", "UTF8")
+
+
+def translate(error: BaseException) -> SubscriberError:
+    """Our error for one that asyncpg raised on a connection to the target."""
+    if isinstance(error, asyncpg.PostgresError) and not isinstance(error, asyncpg.PostgresConnectionError):
+        return ServerError(server_fields(error))
+    return ConnectionLost(f"lost connection to the target: {error}")

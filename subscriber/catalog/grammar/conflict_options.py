@@ -1,0 +1,54 @@
+"""Options that PostgreSQL does not have: what is done about conflicts, and what is kept of them.
+
+conflict_policy is read in apply/conflicts/policy.py. conflict_history says which conflicts are recorded (`decided`:
+those that a policy decided or that stopped the stream; `all`; `none`), conflict_log_rows whether with the rows.
+"""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.apply.conflicts.policy import parse_policies
+from subscriber.errors import StatementError
+from subscriber.subscription import ConflictHistory
+
+COMMIT_TIMES_SINCE = 14  # the target's major version from which a row's origin can be asked for with the time
+TRACKS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')::boolean"
+
+
+def check_policy(value: str) -> str:
+    """The option's value as it is stored. Raises StatementError (22023)."""
+    parse_policies(value)
+    return value.strip()
+
+
+def check_history(value: str) -> str:
+    """Raises StatementError (22023) unless it is one of ConflictHistory."""
+    if value.lower() not in list(ConflictHistory):
+        raise StatementError(
+            f'invalid value for parameter "conflict_history": "{value}"',
+            hint=f"Available values: {', '.join(ConflictHistory)}.",
+            sqlstate="22023",
+        )
+    return value.lower()
+
+
+async def check_commit_times(connection: asyncpg.Connection, policy: str) -> None:
+    """Raises StatementError (55000) if the policy needs to know when rows were written, and the target does not."""
+    needing = parse_policies(policy).needs_commit_times
+    if needing is None:
+        return
+    if connection.get_server_version().major < COMMIT_TIMES_SINCE:
+        message = f'conflict policy "{needing}" needs a target of PostgreSQL {COMMIT_TIMES_SINCE} or newer'
+        raise StatementError(message, sqlstate="0A000")
+    if not await connection.fetchval(TRACKS_COMMIT_TIMES):
+        raise needs_commit_times(needing)
+
+
+def needs_commit_times(needing: str) -> StatementError:
+    return StatementError(
+        f'conflict policy "{needing}" needs track_commit_timestamp on the target',
+        detail="Without it nobody knows when, and by whom, a row of the target was written.",
+        hint="Set track_commit_timestamp = on in the target's configuration, and restart it.",
+        sqlstate="55000",
+    )

@@ -1,0 +1,285 @@
+"""The options of CREATE and ALTER SUBSCRIPTION: which there are, what they may be, which exclude each other.
+
+Pure. Messages and SQLSTATEs are PostgreSQL's, in its order: options are read as they were written, and the first one
+that is wrong is reported. Source: parse_subscription_options() in src/backend/commands/subscriptioncmds.c,
+defGetBoolean() in define.c, ReplicationSlotValidateName() in slot.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from subscriber.catalog.grammar.conflict_options import check_history, check_policy
+from subscriber.catalog.grammar.lexer import NAMEDATALEN, Kind, tokenize
+from subscriber.catalog.grammar.parser import Option
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.subscription import CopyEngine, Streaming
+
+MAX_APPLY_SESSIONS = 64
+
+SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
+SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
+
+_STORED = frozenset(
+    {
+        "slot_name",
+        "synchronous_commit",
+        "binary",
+        "streaming",
+        "two_phase",
+        "disable_on_error",
+        "password_required",
+        "run_as_owner",
+        "failover",
+        "origin",
+        # Not PostgreSQL's.
+        "conflict_policy",
+        "conflict_history",
+        "conflict_log_rows",
+        "copy_engine",
+        "apply_sessions",
+        "trusted_owners",
+    }
+)
+FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
+FOR_SET = _STORED
+FOR_PUBLICATIONS = frozenset({"copy_data", "refresh"})
+FOR_REFRESH = frozenset({"copy_data"})
+FOR_SKIP = frozenset({"lsn"})
+
+
+@dataclass(slots=True)
+class Options:
+    """Every option with its value or PostgreSQL 18's default; `specified` are those the statement had."""
+
+    connect: bool = True
+    enabled: bool = True
+    create_slot: bool = True
+    slot_name: str | None = None  # None: NONE if specified, otherwise CREATE takes the subscription's name
+    copy_data: bool = True
+    synchronous_commit: str = "off"
+    refresh: bool = True
+    binary: bool | None = None  # None: binary where every table's types allow it
+    streaming: Streaming = Streaming.PARALLEL
+    two_phase: bool = False
+    disable_on_error: bool = False
+    password_required: bool = True
+    run_as_owner: bool = False
+    failover: bool = False
+    origin: str = "any"
+    conflict_policy: str = ""
+    conflict_history: str = "decided"
+    conflict_log_rows: bool = False
+    copy_engine: CopyEngine = CopyEngine.AUTO
+    apply_sessions: int = 1
+    trusted_owners: tuple[str, ...] = ()
+    lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
+    specified: set[str] = field(default_factory=set)
+
+
+def parse_options(options: Iterable[Option], supported: frozenset[str]) -> Options:
+    """Check the options of a statement that knows those in `supported` (one of the FOR_ sets)."""
+    parsed = Options()
+    for option in options:
+        if option.name not in supported:
+            raise StatementError(f'unrecognized subscription parameter: "{option.name}"')
+        if option.name in parsed.specified:
+            raise StatementError("conflicting or redundant options")
+        parsed.specified.add(option.name)
+        setattr(parsed, option.name, _READ.get(option.name, boolean)(option))
+    if "connect" in supported and not parsed.connect:
+        _without_connection(parsed)
+    if parsed.slot_name is None and "slot_name" in parsed.specified and supported >= FOR_CREATE:
+        _without_slot(parsed)
+    return parsed
+
+
+def _exclusive(one: str, other: str) -> StatementError:
+    return StatementError(f"{one} and {other} are mutually exclusive options")
+
+
+def _without_connection(parsed: Options) -> None:
+    """connect = false: nothing that takes a connection may be asked for, and nothing is the default."""
+    for name in ("enabled", "create_slot", "copy_data"):
+        if name in parsed.specified and getattr(parsed, name):
+            raise _exclusive("connect = false", f"{name} = true")
+        setattr(parsed, name, False)
+
+
+def _without_slot(parsed: Options) -> None:
+    """slot_name = NONE: what needs a slot must be switched off in the same statement."""
+    for name in ("enabled", "create_slot"):
+        if getattr(parsed, name):
+            if name in parsed.specified:
+                raise _exclusive("slot_name = NONE", f"{name} = true")
+            raise StatementError(f"subscription with slot_name = NONE must also set {name} = false")
+
+
+def string(option: Option) -> str:
+    """The value as text, a number as it was written."""
+    if option.value is None:
+        raise StatementError(f"{option.name} requires a parameter")
+    return str(option.value)
+
+
+def boolean(option: Option) -> bool:
+    """true, false, on, off, 1, 0; nothing means true. '1' in quotes is none of them."""
+    value = option.value
+    if value is None or value == 1:
+        return True
+    if value == 0:
+        return False
+    if isinstance(value, str):
+        if value.lower() in ("true", "on"):
+            return True
+        if value.lower() in ("false", "off"):
+            return False
+    raise StatementError(f"{option.name} requires a Boolean value")
+
+
+def _streaming(option: Option) -> Streaming:
+    if isinstance(option.value, str) and option.value.lower() == "parallel":
+        return Streaming.PARALLEL
+    try:
+        return Streaming.ON if boolean(option) else Streaming.OFF
+    except StatementError:
+        raise StatementError(f'{option.name} requires a Boolean value or "parallel"') from None
+
+
+def _slot_name(option: Option) -> str | None:
+    name = string(option)
+    if name == "none":
+        return None
+    check_slot_name(name)
+    return name
+
+
+def check_slot_name(name: str) -> None:
+    """Raises StatementError unless a replication slot may have that name."""
+    if not name:
+        raise StatementError(f'replication slot name "{name}" is too short', sqlstate="42602")
+    if len(name.encode()) >= NAMEDATALEN:
+        raise StatementError(f'replication slot name "{name}" is too long', sqlstate="42622")
+    if not all(c.isascii() and (c.islower() or c.isdigit() or c == "_") for c in name):
+        raise StatementError(
+            f'replication slot name "{name}" contains invalid character',
+            hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
+            sqlstate="42602",
+        )
+
+
+def _synchronous_commit(option: Option) -> str:
+    value = string(option)
+    if value.lower() not in SYNCHRONOUS_COMMIT + SYNCHRONOUS_COMMIT_HIDDEN:
+        raise StatementError(
+            f'invalid value for parameter "synchronous_commit": "{value}"',
+            hint=f"Available values: {', '.join(SYNCHRONOUS_COMMIT)}.",
+            sqlstate="22023",
+        )
+    return value
+
+
+def _origin(option: Option) -> str:
+    value = string(option)
+    if value.lower() not in ("none", "any"):
+        raise StatementError(f'unrecognized origin value: "{value}"', sqlstate="22023")
+    return value
+
+
+def _copy_engine(option: Option) -> CopyEngine:
+    value = string(option)
+    try:
+        return CopyEngine(value.lower())
+    except ValueError:
+        raise StatementError(
+            f'invalid value for parameter "copy_engine": "{value}"',
+            hint=f"Available values: {', '.join(CopyEngine)}.",
+            sqlstate="22023",
+        ) from None
+
+
+def _apply_sessions(option: Option) -> int:
+    value = string(option)
+    number = int(value) if value.isascii() and value.isdigit() else 0
+    if not 1 <= number <= MAX_APPLY_SESSIONS:
+        raise StatementError(
+            f'invalid value for parameter "apply_sessions": "{value}"',
+            hint=f"It is a number from 1 to {MAX_APPLY_SESSIONS}.",
+            sqlstate="22023",
+        )
+    return number
+
+
+def _trusted_owners(option: Option) -> tuple[str, ...]:
+    """Names of roles, separated by commas, quoted where SQL has to quote them."""
+    value = string(option)
+    *tokens, _ = tokenize(value)
+    names, commas = tokens[::2], tokens[1::2]
+    wrong = (tokens and len(tokens) % 2 == 0) or any(comma.source != "," for comma in commas)
+    if wrong or any(name.kind not in (Kind.WORD, Kind.IDENTIFIER) for name in names):
+        raise StatementError(
+            f'invalid value for parameter "trusted_owners": "{value}"',
+            hint="It is a list of roles, as 'alice, \"Bob\"'; '' for none.",
+            sqlstate="22023",
+        )
+    return tuple(dict.fromkeys(name.text for name in names))
+
+
+def _lsn(option: Option) -> Lsn:
+    value = string(option)
+    if value == "none":
+        return Lsn(0)
+    try:
+        lsn = Lsn.parse(value)
+    except ValueError as error:
+        raise StatementError(str(error), sqlstate="22P02") from None
+    if not lsn:
+        raise StatementError(f"invalid WAL location (LSN): {value}", sqlstate="22023")
+    return lsn
+
+
+_READ: dict[str, Callable[[Option], Any]] = {
+    "slot_name": _slot_name,
+    "synchronous_commit": _synchronous_commit,
+    "streaming": _streaming,
+    "origin": _origin,
+    "conflict_policy": lambda option: check_policy(string(option)),
+    "conflict_history": lambda option: check_history(string(option)),
+    "copy_engine": _copy_engine,
+    "apply_sessions": _apply_sessions,
+    "trusted_owners": _trusted_owners,
+    "lsn": _lsn,
+}
+
+
+def check_publications(publications: Iterable[str]) -> None:
+    """Raises StatementError (42710) if a publication is named twice."""
+    seen: set[str] = set()
+    for name in publications:
+        if name in seen:
+            raise StatementError(f'publication name "{name}" used more than once', sqlstate="42710")
+        seen.add(name)
+
+
+def merge_publications(
+    old: tuple[str, ...], names: tuple[str, ...], *, add: bool, subscription: str
+) -> tuple[str, ...]:
+    """The subscription's publications after ADD or DROP PUBLICATION."""
+    check_publications(names)
+    merged = list(old)
+    for name in names:
+        if add:
+            if name in merged:
+                message = f'publication "{name}" is already in subscription "{subscription}"'
+                raise StatementError(message, sqlstate="42710")
+            merged.append(name)
+        elif name in merged:
+            merged.remove(name)
+        else:
+            raise StatementError(f'publication "{name}" is not in subscription "{subscription}"', sqlstate="42P17")
+    if not merged:
+        raise StatementError("cannot drop all the publications from a subscription", sqlstate="42P17")
+    return tuple(merged)

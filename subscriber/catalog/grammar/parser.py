@@ -1,0 +1,347 @@
+"""The grammar of statements about subscriptions, as PostgreSQL 18 spells it.
+
+    CREATE SUBSCRIPTION name CONNECTION 'conninfo' PUBLICATION name, … [WITH (option [= value], …)]
+    ALTER SUBSCRIPTION name CONNECTION 'conninfo'
+    ALTER SUBSCRIPTION name SET | ADD | DROP PUBLICATION name, … [WITH (…)]
+    ALTER SUBSCRIPTION name REFRESH PUBLICATION [WITH (…)]
+    ALTER SUBSCRIPTION name ENABLE | DISABLE
+    ALTER SUBSCRIPTION name SET (…) | SKIP (…)
+    ALTER SUBSCRIPTION name OWNER TO role | CURRENT_ROLE | CURRENT_USER | SESSION_USER
+    ALTER SUBSCRIPTION name RENAME TO name
+    DROP SUBSCRIPTION [IF EXISTS] name [CASCADE | RESTRICT]
+
+Pure: text in, dataclasses out. What an option may be is said in options.py. Source: src/backend/parser/gram.y.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from subscriber.catalog.grammar.lexer import (
+    RESERVED,
+    Kind,
+    StatementSyntaxError,
+    Token,
+    is_name,
+    syntax_error,
+    tokenize,
+    words,
+)
+from subscriber.errors import StatementError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One `name [= value]`. The value is an int only if it was written as one, and None if there was none."""
+
+    name: str
+    value: str | int | None = None
+
+
+class RoleWord(StrEnum):
+    """Roles that are not named but meant."""
+
+    CURRENT_ROLE = "current_role"
+    CURRENT_USER = "current_user"
+    SESSION_USER = "session_user"
+
+
+@dataclass(frozen=True, slots=True)
+class CreateSubscription:
+    name: str
+    conninfo: str = field(repr=False)
+    publications: tuple[str, ...]
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlterConnection:
+    name: str
+    conninfo: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class AlterPublications:
+    name: str
+    action: Literal["set", "add", "drop"]
+    publications: tuple[str, ...]
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRefresh:
+    name: str
+    options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlterEnabled:
+    name: str
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class AlterOptions:
+    name: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterSkip:
+    name: str
+    options: tuple[Option, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AlterOwner:
+    name: str
+    role: str | RoleWord
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRename:
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class DropSubscription:
+    name: str
+    if_exists: bool = False
+    cascade: bool = False  # accepted, and without effect: nothing depends on a subscription
+
+
+# Words that stand for a type whose name is another one, or that the grammar qualifies: the value of an option is read
+# as a type. Source: SimpleTypename in gram.y.
+_TYPES = {
+    "bigint": "int8",
+    "bit": "bit",
+    "boolean": "bool",
+    "char": "bpchar",
+    "character": "bpchar",
+    "dec": "numeric",
+    "decimal": "numeric",
+    "float": "float8",
+    "int": "int4",
+    "integer": "int4",
+    "interval": "interval",
+    "json": "json",
+    "national": "bpchar",
+    "nchar": "bpchar",
+    "numeric": "numeric",
+    "real": "float4",
+    "smallint": "int2",
+    "time": "time",
+    "timestamp": "timestamp",
+    "varchar": "varchar",
+}
+
+# Words that the grammar has for functions and expressions, and which name no type: col_name_keyword in gram.y.
+_FUNCTIONS = words(
+    "between coalesce exists extract greatest grouping inout json_array json_arrayagg json_exists json_object"
+    " json_objectagg json_query json_scalar json_serialize json_table json_value least merge_action normalize nullif"
+    " out overlay position precision row substring treat trim values xmlattributes xmlconcat xmlelement xmlexists"
+    " xmlforest xmlnamespaces xmlparse xmlpi xmlroot xmlserialize xmltable"
+)
+
+Statement: TypeAlias = (
+    CreateSubscription
+    | AlterConnection
+    | AlterPublications
+    | AlterRefresh
+    | AlterEnabled
+    | AlterOptions
+    | AlterSkip
+    | AlterOwner
+    | AlterRename
+    | DropSubscription
+)
+
+
+def parse(sql: str) -> list[Statement]:
+    """All statements of a text, separated by semicolons; empty ones are passed over.
+
+    Raises StatementSyntaxError with PostgreSQL's message and the position, and StatementError (0A000) for a statement
+    that is about something else than a subscription.
+    """
+    return _Parser(tokenize(sql)).statements()
+
+
+class _Parser:
+    def __init__(self, tokens: Iterator[Token]) -> None:
+        """A wrong token is an error once it is looked at, so an earlier syntax error is told instead."""
+        self._tokens = tokens
+        self._ahead: list[Token] = []  # looked at, and not taken
+
+    def _peek(self, further: int = 0) -> Token:
+        while len(self._ahead) <= further:
+            if self._ahead and self._ahead[-1].kind is Kind.END:
+                return self._ahead[-1]
+            self._ahead.append(next(self._tokens))
+        return self._ahead[further]
+
+    def _take(self) -> Token:
+        token = self._peek()
+        if token.kind is not Kind.END:
+            self._ahead.pop(0)
+        return token
+
+    def _is(self, *words: str) -> bool:
+        """Is the next token one of these words or symbols?"""
+        return self._peek().kind in (Kind.WORD, Kind.SYMBOL) and self._peek().text in words
+
+    def _accept(self, *words: str) -> str | None:
+        return self._take().text if self._is(*words) else None
+
+    def _expect(self, *words: str) -> str:
+        if not self._is(*words):
+            raise syntax_error(self._peek())
+        return self._take().text
+
+    def _name(self) -> str:
+        if not is_name(self._peek()):
+            raise syntax_error(self._peek())
+        return self._take().text
+
+    def _string(self) -> str:
+        if self._peek().kind is not Kind.STRING:
+            raise syntax_error(self._peek())
+        return self._take().text
+
+    def _names(self) -> tuple[str, ...]:
+        names = [self._name()]
+        while self._accept(","):
+            names.append(self._name())
+        return tuple(names)
+
+    def statements(self) -> list[Statement]:
+        found: list[Statement] = []
+        while True:
+            while self._accept(";"):
+                pass
+            if self._peek().kind is Kind.END:
+                return found
+            found.append(self._statement())
+            if self._peek().kind is not Kind.END:
+                self._expect(";")
+
+    def _statement(self) -> Statement:
+        start = self._take()
+        if start.kind is not Kind.WORD:
+            raise syntax_error(start)
+        if start.text not in ("create", "alter", "drop") or not self._accept("subscription"):
+            raise StatementError(
+                "only CREATE, ALTER and DROP SUBSCRIPTION can be executed here",
+                hint="Use psql for other statements.",
+                sqlstate="0A000",
+            )
+        if start.text == "create":
+            return self._create()
+        return self._alter() if start.text == "alter" else self._drop()
+
+    def _create(self) -> CreateSubscription:
+        name = self._name()
+        self._expect("connection")
+        conninfo = self._string()
+        self._expect("publication")
+        return CreateSubscription(name, conninfo, self._names(), self._with())
+
+    def _drop(self) -> DropSubscription:
+        # IF is no reserved word: a subscription may be called so, unless EXISTS follows.
+        if_exists = self._is("if") and self._peek(1).kind is Kind.WORD and self._peek(1).text == "exists"
+        if if_exists:
+            self._take()
+            self._take()
+        return DropSubscription(self._name(), if_exists, self._accept("cascade", "restrict") == "cascade")
+
+    def _alter(self) -> Statement:
+        name = self._name()
+        match self._expect(
+            "connection", "set", "add", "drop", "refresh", "enable", "disable", "skip", "owner", "rename"
+        ):
+            case "connection":
+                return AlterConnection(name, self._string())
+            case "set":
+                if self._is("("):
+                    return AlterOptions(name, self._options())
+                return self._publications(name, "set")
+            case "add":
+                return self._publications(name, "add")
+            case "drop":
+                return self._publications(name, "drop")
+            case "refresh":
+                self._expect("publication")
+                return AlterRefresh(name, self._with())
+            case "skip":
+                return AlterSkip(name, self._options())
+            case "owner":
+                self._expect("to")
+                return AlterOwner(name, self._role())
+            case "rename":
+                self._expect("to")
+                return AlterRename(name, self._name())
+            case word:
+                return AlterEnabled(name, word == "enable")
+
+    def _publications(self, name: str, action: Literal["set", "add", "drop"]) -> AlterPublications:
+        self._expect("publication")
+        return AlterPublications(name, action, self._names(), self._with())
+
+    def _role(self) -> str | RoleWord:
+        token = self._take()
+        if token.kind is Kind.WORD:
+            if token.text in list(RoleWord):
+                return RoleWord(token.text)
+            if token.text in RESERVED:
+                raise syntax_error(token)
+        elif token.kind is not Kind.IDENTIFIER:
+            raise syntax_error(token)
+        if token.text == "none":
+            raise StatementSyntaxError('role name "none" is reserved', token.position, sqlstate="42939")
+        return token.text
+
+    def _with(self) -> tuple[Option, ...]:
+        return self._options() if self._accept("with") else ()
+
+    def _options(self) -> tuple[Option, ...]:
+        self._expect("(")
+        options = [self._option()]
+        while self._expect(",", ")") == ",":
+            options.append(self._option())
+        return tuple(options)
+
+    def _option(self) -> Option:
+        token = self._take()
+        if token.kind not in (Kind.WORD, Kind.IDENTIFIER):  # any word at all, reserved ones too
+            raise syntax_error(token)
+        return Option(token.text, self._value() if self._accept("=") else None)
+
+    def _value(self) -> str | int:
+        token = self._take()
+        sign = ""
+        if token.kind is Kind.SYMBOL and token.text in ("+", "-"):
+            sign, token = token.text.strip("+"), self._take()
+            if token.kind not in (Kind.INTEGER, Kind.FLOAT):
+                raise syntax_error(token)
+        match token.kind:
+            case Kind.INTEGER:
+                return int(sign + token.text)
+            case Kind.FLOAT:
+                return sign + token.text
+            case Kind.STRING:
+                return token.text
+            case Kind.WORD | Kind.IDENTIFIER:
+                # PostgreSQL reads a type's name here, so it may be qualified.
+                if token.kind is Kind.WORD and token.text in _TYPES:
+                    return f"pg_catalog.{_TYPES[token.text]}"
+                if token.kind is Kind.WORD and token.text in _FUNCTIONS:
+                    raise syntax_error(token)
+                text = token.text
+                while self._accept("."):
+                    text += f".{self._name()}"
+                return text
+            case _:
+                raise syntax_error(token)

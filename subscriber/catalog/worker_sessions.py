@@ -1,0 +1,147 @@
+"""Which sessions on the target work for a subscription, and which launcher leads: tables `session` and `launcher`.
+
+A place is (subid, relid). At most one session has a place, for as long as its backend lives:
+
+    relid 0           the apply worker
+    relid of a table  the worker that synchronizes the table
+    below 16384       further sessions of the apply worker, by their number from 1
+    GROUP             `subscriber copy` (catalog/copy_jobs.py)
+    HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
+
+Only functions of the schema change these tables, so no other role can keep a worker from its place. Places keep workers
+apart that behave; what they commit is kept apart by the fence of the progress record
+(targets/postgres/session/progress.py).
+
+A worker reads its subscription, or its table's state, only after it has its place. register() waits for a statement
+about the subscription, which has the subscription's row locked, and finds what that has left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+import asyncpg
+
+IDENTITY = """
+SELECT a.pid, a.backend_start, a.usesysid
+  FROM pg_catalog.pg_stat_activity a WHERE a.pid = pg_catalog.pg_backend_pid()
+"""
+REGISTER = "SELECT subscriber.register_session($1::oid, $2::oid, $3::int4, $4::timestamptz, $5::oid)"
+RELEASE = "SELECT subscriber.release_session($1::oid, $2::oid, $3::int4)"
+LIVING = "SELECT l.relid, l.pid FROM subscriber.living_sessions($1::oid) l"
+TERMINATE = "SELECT subscriber.terminate_workers($1::oid, $2::oid)"
+TERMINATE_SESSION = "SELECT subscriber.terminate_session($1::oid, $2::int4)"
+LEAD = "SELECT subscriber.lead($1::text, $2::int4, $3::timestamptz, $4::oid, $5::interval)"
+RENEW_LEAD = "SELECT subscriber.renew_lead($1::text, $2::int4)"
+RESIGN = "SELECT subscriber.resign($1::text, $2::int4)"
+LEADER = """
+SELECT l.pid, pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - l.renewed) AS age
+  FROM subscriber.launcher l WHERE EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = l.pid)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """A session of the target, as the server knows it."""
+
+    pid: int
+    started: datetime
+    role: int  # OID of the role that logged in
+
+    @classmethod
+    async def of(cls, connection: asyncpg.Connection) -> Backend:
+        """The backend behind `connection`."""
+        row = await connection.fetchrow(IDENTITY)
+        assert row is not None
+        return cls(*row)
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """The launcher that leads. `age`: seconds since it has renewed its lease."""
+
+    pid: int
+    age: float
+
+
+async def register(connection: asyncpg.Connection, subid: int, relid: int, backend: Backend) -> int | None:
+    """Give `backend` a place.
+
+    Args:
+        relid: the place, see the top of the file.
+
+    Returns:
+        None if the place is the backend's now, else the process ID of the living session that has it.
+
+    Raises:
+        asyncpg.UndefinedObjectError: the subscription does not exist.
+        asyncpg.LockNotAvailableError: a statement about the subscription lasts longer than five seconds.
+    """
+    holder: int | None = await connection.fetchval(REGISTER, subid, relid, backend.pid, backend.started, backend.role)
+    return holder
+
+
+async def register_own(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
+    """Give the place to the session of `connection`; false if another session has it."""
+    return await register(connection, subid, relid, await Backend.of(connection)) is None
+
+
+async def release(connection: asyncpg.Connection, subid: int, relid: int, pid: int) -> None:
+    """Give a place back, if it is that backend's. The end of the backend does the same."""
+    await connection.execute(RELEASE, subid, relid, pid)
+
+
+async def living(connection: asyncpg.Connection, subid: int) -> dict[int, int]:
+    """The process IDs of the sessions that work for a subscription, by relid."""
+    return {row["relid"]: row["pid"] for row in await connection.fetch(LIVING, subid)}
+
+
+async def holder(connection: asyncpg.Connection, subid: int, relid: int) -> int | None:
+    """The process ID of the session that has a place; None if it is free."""
+    return (await living(connection, subid)).get(relid)
+
+
+async def terminate(connection: asyncpg.Connection, subid: int, relid: int | None) -> int:
+    """End the session that has a place, or with None all of the subscription; how many lived."""
+    ended: int = await connection.fetchval(TERMINATE, subid, relid)
+    return ended
+
+
+async def terminate_session(connection: asyncpg.Connection, subid: int, pid: int) -> bool:
+    """End one session of the subscription; whether it lived."""
+    ended: bool = await connection.fetchval(TERMINATE_SESSION, subid, pid)
+    return ended
+
+
+async def lead(connection: asyncpg.Connection, instance: str, backend: Backend, patience: float) -> bool:
+    """Become the launcher that leads.
+
+    Args:
+        instance: names this process; a former session of the same instance is ended.
+        patience: seconds after which a leader that does not renew its lease is ended and replaced.
+
+    Returns:
+        False if another launcher leads.
+    """
+    became: bool = await connection.fetchval(
+        LEAD, instance, backend.pid, backend.started, backend.role, timedelta(seconds=patience)
+    )
+    return became
+
+
+async def renew_lead(connection: asyncpg.Connection, instance: str, pid: int) -> bool:
+    """Renew the lease; false if another launcher leads now."""
+    leads: bool = await connection.fetchval(RENEW_LEAD, instance, pid)
+    return leads
+
+
+async def resign(connection: asyncpg.Connection, instance: str, pid: int) -> None:
+    """Stop to lead, so that a standby need not wait."""
+    await connection.execute(RESIGN, instance, pid)
+
+
+async def leader(connection: asyncpg.Connection) -> Leader | None:
+    """The launcher that leads; None if there is none, or its backend has ended."""
+    row = await connection.fetchrow(LEADER)
+    return None if row is None else Leader(row["pid"], row["age"])

@@ -1,0 +1,164 @@
+"""Opening the change stream of a publisher, for a program.
+
+async with subscriber.stream(dsn, slot="s", publications=["p"]) as stream:
+    async for transaction in stream:
+        async for change in transaction:
+            …
+        await transaction.ack()
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Literal
+
+from subscriber.change_stream.engine.slot_source import SlotSource
+from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.stream import MEMORY, STOP_TIMEOUT, Stream
+from subscriber.lsn import Lsn
+from subscriber.publisher.commands import StreamOptions
+
+
+@asynccontextmanager
+async def stream(
+    source: str,
+    *,
+    publications: Sequence[str],
+    slot: str | None = None,
+    create: Literal["never", "missing", "replace"] = "never",
+    start: Lsn = Lsn(0),
+    until: Lsn | None = None,
+    binary: bool = False,
+    messages: bool = False,
+    two_phase: bool = False,
+    origin: Literal["any", "none"] = "any",
+    streaming: Literal["off", "on", "parallel"] = "on",
+    in_progress: Literal["spool", "blocks"] = "spool",
+    memory: int = MEMORY,
+    spool_folder: Path | None = None,
+    spool_limit: int | None = None,
+    failover: bool = False,
+    application_name: str | None = None,
+    stop_timeout: float = STOP_TIMEOUT,
+) -> AsyncIterator[Stream]:
+    """Stream the changes of `publications` from a publisher, without any target.
+
+    `source` is a URI or libpq `key=value` string of a role that may replicate. A `slot` has to be there unless
+    `create` says what to do: "missing" makes it, "replace" makes it anew. Without a name a temporary slot is made
+    that begins now and is gone at the end. A slot that was made has an exported `snapshot` of the moment at
+    which it begins, good until the first transaction is asked for.
+
+    `start` skips transactions that were committed before that position, for consumers that store theirs; 0 starts
+    where the slot stands. `until` ends the iteration when everything committed before that position was handed out.
+
+    `binary` has values sent in binary where types have that: less work for the publisher, and no row.text().
+    `messages` brings logical messages, `two_phase` prepared transactions when they are prepared, `origin="none"`
+    leaves out what the publisher itself replicated from elsewhere.
+
+    Transactions too large for the publisher's memory come while they are in progress: `in_progress="spool"` keeps
+    them on disk in `spool_folder` (None: in the system's temporary folder), at most `spool_limit` bytes (None: as
+    much as there is), until they commit; "blocks" hands the blocks over as they come; `streaming="off"` leaves
+    it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops.
+
+    `failover` has a slot that is made kept on the publisher's standbys, too (17 and later). `application_name` is what
+    the publisher shows of the connection; None: the slot's name.
+
+    Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
+    drops the connection at once.
+
+    Raises TypeError and ValueError for arguments that mean nothing; ConninfoError, ConnectionLost, ServerError, and
+    PublisherError for what is not there or too old. Later losses of the connection are got over; what cannot be is
+    raised where the next transaction or change is awaited.
+    """
+    check_choice("streaming", streaming, "off", "on", "parallel")
+    check_choice("in_progress", in_progress, "spool", "blocks")
+    options = StreamOptions(
+        names(publications),
+        binary=binary,
+        streaming=streaming,
+        two_phase=two_phase,
+        origin=only_local(origin),
+        messages=messages,
+    )
+    async with open_stream(
+        source,
+        options,
+        slot=slot,
+        create=create,
+        failover=failover,
+        start=start,
+        until=until,
+        blocks=in_progress == "blocks",
+        hold=None,
+        memory=memory,
+        spool_folder=spool_folder,
+        spool_limit=spool_limit,
+        application_name=application_name,
+        stop_timeout=stop_timeout,
+    ) as opened:
+        yield opened
+
+
+@asynccontextmanager
+async def open_stream(
+    source: str,
+    options: StreamOptions,
+    *,
+    slot: str | None,
+    create: Literal["never", "missing", "replace"],
+    failover: bool,
+    start: Lsn,
+    until: Lsn | None,
+    blocks: bool,
+    hold: Callable[[int, str], bool] | None,
+    memory: int,
+    spool_folder: Path | None,
+    spool_limit: int | None,
+    application_name: str | None,
+    stop_timeout: float,
+) -> AsyncIterator[Stream]:
+    """What stream() and consume() share. `hold`: see Stream."""
+    check_choice("create", create, "never", "missing", "replace")
+    found = await SlotSource.open(
+        source,
+        slot,
+        options,
+        create="temporary" if slot is None else create,
+        failover=failover,
+        start=start,
+        application_name=application_name or slot or "subscriber stream",
+    )
+    async with Stream(
+        found,
+        Spooled(spool_folder or found.spool_folder, spool_limit),
+        blocks=blocks,
+        hold=hold,
+        start=found.position,
+        until=until,
+        parallel=found.parallel,
+        memory=memory,
+        stop_timeout=stop_timeout,
+    ) as opened:
+        yield opened
+
+
+def names(publications: Sequence[str]) -> tuple[str, ...]:
+    """The publications of a call. Raises TypeError for one string, whose letters would be taken for names."""
+    if isinstance(publications, str | bytes):
+        raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")
+    return tuple(publications)
+
+
+def only_local(origin: str) -> Literal["none"] | None:
+    """The origin as the publisher is asked. Raises ValueError."""
+    check_choice("origin", origin, "any", "none")
+    return "none" if origin == "none" else None
+
+
+def check_choice(name: str, value: str, *choices: str) -> None:
+    """Raise ValueError for an argument that is none of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} is {value!r}, and must be one of {allowed}")

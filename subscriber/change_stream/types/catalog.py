@@ -1,0 +1,61 @@
+"""What the publisher's catalog says of types that are not built in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import asyncpg
+
+from subscriber.change_stream.types.registry import TypeRow
+from subscriber.connection.connect import connect
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.errors import server_fields
+from subscriber.errors import ConnectionLost, ServerError
+
+_QUERY = """
+SELECT t.oid::bigint, pg_catalog.format_type(t.oid, NULL),
+       CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN 'a' ELSE t.typtype::text END,
+       (CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN t.typelem WHEN t.typtype = 'd' THEN t.typbasetype
+             ELSE coalesce({subtype}, 0) END)::bigint,
+       t.typdelim::text,
+       ARRAY(SELECT a.attname::text FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+              ORDER BY a.attnum),
+       ARRAY(SELECT a.atttypid::bigint FROM pg_catalog.pg_attribute a
+              WHERE a.attrelid = t.typrelid AND t.typtype = 'c' AND a.attnum > 0 AND NOT a.attisdropped
+              ORDER BY a.attnum)
+  FROM pg_catalog.pg_type t WHERE t.oid::bigint = ANY ($1::bigint[])
+"""
+_SUBTYPE = "(SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t.oid{multirange})"
+
+
+async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
+    """The types and all they are made of, except `known`; those that are not there any more are left out.
+
+    It is the catalog of now: a type that was altered since the change was made is read as it is now.
+    Raises what connecting raises.
+    """
+    connection = await connect(conninfo, application_name="subscriber types")
+    try:
+        multirange = " OR r.rngmultitypid = t.oid" if connection.get_server_version() >= (14,) else ""
+        query = _QUERY.format(subtype=_SUBTYPE.format(multirange=multirange))
+        seen = set(known)
+        found: list[TypeRow] = []
+        wanted = set(oids) - seen
+        while wanted:
+            rows = [_row(record) for record in await connection.fetch(query, sorted(wanted))]
+            found += rows
+            seen |= wanted
+            wanted = {oid for row in rows for oid in row.needs} - seen
+        return found
+    except asyncpg.PostgresError as error:
+        raise ServerError(server_fields(error)) from error
+    except (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise ConnectionLost(f"could not look up types on the publisher: {error}") from error
+    finally:
+        connection.terminate()
+
+
+def _row(record: asyncpg.Record) -> TypeRow:
+    oid, name, kind, part, delimiter, names, types = record
+    return TypeRow(oid, name, kind, part, delimiter, tuple(zip(names, types, strict=True)))

@@ -1,0 +1,258 @@
+"""The publisher's types: their names, and how a value of one becomes a Python object.
+
+Scalars that every server has, and arrays of them, are known here. All others (enums, domains, composites,
+ranges and arrays of any of these) are built from the publisher's catalog, see catalog.py. A type that
+is not known, as those of extensions but citext and hstore, stays a string, or bytes in binary.
+
+The objects are those asyncpg gives, except for composites, which are dictionaries, and pg_lsn, which is an Lsn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from subscriber.change_stream.types import binary, text
+from subscriber.change_stream.types import containers as nested
+from subscriber.change_stream.types.text import Decode
+
+
+@dataclass(frozen=True, slots=True)
+class Type:
+    """A type of the publisher; `text` and `binary` read one value that is not NULL."""
+
+    name: str  # as format_type() writes it
+    text: Decode
+    binary: Decode
+
+
+@dataclass(frozen=True, slots=True)
+class TypeRow:
+    """What the catalog says of a type. Numbers are OIDs, 0 where the kind has none."""
+
+    oid: int
+    name: str
+    kind: str  # pg_type.typtype, or "a" for an array
+    part: int  # element of an array, base of a domain, bound of a range, bound of a multirange's ranges
+    delimiter: str  # between elements of an array of this type
+    attributes: tuple[tuple[str, int], ...]  # of a composite: names and types
+
+    @property
+    def needs(self) -> set[int]:
+        """The types it is made of."""
+        parts = {oid for _, oid in self.attributes}
+        return parts | {self.part} if self.part else parts
+
+
+def _same(value: bytes) -> bytes:
+    return value
+
+
+def _as_text(name: str) -> Type:
+    """A type that is a string for us; its binary form is its text for those that have one here."""
+    return Type(name, text.text, text.text)
+
+
+_BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
+    16: (Type("boolean", text.boolean, binary.boolean), 1000),
+    17: (Type("bytea", text.bytea, _same), 1001),
+    18: (Type('"char"', text.char, _same), 1002),
+    19: (_as_text("name"), 1003),
+    20: (Type("bigint", text.integer, binary.integer), 1016),
+    21: (Type("smallint", text.integer, binary.integer), 1005),
+    22: (Type("int2vector", text.vector, nested.ArrayFromBinary(binary.integer)), 1006),
+    23: (Type("integer", text.integer, binary.integer), 1007),
+    25: (_as_text("text"), 1009),
+    26: (Type("oid", text.integer, binary.unsigned), 1028),
+    27: (Type("tid", text.tid, binary.tid), 1010),
+    28: (Type("xid", text.integer, binary.unsigned), 1011),
+    29: (Type("cid", text.integer, binary.unsigned), 1012),
+    30: (Type("oidvector", text.vector, nested.ArrayFromBinary(binary.unsigned)), 1013),
+    114: (_as_text("json"), 199),
+    142: (_as_text("xml"), 143),
+    600: (Type("point", text.point, binary.point), 1017),
+    601: (Type("lseg", text.lseg, binary.lseg), 1018),
+    602: (Type("path", text.path, binary.path), 1019),
+    604: (Type("polygon", text.polygon, binary.polygon), 1027),
+    628: (Type("line", text.line, binary.line), 629),
+    650: (Type("cidr", text.cidr, binary.inet), 651),
+    700: (Type("real", text.float4, binary.float4), 1021),
+    701: (Type("double precision", text.float8, binary.float8), 1022),
+    718: (Type("circle", text.circle, binary.circle), 719),
+    774: (Type("macaddr8", text.text, binary.macaddr), 775),
+    790: (Type("money", text.text, _same), 791),  # in cents, or what the publisher's lc_monetary has
+    829: (Type("macaddr", text.text, binary.macaddr), 1040),
+    869: (Type("inet", text.inet, binary.inet), 1041),
+    1042: (_as_text("character"), 1014),
+    1043: (_as_text("character varying"), 1015),
+    1082: (Type("date", text.a_date, binary.a_date), 1182),
+    1083: (Type("time without time zone", text.a_time, binary.a_time), 1183),
+    1114: (Type("timestamp without time zone", text.timestamp, binary.timestamp), 1115),
+    1184: (Type("timestamp with time zone", text.timestamptz, binary.timestamptz), 1185),
+    1186: (Type("interval", text.interval, binary.interval), 1187),
+    1266: (Type("time with time zone", text.a_time, binary.timetz), 1270),
+    1560: (Type("bit", text.bits, binary.bits), 1561),
+    1562: (Type("bit varying", text.bits, binary.bits), 1563),
+    1700: (Type("numeric", text.numeric, binary.numeric), 1231),
+    1790: (_as_text("refcursor"), 2201),
+    2950: (Type("uuid", text.an_uuid, binary.an_uuid), 2951),
+    2970: (Type("txid_snapshot", text.snapshot, binary.snapshot), 2949),
+    3220: (Type("pg_lsn", text.lsn, binary.lsn), 3221),
+    3614: (Type("tsvector", text.text, binary.tsvector), 3643),
+    3802: (Type("jsonb", text.text, binary.versioned), 3807),
+    4072: (Type("jsonpath", text.text, binary.versioned), 4073),
+    5038: (Type("pg_snapshot", text.snapshot, binary.snapshot), 5039),
+    5069: (Type("xid8", text.integer, binary.unsigned), 271),
+}
+# Names of objects. In binary they come as OIDs, which mean nothing elsewhere.
+_NAMES = {
+    24: ("regproc", 1008),
+    2202: ("regprocedure", 2207),
+    2203: ("regoper", 2208),
+    2204: ("regoperator", 2209),
+    2205: ("regclass", 2210),
+    2206: ("regtype", 2211),
+    3734: ("regconfig", 3735),
+    3769: ("regdictionary", 3770),
+    4089: ("regnamespace", 4090),
+    4096: ("regrole", 4097),
+    4191: ("regcollation", 4192),
+}
+_BUILT_IN |= {oid: (Type(name, text.text, binary.unsigned), array) for oid, (name, array) in _NAMES.items()}
+# Types of PostgreSQL's own extensions, by their names without the schema, as everybody installs them elsewhere.
+_OF_EXTENSIONS: dict[str, Decode] = {"citext": text.text, "hstore": binary.hstore}
+_DEEPEST = 50  # types within a type; a deeper one, or one within itself, stays what it comes as
+_BOX = 603  # whose array has another delimiter
+
+
+def _array(of: Type, delimiter: str, name: str | None = None) -> Type:
+    return Type(name or f"{of.name}[]", nested.ArrayFromText(of.text, delimiter), nested.ArrayFromBinary(of.binary))
+
+
+def _built_in() -> dict[int, Type]:
+    found = {oid: known for oid, (known, _) in _BUILT_IN.items()}
+    found |= {array: _array(known, ",") for known, array in _BUILT_IN.values()}
+    found[_BOX] = Type("box", text.box, binary.box)
+    found[1020] = _array(found[_BOX], ";")
+    return found
+
+
+_SHORT = {
+    "bool": "boolean",
+    "int8": "bigint",
+    "int2": "smallint",
+    "int4": "integer",
+    "int": "integer",
+    "bpchar": "character",
+    "char": "character",
+    "varchar": "character varying",
+    "float4": "real",
+    "float8": "double precision",
+    "time": "time without time zone",
+    "timetz": "time with time zone",
+    "timestamp": "timestamp without time zone",
+    "timestamptz": "timestamp with time zone",
+    "varbit": "bit varying",
+    "decimal": "numeric",
+}
+
+
+def oid_of(name: str) -> int | None:
+    """The OID of a built-in type by its name or short name, perhaps with `[]` for the array; None if it is none."""
+    bare = name.removesuffix("[]")
+    bare = _SHORT.get(bare, bare)
+    for oid, (known, array) in _BUILT_IN.items():
+        if known.name == bare:
+            return array if name.endswith("[]") else oid
+    return None
+
+
+class Types:
+    """All types of one publisher that have been met."""
+
+    def __init__(self) -> None:
+        self._known = _built_in()
+        self._looked_up: set[int] = set()
+
+    @property
+    def known(self) -> Iterable[int]:
+        """The OIDs of all that are known."""
+        return self._known.keys()
+
+    def unknown(self, oids: Iterable[int]) -> set[int]:
+        """Those that the publisher's catalog has to be asked about."""
+        return {oid for oid in oids if oid not in self._known}
+
+    def forget(self, oids: Iterable[int]) -> None:
+        """Have them looked up again, because the table that uses them has changed; built-in ones stay."""
+        if self._looked_up.intersection(oids):
+            for oid in self._looked_up:
+                del self._known[oid]
+            self._looked_up.clear()
+
+    def get(self, oid: int) -> Type:
+        """The type; one that is not known is read as a string, or stays bytes in binary."""
+        return self._known.get(oid) or Type(f"type {oid}", text.text, _same)
+
+    def add(self, rows: Iterable[TypeRow]) -> None:
+        """Learn types with all they are made of; the order does not matter."""
+        described = {row.oid: row for row in rows}
+        begun: set[int] = set()
+
+        def learn(oid: int, within: int) -> Type:
+            row = described.get(oid)
+            if row is not None and oid not in self._known and oid not in begun and within < _DEEPEST:
+                begun.add(oid)
+                inner = _base(row, described)
+                parts = {part: learn(part, within + 1) for part in inner.needs}
+                self._known[oid] = replace(_built(inner, parts, described), name=row.name)
+                self._looked_up.add(oid)
+            return self.get(oid)
+
+        for oid in described:
+            learn(oid, 0)
+
+    def give_up(self, oids: Iterable[int]) -> None:
+        """The catalog does not know them any more: they stay what they come as."""
+        for oid in self.unknown(oids):
+            self._known[oid] = self.get(oid)
+            self._looked_up.add(oid)
+
+
+def _base(row: TypeRow, described: dict[int, TypeRow]) -> TypeRow:
+    """Of a domain on a domain the innermost one; any other type itself."""
+    seen: set[int] = set()
+    while row.kind == "d" and row.oid not in seen:
+        seen.add(row.oid)
+        inner = described.get(row.part)
+        if inner is None or inner.kind != "d":
+            break
+        row = inner
+    return row
+
+
+def _built(row: TypeRow, parts: dict[int, Type], described: dict[int, TypeRow]) -> Type:
+    from_text: Any
+    from_binary: Any
+    match row.kind:
+        case "a":
+            delimiter = described[row.part].delimiter if row.part in described else ";" if row.part == _BOX else ","
+            return _array(parts[row.part], delimiter, row.name)
+        case "d":
+            from_text, from_binary = parts[row.part].text, parts[row.part].binary
+        case "e":
+            from_text = from_binary = text.text
+        case "c":
+            from_text = nested.CompositeFromText([(name, parts[oid].text) for name, oid in row.attributes])
+            from_binary = nested.CompositeFromBinary([(name, parts[oid].binary) for name, oid in row.attributes])
+        case "r":
+            from_text = nested.RangeFromText(parts[row.part].text)
+            from_binary = nested.RangeFromBinary(parts[row.part].binary)
+        case "m":
+            from_text = nested.MultirangeFromText(parts[row.part].text)
+            from_binary = nested.MultirangeFromBinary(parts[row.part].binary)
+        case _:
+            bare = row.name.rpartition(".")[2]
+            from_text, from_binary = text.text, _OF_EXTENSIONS.get(bare, _same)
+    return Type(row.name, from_text, from_binary)

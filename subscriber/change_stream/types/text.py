@@ -1,0 +1,200 @@
+"""Values from the text that PostgreSQL's output functions write, into the Python objects asyncpg would give.
+
+Each function takes the bytes of one value and raises ValueError for what Python cannot hold, such as the
+year 10000. Infinite dates and times become the last and first that Python has, as in asyncpg; those with a
+time zone keep one here, so that they can be compared.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+import uuid
+from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
+from operator import methodcaller
+from typing import Any
+
+import asyncpg
+
+from subscriber._speedups import compiled
+from subscriber.lsn import Lsn
+
+Decode = Callable[[bytes], Any]
+
+# What is no UTF-8 (a publisher in SQL_ASCII) comes as surrogate escapes and encodes back to the same bytes.
+text: Decode = compiled(methodcaller("decode", "utf-8", "surrogateescape"), "text_text")
+boolean: Decode = compiled(b"t".__eq__, "text_boolean")
+integer: Decode = compiled(int, "text_integer")
+float8: Decode = compiled(float, "text_float8")
+
+_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|Infinity|NaN)", re.IGNORECASE)
+_INTERVAL_PART = re.compile(r"([-+]?\d+) (year|mon|day)s?")
+_INTERVAL_TIME = re.compile(r"([-+]?)(\d+):(\d\d):(\d\d(?:\.\d+)?)$")
+_from_iso = datetime.fromisoformat
+_FLOAT4 = struct.Struct(">f")
+_OCTAL = re.compile(rb"\\(\\|[0-7]{3})")
+
+
+def float4(value: bytes) -> float:
+    """The number that the server has, which is seldom the shortest one that is written for it."""
+    number: float = _FLOAT4.unpack(_FLOAT4.pack(float(value)))[0]
+    return number
+
+
+@compiled
+def numeric(value: bytes) -> Decimal:
+    return Decimal(value.decode())
+
+
+def char(value: bytes) -> bytes:
+    """The one byte: those beyond ASCII are written in octal, and zero is nothing."""
+    if len(value) == 4 and value.startswith(b"\\"):
+        return bytes([int(value[1:], 8)])
+    return value or b"\0"
+
+
+def vector(value: bytes) -> list[int]:
+    """An oidvector or int2vector, which is written without braces."""
+    return [int(number) for number in value.split()]
+
+
+def snapshot(value: bytes) -> tuple[int, int, tuple[int, ...]]:
+    """xmin, xmax, and the transactions in progress between them."""
+    least, most, between = value.split(b":")
+    return int(least), int(most), tuple([int(xid) for xid in between.split(b",") if xid])
+
+
+def bytea(value: bytes) -> bytes:
+    """Both settings of bytea_output."""
+    if value.startswith(b"\\x"):
+        return bytes.fromhex(value[2:].decode())
+    return _OCTAL.sub(lambda m: b"\\" if m[1] == b"\\" else bytes([int(m[1], 8)]), value)
+
+
+@compiled
+def a_date(value: bytes) -> date:
+    if value.endswith(b"infinity"):
+        return date.min if value.startswith(b"-") else date.max
+    return date.fromisoformat(value.decode())
+
+
+def a_time(value: bytes) -> time:
+    return time.fromisoformat(value.decode())
+
+
+@compiled
+def timestamp(value: bytes) -> datetime:
+    try:
+        return _from_iso(value.decode())
+    except ValueError:
+        return _infinite(value)
+
+
+@compiled
+def timestamptz(value: bytes) -> datetime:
+    try:
+        return _from_iso(value.decode())
+    except ValueError:
+        return _infinite(value).replace(tzinfo=UTC)
+
+
+def _infinite(value: bytes) -> datetime:
+    if not value.endswith(b"infinity"):
+        raise ValueError("a time that Python has not")
+    return datetime.min if value.startswith(b"-") else datetime.max
+
+
+def interval(value: bytes) -> timedelta:
+    """Years have 365 days and months 30, as in asyncpg."""
+    written = value.decode()
+    days = 0
+    months = 0
+    for number, unit in _INTERVAL_PART.findall(written):
+        if unit == "day":
+            days += int(number)
+        else:
+            months += int(number) * (12 if unit == "year" else 1)
+    seconds = 0.0
+    micros = 0
+    if clock := _INTERVAL_TIME.search(written):
+        sign = -1 if clock[1] == "-" else 1
+        whole, _, fraction = clock[4].partition(".")
+        seconds = sign * (int(clock[2]) * 3600 + int(clock[3]) * 60 + int(whole))
+        micros = sign * int(fraction.ljust(6, "0")) if fraction else 0
+    elif not _INTERVAL_PART.search(written):
+        raise ValueError("not an interval that Python can hold")
+    return interval_of(months, days, seconds, micros)
+
+
+def interval_of(months: int, days: int, seconds: float, micros: int) -> timedelta:
+    sign = -1 if months < 0 else 1
+    years, months = divmod(abs(months), 12)
+    return timedelta(days=days + sign * (months * 30 + years * 365), seconds=seconds, microseconds=micros)
+
+
+def an_uuid(value: bytes) -> uuid.UUID:
+    return uuid.UUID(value.decode())
+
+
+def inet(value: bytes) -> Any:
+    """An address, or an interface when the mask is not that of one host."""
+    written = value.decode()
+    return ipaddress.ip_interface(written) if "/" in written else ipaddress.ip_address(written)
+
+
+def cidr(value: bytes) -> Any:
+    return ipaddress.ip_network(value.decode())
+
+
+def bits(value: bytes) -> asyncpg.BitString:
+    return asyncpg.BitString(value.decode())  # type: ignore[arg-type]  # the stubs have bytes there
+
+
+def tid(value: bytes) -> tuple[int, int]:
+    block, _, offset = value[1:-1].partition(b",")
+    return int(block), int(offset)
+
+
+def lsn(value: bytes) -> Lsn:
+    return Lsn.parse(value.decode())
+
+
+def _numbers(value: bytes) -> list[float]:
+    return [float(number) for number in _NUMBER.findall(value.decode())]
+
+
+def _points(value: bytes) -> list[asyncpg.Point]:
+    numbers = _numbers(value)
+    return [asyncpg.Point(x, y) for x, y in zip(numbers[::2], numbers[1::2], strict=True)]
+
+
+def point(value: bytes) -> asyncpg.Point:
+    return _points(value)[0]
+
+
+def line(value: bytes) -> asyncpg.Line:
+    return asyncpg.Line(*_numbers(value))
+
+
+def lseg(value: bytes) -> asyncpg.LineSegment:
+    return asyncpg.LineSegment(*_points(value))
+
+
+def box(value: bytes) -> asyncpg.Box:
+    return asyncpg.Box(*_points(value))
+
+
+def path(value: bytes) -> asyncpg.Path:
+    return asyncpg.Path(*_points(value), is_closed=value.startswith(b"("))
+
+
+def polygon(value: bytes) -> asyncpg.Polygon:
+    return asyncpg.Polygon(*_points(value))
+
+
+def circle(value: bytes) -> asyncpg.Circle:
+    x, y, radius = _numbers(value)
+    return asyncpg.Circle(asyncpg.Point(x, y), radius)

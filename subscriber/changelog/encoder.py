@@ -1,0 +1,190 @@
+"""From pgoutput messages to blocks of the change log: whole transactions, in commit order. No I/O here.
+
+    builder = BlockBuilder(position)
+    builder.add(payload)            # one message after the other, as they came
+    builder.note(position)          # a keepalive's, between transactions
+    for block in builder.take():    # what is to be written now
+        …
+
+A block that ends a transaction ends with it, so that cutting a torn tail off never takes a transaction
+that was whole. A transaction larger than LIMIT is handed out in pieces before it has ended; if we die before
+its end they are cut off again.
+
+The publisher describes a relation once in a session. A reader that begins in the middle needs it there, so
+descriptions are repeated: from each RESTART block on, before the relation's first change.
+"""
+
+from __future__ import annotations
+
+from subscriber.changelog.segment import BOUNDARY, MESSAGES, POSITION, RESTART, Block
+from subscriber.errors import ProtocolError
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder
+from subscriber.protocol.messages import Begin, Commit, LogicalMessage, Origin, Relation, Truncate, Type
+
+LIMIT = 1024 * 1024  # bytes of one transaction that are kept before they are handed out
+RESTART_EVERY = 1024 * 1024  # bytes between two places at which reading can begin
+FULL = 256 * 1024  # bytes of whole transactions after which another block begins
+
+_ROWS = (0x49, 0x55, 0x44)  # I, U, D
+
+
+class BlockBuilder:
+    """Holds the state of one stream; a new connection gets a new one."""
+
+    def __init__(self, position: Lsn) -> None:
+        """`position`: where the log ends. A transaction that ends at or before it is refused."""
+        self.position = position  # of everything added so far
+        self.in_transaction = False
+        self._decoder = Decoder()
+        self._described: dict[int, list[bytes]] = {}  # relid → its TYPE messages and its RELATION
+        self._types: list[bytes] = []  # since the last RELATION
+        self._present: set[int] = set()  # described since the last RESTART
+        self._ready: list[Block] = []
+        self._buffer = bytearray()
+        self._whole = 0  # bytes of _buffer up to the end of the last whole transaction
+        self._begun: Begin | None = None
+        self._transactions = 0
+        self._changes = self._whole_changes = 0
+        self._noted = False
+        self._since_restart = 0
+        self._restart = True  # the next block is to be one
+
+    @property
+    def size(self) -> int:
+        """Bytes that wait for take()."""
+        return len(self._buffer) + sum(len(block.body) for block in self._ready)
+
+    def restart(self) -> None:
+        """Begin a RESTART block with the next transaction."""
+        self._since_restart = RESTART_EVERY
+        if not self._buffer:
+            self._begin_restart()
+
+    def add(self, payload: bytes) -> None:
+        """Take the stream's next message. Raises ProtocolError if it may not come now."""
+        letter = payload[0] if payload else 0
+        if letter in _ROWS:
+            self._inside(letter)
+            relid = int.from_bytes(payload[1:5], "big")
+            if relid not in self._present:
+                self._describe(relid)
+            self._changes += 1
+            self._put(payload)
+        else:
+            self._add_rare(payload)
+
+    def note(self, position: Lsn) -> None:
+        """The stream stands at `position`; does nothing inside a transaction."""
+        if position > self.position and not self.in_transaction:
+            self.position = position
+            self._noted = True
+
+    def take(self) -> list[Block]:
+        """The blocks to write now, in order; what has begun and is small stays for the next time."""
+        blocks, self._ready = self._ready, []
+        if self._whole:
+            blocks.append(self._cut(self._whole, BOUNDARY))
+        elif self._noted:
+            blocks.append(Block(POSITION, BOUNDARY, self.position, 0, 0, b""))
+        self._noted = False
+        if len(self._buffer) > LIMIT:
+            blocks.append(self._cut(len(self._buffer), 0))
+        return blocks
+
+    def _cut(self, length: int, flags: int) -> Block:
+        body = bytes(self._buffer[:length])
+        del self._buffer[:length]
+        if self._restart:
+            flags |= RESTART
+            self._restart = False
+        self._since_restart += length
+        whole = bool(flags & BOUNDARY)
+        changes = self._whole_changes if whole else self._changes
+        transactions = self._transactions if whole else 0
+        self._changes -= changes
+        if whole:
+            self._whole = self._whole_changes = self._transactions = 0
+        return Block(MESSAGES, flags, self.position if whole else Lsn(0), transactions, changes, body)
+
+    def _begin_restart(self) -> None:
+        self._restart = True
+        self._since_restart = 0
+        self._present.clear()
+
+    def _put(self, payload: bytes) -> None:
+        self._buffer += len(payload).to_bytes(4, "big")
+        self._buffer += payload
+
+    def _inside(self, letter: int) -> None:
+        if not self.in_transaction:
+            raise ProtocolError(f"message {chr(letter)!r} sent out of order", detail="It came outside a transaction.")
+
+    def _describe(self, relid: int) -> None:
+        try:
+            described = self._described[relid]
+        except KeyError:
+            raise ProtocolError(f"no relation with OID {relid} has been described") from None
+        for payload in described:
+            self._put(payload)
+        self._present.add(relid)
+
+    def _add_rare(self, payload: bytes) -> None:
+        message = self._decoder.decode(payload)
+        match message:
+            case Begin() if not self.in_transaction:
+                self._begin(message)
+            case Commit() if self._begun is not None:
+                self._put(payload)
+                self._commit(self._begun, message)
+                return
+            case LogicalMessage(transactional=False):
+                return  # belongs to no transaction, and comes again after a reconnect
+            case Relation() if self.in_transaction:
+                self._described[message.relid] = [*self._types, payload]
+                self._types.clear()
+                self._present.discard(message.relid)  # written when it is used
+                return
+            case Type() if self.in_transaction:
+                self._types.append(payload)
+                return
+            case Truncate() if self.in_transaction:
+                for relid in message.relids:
+                    if relid not in self._present:
+                        self._describe(relid)
+                self._changes += 1
+            case LogicalMessage() if self.in_transaction:
+                self._changes += 1
+            case Origin() if self.in_transaction:
+                pass
+            case _:
+                where = "inside a transaction" if self.in_transaction else "outside a transaction"
+                raise ProtocolError(f"{message.message_type} message sent out of order", detail=f"It came {where}.")
+        self._put(payload)
+
+    def _begin(self, message: Begin) -> None:
+        if message.final_lsn < self.position:
+            raise ProtocolError(
+                f"transaction {message.xid} at {message.final_lsn} came again",
+                detail=f"The change log has everything before {self.position}.",
+            )
+        due = self._since_restart + len(self._buffer) >= RESTART_EVERY
+        if self._buffer and (due or len(self._buffer) >= FULL):
+            self._ready.append(self._cut(len(self._buffer), BOUNDARY))
+        if due:
+            self._begin_restart()
+        self.in_transaction = True
+        self._begun = message
+
+    def _commit(self, begun: Begin, message: Commit) -> None:
+        if message.commit_lsn != begun.final_lsn:
+            raise ProtocolError(
+                f"incorrect commit LSN {message.commit_lsn} in commit message (expected {begun.final_lsn})"
+            )
+        self.in_transaction = False
+        self._begun = None
+        self.position = message.end_lsn
+        self._transactions += 1
+        self._whole = len(self._buffer)
+        self._whole_changes = self._changes
+        self._noted = False

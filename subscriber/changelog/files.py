@@ -1,0 +1,432 @@
+"""The files of a change log, as its writer and its readers find them.
+
+log.json                                       what the log is of: publisher, publications, slot; and a checksum
+0000000001A2B3C8-0000000001FFE010.changes      a sealed segment: it starts after the one, ends at the other
+0000000001FFE010.open                          the segment being written
+durable                                        how far that one may be read (segment.Durable)
+lock                                           held by the process that writes
+
+Invariants: the segments follow one another without gap or overlap. The header of each names the publisher of
+log.json and the start that its file name states. All errors are ChangeLogErrors with file, offset and hint.
+
+Failure cases:
+
+- Bit flipped, or file cut short, in a segment: ChangeLogDamaged, with the position from which changes are missing.
+- Segment missing, or two segments that overlap: ChangeLogDamaged, with the names of both neighbors.
+- Segment copied from another log, or renamed: ChangeLogDamaged, as header and name or log.json differ.
+- log.json edited or damaged: ChangeLogDamaged, as the checksum differs. An earlier version wrote log.json without a
+  checksum; such a file has the four fields of `Identity` and no other.
+- "durable" lost or damaged: readers and the writer check the blocks of the open segment instead.
+- "durable" read while the writer changes it: its checksum differs, and it is read again.
+- Segment sealed or removed while it is read: the reader keeps its descriptor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import zlib
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from subscriber.changelog.segment import (
+    BLOCK_SIZE,
+    BOUNDARY,
+    HEADER_SIZE,
+    INDEX,
+    TRAILER_SIZE,
+    Block,
+    BlockHead,
+    Durable,
+    TornBlock,
+    decode_body,
+    decode_head,
+    decode_header,
+    decode_index,
+    decode_trailer,
+)
+from subscriber.errors import ChangeLogDamaged, ChangeLogError
+from subscriber.lsn import Lsn
+
+IDENTITY = "log.json"
+DURABLE = "durable"
+LOCK = "lock"
+SEALED = ".changes"
+OPEN = ".open"
+_NAME = re.compile(r"(?P<start>[0-9A-F]{16})(\.open|-(?P<end>[0-9A-F]{16})\.changes)")
+ATTEMPTS = 10  # to read a directory or a file that the writer may be changing
+
+RESTORE = (
+    "Restore the file from a copy. Without a copy, begin a new log with `subscriber archive` in another directory, "
+    "and make a new copy of the tables for each reader of this log."
+)
+
+
+def damaged(message: str, *, detail: str, hint: str = RESTORE) -> ChangeLogDamaged:
+    """Return the error for damage; its hint is the way out."""
+    return ChangeLogDamaged(message, detail=detail, hint=hint)
+
+
+def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeLogError:
+    """Return the error for a file or directory that the system does not let this process read."""
+    return ChangeLogError(
+        f'could not read file "{path}"{f" at offset {offset}" if offset is not None else ""}: {error.strerror}',
+        hint="Check the file system, and that the user of this process may read the directory and its files.",
+        sqlstate="42501" if error.errno in (errno.EACCES, errno.EPERM) else "58030",  # insufficient_privilege, io_error
+    )
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an OSError of the block into a ChangeLogError, but for FileNotFoundError."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a log is of. `start` is where it begins, in the publisher's WAL."""
+
+    system_id: int
+    slot: str
+    publications: tuple[str, ...]
+    start: Lsn
+
+    def write(self, directory: Path) -> None:
+        """Put it there, whole or not at all, durably."""
+        fields = {**asdict(self), "start": str(self.start), "system_id": str(self.system_id)}
+        temporary = directory / f"{IDENTITY}.tmp"
+        with temporary.open("w") as file:
+            json.dump({**fields, "checksum": _checksum(fields)}, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.rename(directory / IDENTITY)
+        sync_directory(directory)
+
+    @classmethod
+    def read(cls, directory: Path) -> Identity | None:
+        """Return what log.json says; None where there is no log.
+
+        Raises:
+            ChangeLogDamaged: the file is not as it was written.
+            ChangeLogError: the file cannot be read.
+        """
+        path = directory / IDENTITY
+        try:
+            with reading(path):
+                found = json.loads(path.read_bytes())
+            checksum = found.pop("checksum", None)
+            if checksum != _checksum(found) and (checksum is not None or len(found) != 4):
+                raise ValueError("the checksum differs")
+            return cls(int(found["system_id"]), found["slot"], tuple(found["publications"]), Lsn.parse(found["start"]))
+        except FileNotFoundError:
+            return None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise damaged(
+                f'change log file "{path}" is damaged', detail=f"It cannot be understood: {error}."
+            ) from error
+
+
+def _checksum(fields: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(fields, sort_keys=True).encode()):08x}"
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SegmentFile:
+    """A segment as its name tells. `end` is None for the open one."""
+
+    start: Lsn
+    end: Lsn | None
+    path: Path
+
+    @classmethod
+    def of(cls, path: Path) -> SegmentFile | None:
+        """None for a file that is no segment."""
+        if match := _NAME.fullmatch(path.name):
+            start, end = match["start"], match["end"]
+            return cls(Lsn(int(start, 16)), Lsn(int(end, 16)) if end else None, path)
+        return None
+
+
+def sealed_path(directory: Path, start: Lsn, end: Lsn) -> Path:
+    return directory / f"{start:016X}-{end:016X}{SEALED}"
+
+
+def open_path(directory: Path, start: Lsn) -> Path:
+    return directory / f"{start:016X}{OPEN}"
+
+
+def segment_files(directory: Path, identity: Identity | None = None) -> list[SegmentFile]:
+    """Return all segments, oldest first; the open one, if there is one, last.
+
+    Args:
+        identity: what log.json says; None if there is none.
+
+    Raises:
+        ChangeLogDamaged: segments are missing, overlap, or start before the log does.
+        ChangeLogError: the directory cannot be read.
+    """
+    with reading(directory):
+        found = sorted(
+            (segment for path in directory.iterdir() if (segment := SegmentFile.of(path)) is not None),
+            key=lambda segment: (segment.start, segment.end is None),
+        )
+    if found and identity is not None and found[0].start < identity.start:
+        raise damaged(
+            f'change log file "{found[0].path}" starts before the log',
+            detail=f'The log starts at {identity.start}, says "{directory / IDENTITY}".',
+        )
+    for before, after in pairwise(found):
+        if before.end != after.start:
+            gap = before.end is not None and before.end < after.start
+            raise damaged(
+                f'the change log in "{directory}" has '
+                + (f"a gap after {before.end}" if gap else f"segments that overlap after {before.start}"),
+                detail=f'"{before.path.name}" is followed by "{after.path.name}".',
+                hint=RESTORE if gap else "Move the segment that the archiver did not write out of the directory.",
+            )
+    return found
+
+
+def sync_directory(directory: Path) -> None:
+    """Make what was created, renamed or removed in a directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def read_durable(directory: Path) -> Durable | None:
+    """Return what the file "durable" says; None if it is missing, empty or damaged."""
+    path = directory / DURABLE
+    for _ in range(ATTEMPTS):
+        with contextlib.suppress(TornBlock), reading(path):
+            try:
+                return Durable.decode(path.read_bytes())
+            except FileNotFoundError:
+                break
+    return None
+
+
+def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
+    """Raise ChangeLogDamaged if the log ends at `end`, although more has been recorded as durable."""
+    if recorded is not None and recorded.position > end:
+        raise damaged(
+            f'the change log in "{directory}" ends at {end}, but had everything before {recorded.position}',
+            detail=f'"{DURABLE}" says so; changes that were committed after {end} are missing.',
+        )
+
+
+class Place(NamedTuple):
+    """A block in a segment. `before` is the position at which the last transaction in front of the block ends."""
+
+    offset: int
+    before: Lsn
+    head: BlockHead
+
+
+class Index(NamedTuple):
+    """Where reading can begin in a segment: (offset, position before it), oldest first; and where it ends."""
+
+    places: list[tuple[int, Lsn]]
+    stop: int
+
+
+@dataclass(slots=True)
+class Extent:
+    """The whole transactions at the front of an open segment."""
+
+    offset: int  # where they end
+    position: Lsn  # of that end
+    changes: int
+    places: list[tuple[int, Lsn]]  # as in Index
+    torn: int | None  # offset of the first bytes that are no whole block; None if there are none
+
+
+class SegmentReader:
+    """Reads one segment's blocks by their offsets. All its methods raise ChangeLogError when the system refuses."""
+
+    def __init__(self, path: Path) -> None:
+        """Open a segment, whose `path` is one that SegmentFile.of() knows.
+
+        Raises:
+            FileNotFoundError: there is no such file, perhaps because it has been sealed, and so renamed.
+            ChangeLogDamaged: the header is damaged, or that of another segment.
+        """
+        file = SegmentFile.of(path)
+        assert file is not None
+        self.file = file
+        self.start = file.start
+        with reading(path):
+            self._fd = os.open(path, os.O_RDONLY)
+        try:
+            self.system_id = self._header()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def _header(self) -> int:
+        try:
+            system_id, start = decode_header(self._read(HEADER_SIZE, 0))
+        except TornBlock:
+            raise self.damage(0, self.start) from None
+        except ChangeLogError as error:  # of a format that is not known
+            error.context.append(f'reading "{self.file.path}"')
+            raise
+        if start != self.start:
+            raise damaged(
+                f'change log file "{self.file.path}" is another segment than its name says',
+                detail=f"Its header says that it starts at {start}.",
+            )
+        return system_id
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+    def __enter__(self) -> SegmentReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def size(self) -> int:
+        """Bytes in the file."""
+        with reading(self.file.path):
+            return os.fstat(self._fd).st_size
+
+    def _read(self, size: int, offset: int) -> bytes:
+        """`size` bytes from `offset` on; fewer where the file ends."""
+        try:
+            data = os.pread(self._fd, size, offset)
+            while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
+                data += more
+        except OSError as error:
+            raise unreadable(self.file.path, error, offset) from error
+        return data
+
+    def check_publisher(self, system_id: int) -> None:
+        """Raise ChangeLogDamaged if the segment is not of the publisher that log.json names."""
+        if self.system_id != system_id:
+            raise damaged(
+                f'change log file "{self.file.path}" is of another publisher than the log',
+                detail=f'Its header has system identifier {self.system_id}, "{IDENTITY}" has {system_id}.',
+            )
+
+    def damage(self, offset: int, before: Lsn | None = None, detail: str = "") -> ChangeLogDamaged:
+        """Return the error for damaged bytes at `offset`.
+
+        Args:
+            before: the end of the last whole transaction in front of `offset`; None: the heads in front of it say.
+        """
+        end = f" and before {self.file.end}" if self.file.end is not None else ""
+        before = self._position(offset) if before is None else before
+        return damaged(
+            f'change log file "{self.file.path}" is damaged at offset {offset}',
+            detail=f"Changes that were committed after {before}{end} cannot be read.{detail}",
+        )
+
+    def _position(self, offset: int) -> Lsn:
+        """Where the last whole transaction in front of `offset` ends, as far as the heads there say so."""
+        found = self.start
+        with contextlib.suppress(ChangeLogDamaged):
+            for place in self.heads(HEADER_SIZE, self.start, offset):
+                found = place.head.position if place.head.flags & BOUNDARY else place.before
+        return found
+
+    def _head(self, offset: int) -> BlockHead:
+        return decode_head(self._read(BLOCK_SIZE, offset), self.start, offset)
+
+    def _block(self, offset: int) -> Block:
+        head = self._head(offset)
+        return decode_body(head, self._read(head.length, offset + BLOCK_SIZE))
+
+    def heads(self, offset: int, before: Lsn, stop: int) -> Iterator[Place]:
+        """Give each block from `offset` to `stop`, without its body.
+
+        Raises:
+            ChangeLogDamaged: no block is there, or none ends at `stop`.
+        """
+        while offset < stop:
+            try:
+                head = self._head(offset)
+            except TornBlock:
+                raise self.damage(offset, before) from None
+            end = offset + BLOCK_SIZE + head.length
+            if end > stop or head.kind == INDEX:
+                raise self.damage(offset, before)
+            yield Place(offset, before, head)
+            offset = end
+            if head.flags & BOUNDARY:
+                before = head.position
+
+    def blocks(self, offset: int, stop: int) -> Iterator[tuple[int, Block]]:
+        """Give each block from `offset` to `stop`, at which no transaction may be open, and its offset.
+
+        Raises:
+            ChangeLogDamaged: a block is not as it was written, or none that ends a transaction ends at `stop`.
+        """
+        boundary = True
+        while offset < stop:
+            try:
+                block = self._block(offset)
+            except TornBlock:
+                raise self.damage(offset) from None
+            if offset + block.size > stop or block.kind == INDEX:
+                break
+            yield offset, block
+            offset += block.size
+            boundary = block.boundary
+        if offset != stop or not boundary:
+            raise self.damage(offset)
+
+    def index(self) -> Index:
+        """Return the index of a sealed segment.
+
+        Raises:
+            ChangeLogDamaged: trailer, index and file name do not agree.
+        """
+        size = self.size
+        offset = size - TRAILER_SIZE
+        try:
+            found = decode_trailer(self._read(TRAILER_SIZE, max(0, offset)))
+            if not HEADER_SIZE <= found <= offset:
+                raise TornBlock
+            block = self._block(found)
+            if block.kind != INDEX or block.position != self.file.end or found + block.size != offset:
+                raise TornBlock
+            # From the header on, so that no index, however it was written, makes a reader leave blocks out.
+            return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], found)
+        except TornBlock:
+            raise self.damage(max(0, offset), self.start) from None
+
+    def extent(self) -> Extent:
+        """Find the whole transactions at the front of an open segment, by reading all its blocks."""
+        offset, changes, places = HEADER_SIZE, 0, list[tuple[int, Lsn]]()
+        found = Extent(offset, self.start, 0, [], None)
+        size = self.size
+        try:
+            # An index is there if the writer was killed before it had renamed the file.
+            while offset < size and (block := self._block(offset)).kind != INDEX:
+                if block.restart:
+                    places.append((offset, found.position))
+                offset += block.size
+                changes += block.changes
+                if block.boundary:
+                    found.offset, found.position, found.changes = offset, block.position, changes
+                    found.places += places
+                    places.clear()
+        except TornBlock:
+            found.torn = offset
+        return found

@@ -1,0 +1,370 @@
+"""Writing the change log: appended, synced, sealed, and found whole again after any end.
+
+The contract is that of PostgreSQL's archive modules: whoever hands data over keeps it until it is told
+that it is stored, and it is told so only after fsync() of the file and, for a new name, of its directory.
+What is told is `position`.
+
+Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" records it
+before it can be confirmed. open() cuts nothing. Bytes behind the last whole transaction are cut off when the first
+block is written; "durable" records no such bytes.
+
+Failure cases. The publisher sends all changes behind `position` again.
+
+- Killed before a block is written, or in the middle: the torn block fails its checksum. It is cut off with the blocks
+  of its transaction, when the next block is written.
+- Killed after the write, before fsync(): the block may be there. It is kept, written again and synced before `position`
+  includes it: after a failed fsync() the kernel may show pages as clean that never reached the disk.
+- Killed after the index is written, before the rename: the index is cut off, and the segment is continued.
+- Killed after the rename, before the next segment exists: a segment begins where the last one ends.
+- Killed before a new segment has its name: it is made again. Header and name are synced first, so a damaged header is
+  never the work of a crash.
+- Killed between two removals of old segments: the oldest are removed, as the directory is synced after each.
+- Disk full, or any other error of the system: the writer closes itself, and no file is cut.
+- Machine crashed: "durable" is never synced and may be old. Damage in the blocks that were synced last then resembles
+  a torn tail. Nothing is cut until the archiver has compared `position` with its slot (worker/archive/worker.py).
+- Damage in front of the recorded position, or a missing segment that is recorded: open() raises ChangeLogDamaged and
+  changes no file.
+- "durable" damaged or lost: the log ends at its last whole transaction; the archiver's slot shows whether that is all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+from itertools import takewhile
+from pathlib import Path
+from time import monotonic, time
+
+from subscriber import telemetry
+from subscriber.changelog.files import (
+    DURABLE,
+    IDENTITY,
+    LOCK,
+    Identity,
+    SegmentFile,
+    SegmentReader,
+    check_recorded,
+    damaged,
+    open_path,
+    read_durable,
+    sealed_path,
+    segment_files,
+    sync_directory,
+)
+from subscriber.changelog.segment import (
+    BOUNDARY,
+    HEADER_SIZE,
+    INDEX,
+    Block,
+    Durable,
+    encode_block,
+    encode_header,
+    encode_index,
+    encode_trailer,
+)
+from subscriber.errors import ChangeLogError
+from subscriber.lsn import Lsn
+
+SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
+SEGMENT_AGE = 300.0  # seconds
+_CHUNK = 1024 * 1024  # bytes that are written again at a time
+
+
+class ChangeLogWriter:
+    """The one writer of a directory. Blocking, and not for two threads at once.
+
+    `position` is what may be confirmed to the publisher: everything before it is on disk.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        segment_size: int = SEGMENT_SIZE,
+        segment_age: float = SEGMENT_AGE,
+        keep_size: int | None = None,
+        keep_age: float | None = None,
+    ) -> None:
+        """A segment is sealed at `segment_size` bytes or `segment_age` seconds, whichever comes first.
+
+        Sealed segments are removed, oldest first, while all of them together are larger than `keep_size` bytes,
+        and when they are older than `keep_age` seconds; None keeps them.
+        """
+        self.directory = directory
+        self.identity: Identity | None = None  # None: there is no log here yet
+        self.position = Lsn(0)
+        self._segment_size, self._segment_age = segment_size, segment_age
+        self._keep_size, self._keep_age = keep_size, keep_age
+        self._lock = -1
+        self._fd = -1
+        self._durable_fd = -1
+        self._start = Lsn(0)  # of the open segment
+        self._offset = 0  # its length
+        self._boundary = 0  # of that, up to the last end of a transaction
+        self._torn = 0  # bytes behind it, to be cut off before anything is written
+        self._last = Lsn(0)  # position of the last boundary written
+        self._changes = 0  # in the open segment
+        self._index: list[tuple[int, Lsn]] = []
+        self._opened = monotonic()
+
+    # --- opening --------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Take the directory, which is made if need be, and continue the log in it, if there is one.
+
+        Raises:
+            ChangeLogDamaged: files of the log are damaged or missing; none has been changed.
+            ChangeLogError: another process writes the log, or the system refuses something.
+        """
+        try:
+            self._open()
+        except OSError as error:
+            raise self._failed("open", error) from error
+        except ChangeLogError:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        self._make_directory()
+        self._take_lock()
+        self.identity = Identity.read(self.directory)
+        files = segment_files(self.directory, self.identity)
+        if self.identity is not None:
+            self._resume(self.identity, files)
+        elif files:
+            raise damaged(
+                f'the change log in "{self.directory}" has segments, but no {IDENTITY}',
+                detail=f'The first segment is "{files[0].path.name}".',
+            )
+        self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
+        sync_directory(self.directory)  # which a writer that was killed may have left undone
+        if self.identity is not None:
+            self.sync()
+
+    def _make_directory(self) -> None:
+        missing = list(takewhile(lambda path: not path.exists(), (self.directory, *self.directory.parents)))
+        if missing:
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
+        for path in missing:
+            sync_directory(path.parent)
+
+    def _take_lock(self) -> None:
+        self._lock = os.open(self.directory / LOCK, os.O_RDWR | os.O_CREAT, 0o640)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ChangeLogError(
+                f'another process writes the change log in "{self.directory}"',
+                hint="Stop the other `subscriber archive`, or use another directory.",
+                sqlstate="55006",
+            ) from None
+
+    def create(self, identity: Identity) -> None:
+        """Begin a log where there is none."""
+        try:
+            identity.write(self.directory)  # first: a segment without it belongs to nobody
+            self.identity = identity
+            self._begin_segment(identity.start)
+        except OSError as error:
+            raise self._failed("begin", error) from error
+        self.sync()
+
+    def close(self) -> None:
+        """Release the directory. The next writer keeps whole transactions that are not synced, not a torn tail."""
+        for fd in (self._fd, self._durable_fd, self._lock):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._durable_fd = self._lock = -1
+
+    def _resume(self, identity: Identity, files: list[SegmentFile]) -> None:
+        """Continue the open segment, or begin one; no file is changed before all is known to be there."""
+        recorded = read_durable(self.directory)
+        last = files[-1] if files else None
+        if last is not None and last.end is None:
+            with SegmentReader(last.path) as reader:
+                reader.check_publisher(identity.system_id)
+                self._recover(reader, recorded)
+            return
+        end = identity.start if last is None or last.end is None else last.end
+        check_recorded(self.directory, end, recorded)
+        self._begin_segment(end)
+
+    def check_tail(self, confirmed: Lsn) -> None:
+        """Raise ChangeLogDamaged if the open segment has bytes behind `position`, which no crash can have left there.
+
+        Args:
+            confirmed: how far the publisher knows the log to be stored, which is behind `position`.
+        """
+        if self._torn:
+            with SegmentReader(open_path(self.directory, self._start)) as reader:
+                detail = f" The publisher knows everything before {confirmed} to be stored."
+                raise reader.damage(self._offset, self.position, detail)
+
+    def _recover(self, reader: SegmentReader, recorded: Durable | None) -> None:
+        """Continue the open segment behind its last whole transaction. _write() cuts off the bytes that follow."""
+        extent, size = reader.extent(), reader.size
+        synced = HEADER_SIZE
+        if recorded is not None and recorded.segment == reader.start:
+            synced = recorded.offset
+            if synced > extent.offset:
+                offset = size if extent.torn is None else extent.torn
+                detail = f' The file has {size} bytes, and "{DURABLE}" records {synced} as stored.'
+                raise reader.damage(offset, extent.position, detail)
+        check_recorded(self.directory, extent.position, recorded)
+        self._start, self._offset = reader.start, extent.offset
+        self._boundary, self._last = extent.offset, extent.position
+        self._changes, self._index = extent.changes, extent.places
+        self._torn = 0
+        self._fd = os.open(reader.file.path, os.O_RDWR)
+        for offset in range(synced, extent.offset, _CHUNK):
+            self._write(os.pread(self._fd, min(_CHUNK, extent.offset - offset), offset), offset)
+        self._torn = size - extent.offset
+        self._opened = monotonic()
+
+    def _begin_segment(self, start: Lsn) -> None:
+        assert self.identity is not None
+        path = open_path(self.directory, start)
+        begun = path.with_suffix(".new")  # a reader never sees it without its header
+        self._start = self._last = start
+        self._offset = self._boundary = HEADER_SIZE
+        self._torn = self._changes = 0
+        self._index = []
+        self._opened = monotonic()
+        self._fd = os.open(begun, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o640)
+        self._write(encode_header(self.identity.system_id, start), 0)
+        os.fsync(self._fd)
+        begun.rename(path)
+        sync_directory(self.directory)
+
+    # --- appending ------------------------------------------------------------------------------
+
+    def append(self, blocks: list[Block]) -> None:
+        """Write blocks, which BlockBuilder made, without waiting for the disk.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            for block in blocks:
+                if block.restart and self.wants_seal():
+                    self._seal()
+                if block.restart:
+                    self._index.append((self._offset, self._last))
+                self._write(encode_block(block, self._start, self._offset), self._offset)
+                self._offset += block.size
+                self._changes += block.changes
+                if block.flags & BOUNDARY:
+                    self._last = block.position
+                    self._boundary = self._offset
+        except OSError as error:
+            raise self._failed("write", error) from error
+
+    def sync(self) -> None:
+        """Sync all appended blocks, and set `position` to the end of their last transaction.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            os.fsync(self._fd)
+            self._record(self._last)
+        except OSError as error:
+            raise self._failed("sync", error) from error
+
+    def wants_seal(self) -> bool:
+        """Whether the open segment is large or old enough; never when it has no changes."""
+        if not self._changes:
+            return False
+        return self._offset >= self._segment_size or monotonic() - self._opened >= self._segment_age
+
+    def seal(self) -> None:
+        """End the open segment, which nobody changes afterwards, and begin the next.
+
+        Only at a boundary; the next block to be appended must be a RESTART block.
+
+        Raises:
+            ChangeLogError: the system refuses, and the writer has to be opened again.
+        """
+        self._check_usable()
+        try:
+            self._seal()
+        except OSError as error:
+            raise self._failed("seal", error) from error
+
+    def _seal(self) -> None:
+        index = Block(INDEX, BOUNDARY, self._last, 0, 0, encode_index(self._index))
+        end = encode_block(index, self._start, self._offset) + encode_trailer(self._offset)
+        self._write(end, self._offset)
+        os.fsync(self._fd)
+        os.close(self._fd)
+        self._fd = -1
+        start, end_lsn = self._start, self._last
+        open_path(self.directory, start).rename(sealed_path(self.directory, start, end_lsn))
+        sync_directory(self.directory)  # before another segment can be seen behind this one
+        self._begin_segment(end_lsn)
+        self._record(end_lsn)
+        self._retain()
+
+    def _write(self, data: bytes, offset: int) -> None:
+        if self._torn:
+            self._cut()
+        left = memoryview(data)
+        while left:
+            written = os.pwrite(self._fd, left, offset)
+            left, offset = left[written:], offset + written
+
+    def _cut(self) -> None:
+        """Cut off the torn tail, and sync that: after a crash no old block may follow a new one."""
+        os.ftruncate(self._fd, self._offset)
+        os.fsync(self._fd)
+        telemetry.log(
+            telemetry.LOG,
+            f"cut {self._torn} bytes of an unfinished transaction off the change log at {self._last}",
+            event="archive.recovered",
+        )
+        self._torn = 0
+
+    def _check_usable(self) -> None:
+        if self._fd < 0:
+            raise ChangeLogError(
+                f'the change log in "{self.directory}" is not open for writing',
+                hint="Open it again: a call of the system has failed, or it has been closed.",
+            )
+
+    def _failed(self, what: str, error: OSError) -> ChangeLogError:
+        """Close the writer, which has to be opened again; return the error for what the system refused."""
+        self.close()
+        file = error.filename or open_path(self.directory, self._start)
+        return ChangeLogError(
+            f'could not {what} the change log in "{self.directory}": {error.strerror}',
+            detail=f'The file is "{file}", whose last whole transaction ends at offset {self._boundary}.',
+            hint="Make room, or correct what the system refuses; `subscriber archive` then continues the log. "
+            "The publisher keeps everything that is not stored.",
+            sqlstate="53100" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "58030",  # disk_full, io_error
+        )
+
+    def _record(self, position: Lsn) -> None:
+        """Set `position`, for which everything before it is on disk, after the file "durable" has it."""
+        os.pwrite(self._durable_fd, Durable(self._start, self._boundary, position, self._changes).encode(), 0)
+        self.position = position
+
+    # --- retention ------------------------------------------------------------------------------
+
+    def _retain(self) -> None:
+        sealed = [file for file in segment_files(self.directory) if file.end is not None]
+        with contextlib.suppress(FileNotFoundError):  # removed by hand meanwhile; the next seal retries
+            sizes = [file.path.stat().st_size for file in sealed]
+            total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
+            for file, size in zip(sealed, sizes, strict=True):
+                too_much = self._keep_size is not None and total > self._keep_size
+                too_old = oldest is not None and file.path.stat().st_mtime < oldest
+                if not too_much and not too_old:
+                    break
+                file.path.unlink()
+                sync_directory(self.directory)  # so that after a crash the oldest are gone, and none in between
+                total -= size
+                telemetry.log(telemetry.LOG, f'removed segment "{file.path.name}" of the change log')

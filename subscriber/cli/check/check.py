@@ -1,0 +1,262 @@
+"""`subscriber check`: what would keep a subscription from working.
+
+For a subscription that does not exist yet the publisher and the publications are given; for one that does,
+its name is. Every question that a server does not answer becomes a finding itself, and the others are
+asked all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from subscriber.catalog import hooked_tables, store
+from subscriber.catalog.connection import Catalog, Connection, encoding_of
+from subscriber.cli import formatting
+from subscriber.cli.check import collect as check_collect
+from subscriber.cli.check import recipe_collect
+from subscriber.cli.check.model import Facts, Finding, Level, SourceTable
+from subscriber.cli.check.recipe import write_recipe
+from subscriber.cli.check.recipe_output import execute_recipe, print_recipe
+from subscriber.cli.check.rules import findings
+from subscriber.connection.connect import connect, open_session
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.defaults import complete
+from subscriber.display import json_text, printable
+from subscriber.errors import ServerError, StatementError, SubscriberError
+from subscriber.publisher.connection import SETTINGS, Publisher
+from subscriber.subscription import Subscription, TwoPhaseState
+
+OBSTACLE = 1  # the exit status when there is an error among the findings
+NAME = "subscriber check"
+TIMEOUT = 10.0  # seconds for connecting
+
+_HBA = "Add a line for this role, database and address to the server's pg_hba.conf, and reload it."
+
+
+async def run_checks(
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    *,
+    name: str | None = None,
+    apply_target: str | None = None,
+    two_phase: bool = False,
+    json: bool,
+) -> int:
+    """Print each finding with its fix.
+
+    Args:
+        name: a subscription that exists; the source and publications are its own. None: one that does not exist yet.
+        apply_target: the connection string of the role that applies changes; None: `target_dsn`.
+        two_phase: the subscription is to have two_phase, if it does not have it already.
+
+    Returns:
+        OBSTACLE if one of the findings is an error, else 0.
+
+    Raises:
+        StatementError: there is no subscription called `name`.
+    """
+    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target, two_phase=two_phase)
+    found = findings(facts)
+    if json:
+        print(json_text([asdict(finding) for finding in found]))
+    else:
+        _print(found)
+    return OBSTACLE if any(finding.level is Level.ERROR for finding in found) else 0
+
+
+async def run_fix(
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    *,
+    name: str | None = None,
+    apply_target: str | None = None,
+    json: bool = False,
+    execute: bool = False,
+    credentials: Path | None = None,
+) -> int:
+    """Print the recipe of least privilege; with `execute` do the target's part, and print the publisher's.
+
+    Args:
+        name: a subscription that exists, whose publisher is part of the recipe; None: that of `source_dsn`, if any.
+        apply_target: the connection string of the role that applies changes; None: the recipe creates one.
+        credentials: with `execute`, the directory for connection strings; None: they are printed.
+
+    Returns:
+        OBSTACLE if a server did not answer, else 0.
+
+    Raises:
+        StatementError: there is no subscription called `name`, or the recipe cannot be executed.
+        ServerError: a statement of the recipe failed.
+    """
+    facts = await collect(target_dsn, source_dsn, publications, name, apply_target=apply_target)
+    recipe = write_recipe(facts.target_roles, facts.publisher_roles)
+    for failure in facts.failures:
+        print(f"{failure.level.upper()}:  {printable(f'{failure.subject}: {failure.message}')}", file=sys.stderr)
+    if execute and recipe.target is not None:
+        await execute_recipe(recipe, target_dsn, credentials)
+        recipe = write_recipe(None, facts.publisher_roles)
+    print_recipe(recipe, json=json)
+    return OBSTACLE if facts.failures else 0
+
+
+async def collect(
+    target_dsn: str,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    name: str | None,
+    *,
+    apply_target: str | None = None,
+    two_phase: bool = False,
+) -> Facts:
+    """Ask both servers. Raises StatementError if there is no subscription called `name`."""
+    facts = Facts(is_new=name is None, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
+    try:
+        connection = await connect(target_dsn, application_name=NAME, timeout=TIMEOUT)
+    except SubscriberError as error:
+        facts.failures.append(_unreachable("target", error))
+        if source_dsn is not None:
+            await _ask_publisher(source_dsn, publications, None, facts)
+        return facts
+    try:
+        async with Catalog(connection).use():
+            await _ask_both(connection, source_dsn, publications, name, apply_target, facts)
+    finally:
+        connection.terminate()
+    return facts
+
+
+async def _ask_both(
+    target: Connection,
+    source_dsn: str | None,
+    publications: Sequence[str],
+    name: str | None,
+    apply_target: str | None,
+    facts: Facts,
+) -> None:
+    facts.target = await check_collect.read_target(target)
+    facts.encoding = encoding_of(target)
+    subscription: Subscription | None = None
+    if name is not None:
+        subscription = await check_collect.find_subscription(target, name)
+        if subscription is None:
+            raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+        source_dsn, publications = subscription.conninfo, subscription.publications
+        if subscription.two_phase is not TwoPhaseState.DISABLED:
+            facts.two_phase = subscription.two_phase
+    tables = []
+    if source_dsn is not None:
+        tables = await _ask_publisher(source_dsn, publications, subscription, facts)
+    # A program's hooks may send their rows to tables of other names and columns: it checks them when it starts.
+    with_hooks = set() if subscription is None else {*(await hooked_tables.sources(target, subscription.oid)).values()}
+    facts.tables = [
+        (table, await check_collect.read_target_table(target, table, rows=subscription is None))
+        for table in tables
+        if (table.schema, table.name) not in with_hooks
+    ]
+    await _ask_apply(target, tables, subscription, apply_target, facts)
+    facts.target_roles = await recipe_collect.read_target_roles(
+        target,
+        facts.target,
+        await store.load_subscriptions(target) if facts.target.has_schema else [],
+        tables,
+        None if apply_target is None else complete(Conninfo.parse(apply_target))["user"],
+        is_new=source_dsn is not None and subscription is None,
+    )
+
+
+async def _ask_apply(
+    target: Connection,
+    tables: list[SourceTable],
+    subscription: Subscription | None,
+    apply_target: str | None,
+    facts: Facts,
+) -> None:
+    """Ask a session of the role that applies changes."""
+    assert facts.target is not None
+    by_superuser = facts.target.origins_by_superuser
+    if apply_target is None:
+        facts.apply = await check_collect.read_apply(target, tables, subscription, origins_by_superuser=by_superuser)
+        return
+    try:
+        connection = await connect(apply_target, application_name=NAME, timeout=TIMEOUT)
+    except SubscriberError as error:
+        facts.failures.append(_unreachable("target", error, "the role that applies changes: "))
+        return
+    try:
+        async with Catalog(connection).use():
+            facts.apply = await check_collect.read_apply(
+                connection, tables, subscription, origins_by_superuser=by_superuser
+            )
+    finally:
+        connection.terminate()
+
+
+async def _ask_publisher(
+    dsn: str, publications: Sequence[str], subscription: Subscription | None, facts: Facts
+) -> list[SourceTable]:
+    must_use_password = subscription is not None and subscription.must_use_password
+    try:
+        session = await open_session(
+            dsn, application_name=NAME, settings=SETTINGS, must_use_password=must_use_password, timeout=TIMEOUT
+        )
+    except SubscriberError as error:
+        facts.failures.append(_unreachable("publisher", error))
+        return []
+    try:
+        facts.publisher = await check_collect.read_publisher(session)
+        facts.publications = await check_collect.read_publications(session, publications)
+        if facts.publisher.may_replicate and facts.publisher.wal_level == "logical":
+            await _try_to_replicate(dsn, facts, must_use_password=must_use_password)
+        publisher = Publisher(session)
+        if subscription is not None:
+            facts.slot = await check_collect.read_slot(publisher, subscription)
+        existing = [publication.name for publication in facts.publications if publication.exists]
+        tables = await check_collect.read_source_tables(publisher, existing, facts) if existing else []
+        facts.publisher_roles = await recipe_collect.read_publisher_roles(session, facts.publisher, tables)
+        return tables
+    except SubscriberError as error:
+        facts.failures.append(Finding(Level.ERROR, "publisher", error.message, error.hint))
+        return []
+    finally:
+        session.abort()
+
+
+async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) -> None:
+    try:
+        publisher = await Publisher.connect(
+            dsn,
+            application_name=NAME,
+            client_encoding=facts.encoding,
+            must_use_password=must_use_password,
+            timeout=TIMEOUT,
+        )
+    except SubscriberError as error:
+        facts.failures.append(_unreachable("publisher", error, "no replication connection: "))
+    else:
+        await publisher.close()
+
+
+def _unreachable(who: str, error: SubscriberError, prefix: str = "") -> Finding:
+    refused = isinstance(error, ServerError) and error.sqlstate.startswith("28")
+    return Finding(Level.ERROR, who, prefix + error.message, _HBA if refused else error.hint)
+
+
+def _print(found: Sequence[Finding]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    styles = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "bold red"}
+    console = Console(highlight=False, soft_wrap=True, file=sys.stdout)
+    for finding in found:
+        subject = printable(finding.subject)
+        line = Text.assemble((f"{finding.level:<9}", styles[finding.level]), (f"{subject}: ", "bold"))
+        console.print(line.append(printable(finding.message)))
+        if finding.fix:
+            console.print(Text.assemble((f"{'':9}fix: ", "dim"), printable(finding.fix)))
+    counts = [sum(finding.level is level for finding in found) for level in (Level.ERROR, Level.WARNING)]
+    console.print(f"{formatting.count(counts[0], 'error')}, {formatting.count(counts[1], 'warning')}")

@@ -1,0 +1,291 @@
+"""What `subscriber check` asks both servers. Nothing is changed on either."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import asyncpg
+
+from subscriber.apply.relation_map import ForeignCode
+from subscriber.catalog import schema, store
+from subscriber.catalog.connection import Connection
+from subscriber.cli.check.model import (
+    AppliedTable,
+    ApplyFacts,
+    ColumnFacts,
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+)
+from subscriber.connection.session import Session
+from subscriber.errors import SubscriberError
+from subscriber.publisher import quoting
+from subscriber.publisher.answers import count, parsing
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.tables import PublishedTable
+from subscriber.subscription import Subscription
+
+_PUBLISHER = """
+SELECT current_setting('server_version_num'), current_setting('server_version'), current_setting('wal_level'),
+       (SELECT count(*) FROM pg_catalog.pg_replication_slots), current_setting('max_replication_slots'),
+       (SELECT count(*) FROM pg_catalog.pg_stat_replication), current_setting('max_wal_senders'), current_user,
+       (SELECT r.rolsuper OR r.rolreplication FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
+       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), current_setting('max_prepared_transactions')
+"""
+_SOURCE_COLUMNS = """
+SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped
+"""
+_READABLE = """
+SELECT pg_catalog.has_table_privilege(c.oid, 'SELECT') AND pg_catalog.has_schema_privilege(c.relnamespace, 'USAGE')
+  FROM pg_catalog.pg_class c WHERE c.oid = {relid}
+"""
+_TARGET = """
+SELECT current_setting('server_version_num')::int, current_setting('server_version'), current_user::text,
+       current_setting('is_superuser')::bool, current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(),
+       coalesce(current_setting('max_active_replication_origins', true), current_setting('max_replication_slots'))::int,
+       current_setting('max_active_replication_origins', true) IS NOT NULL, current_database()::text,
+       current_setting('max_prepared_transactions')::int
+"""
+_MAY_CREATE = """
+SELECT pg_catalog.has_database_privilege(current_database(), 'CREATE')
+   AND pg_catalog.pg_has_role(current_user, 'pg_create_subscription', 'USAGE')
+"""
+# Schema subscriber, or who would create it now.
+_OWNED_BY_SUPERUSER = """
+SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+                  WHERE n.nspname = 'subscriber'), current_setting('is_superuser')::bool)
+"""
+_MAY_SET = "SELECT pg_catalog.has_parameter_privilege('session_replication_role', 'SET')"
+_SESSION = "SELECT session_user::text, current_setting('is_superuser')::bool"
+_APPLIED_TABLE = """
+SELECT c.oid, r.rolname::text, pg_catalog.pg_has_role(session_user, r.oid, '{membership}')
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+ WHERE n.nspname = $1 AND c.relname = $2
+"""
+_SAFETY = "SELECT subscriber.table_safety($1::oid, $2::text[]::name[], $3, $4::text::name)::text"
+_TARGET_TABLE = """
+SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{membership}'),
+       c.relrowsecurity AND c.relforcerowsecurity AND NOT (r.rolsuper OR r.rolbypassrls),
+       pg_catalog.has_table_privilege(c.oid, 'SELECT'),
+       (SELECT pg_catalog.json_agg(pg_catalog.json_build_array(a.attname,
+                 pg_catalog.format_type(a.atttypid, a.atttypmod), {generated},
+                 a.attnotnull AND NOT a.atthasdef AND a.attidentity = '') ORDER BY a.attnum)
+          FROM pg_catalog.pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped)::text,
+       (SELECT pg_catalog.json_agg(a.attname)
+          FROM (SELECT i.indkey::int2[], i.indnkeyatts FROM pg_catalog.pg_index i
+                 WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate AND (i.indisreplident OR i.indisprimary)
+                 ORDER BY i.indisreplident DESC LIMIT 1) i (columns, number)
+          JOIN pg_catalog.pg_attribute a ON a.attrelid = c.oid AND a.attnum = ANY (i.columns[0:i.number - 1]))::text,
+       EXISTS (SELECT FROM pg_catalog.pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND NOT i.indimmediate)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+  JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+ WHERE n.nspname = $1 AND c.relname = $2
+"""
+
+
+async def read_publisher(session: Session) -> PublisherFacts:
+    rows = await session.rows(_PUBLISHER)
+    with parsing("its settings"):
+        ((version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery, prepared),) = (
+            rows
+        )
+        return PublisherFacts(
+            version=count(version),
+            version_text=(text or "").split()[0],
+            wal_level=level or "",
+            slots=count(slots),
+            max_slots=count(max_slots),
+            senders=count(senders),
+            max_senders=count(max_senders),
+            role=role or "",
+            may_replicate=may == "t",
+            encoding=encoding or "",
+            in_recovery=recovery == "t",
+            max_prepared=count(prepared),
+        )
+
+
+async def read_publications(session: Session, names: Sequence[str]) -> list[PublicationFacts]:
+    truncates = "pubtruncate" if session.server_version >= 110000 else "false"
+    rows = await session.rows(
+        f"SELECT pubname, puballtables, pubinsert, pubupdate, pubdelete, {truncates} FROM pg_catalog.pg_publication"
+        f" WHERE pubname IN ({quoting.literals(names)})"
+    )
+    own: dict[str | None, list[str]] = {}
+    for name, table in await session.rows(
+        "SELECT pubname, tablename FROM pg_catalog.pg_publication_tables"
+        f" WHERE pubname IN ({quoting.literals(names)}) AND schemaname = {quoting.literal(OWN_SCHEMA)} ORDER BY 1, 2"
+    ):
+        own.setdefault(name, []).append(table or "")
+    with parsing("publications"):
+        found = {
+            name: PublicationFacts(
+                name,
+                exists=True,
+                all_tables=all_tables == "t",
+                inserts=inserts == "t",
+                updates=updates == "t",
+                deletes=deletes == "t",
+                truncates=truncated == "t",
+                own_tables=tuple(own.get(name, ())),
+            )
+            for name, all_tables, inserts, updates, deletes, truncated in rows
+            if name is not None
+        }
+    return [found.get(name, PublicationFacts(name, exists=False)) for name in names]
+
+
+async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFacts | None:
+    """None: the subscription has no slot."""
+    if subscription.slot_name is None:
+        return None
+    slot = await publisher.slot(subscription.slot_name)
+    if slot is None:
+        return SlotFacts(subscription.slot_name, exists=False)
+    return SlotFacts(slot.name, True, slot.plugin, slot.is_lost, slot.in_this_database, two_phase=slot.two_phase)
+
+
+async def read_source_tables(publisher: Publisher, publications: Sequence[str], facts: Facts) -> list[SourceTable]:
+    """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
+    tables = []
+    for schema_name, name in await publisher.tables(publications):
+        try:
+            table = await publisher.table(schema_name, name, publications)
+            tables.append(await _source_table(publisher.session, table))
+        except SubscriberError as error:
+            facts.failures.append(Finding(Level.ERROR, f"table {schema_name}.{name}", error.message, error.hint))
+    return tables
+
+
+async def _source_table(session: Session, table: PublishedTable) -> SourceTable:
+    with parsing(f'table "{table.schema}.{table.name}"'):
+        rows = await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))
+        types = {name or "": kind or "" for name, kind in rows}
+        ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
+    return SourceTable(
+        schema=table.schema,
+        name=table.name,
+        replica_identity=table.replica_identity,
+        partitioned=table.relkind == "p",
+        columns=tuple(ColumnFacts(c.name, types.get(c.name, "")) for c in table.columns),
+        key=tuple(c.name for c in table.columns if c.is_key),
+        readable=readable == "t",
+    )
+
+
+async def read_target(connection: Connection) -> TargetFacts:
+    row = await connection.fetchrow(_TARGET)
+    assert row is not None
+    version, text, role, is_superuser, encoding, recovery, max_origins, own_setting, database, max_prepared = row
+    may_create = may_set = is_superuser
+    may_create_schema = await connection.fetchval(schema.MAY_UPGRADE)
+    if not is_superuser:
+        may_create = await connection.fetchval(_MAY_CREATE) if version >= 160000 else may_create_schema
+    if not is_superuser and version >= 150000:
+        may_set = await connection.fetchval(_MAY_SET)
+    return TargetFacts(
+        version=version,
+        version_text=text.split()[0],
+        role=role,
+        is_superuser=is_superuser,
+        encoding=encoding,
+        in_recovery=recovery,
+        has_schema=await schema.current_revision(connection) is not None,
+        may_create_schema=may_create_schema,
+        origins_by_superuser=await connection.fetchval(_OWNED_BY_SUPERUSER),
+        may_create_subscription=may_create,
+        may_set_replication_role=may_set,
+        origins=await connection.fetchval("SELECT count(*) FROM pg_catalog.pg_replication_origin"),
+        max_origins=max_origins,
+        origins_setting="max_active_replication_origins" if own_setting else "max_replication_slots",
+        database=database,
+        max_prepared=max_prepared,
+    )
+
+
+async def read_target_table(connection: Connection, source: SourceTable, *, rows: bool) -> TargetTable | None:
+    """The target table of that name; None if there is none. `rows`: look whether it has any."""
+    version = connection.get_server_version().major
+    query = _TARGET_TABLE.format(
+        membership="SET" if version >= 16 else "MEMBER", generated="a.attgenerated <> ''" if version >= 12 else "false"
+    )
+    row = await connection.fetchrow(query, source.schema, source.name)
+    if row is None:
+        return None
+    relkind, owner, may_act, row_security, readable, columns, key, deferrable = row
+    has_rows = None
+    if rows and readable and relkind in ("r", "p"):
+        name = quoting.qualified(source.schema, source.name)
+        has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
+    return TargetTable(
+        relkind=relkind,
+        columns=tuple(ColumnFacts(*column) for column in json.loads(columns or "[]")),
+        key=tuple(json.loads(key or "[]")),
+        owner=owner,
+        may_act_as_owner=may_act,
+        row_security=row_security,
+        has_rows=has_rows,
+        deferrable=deferrable,
+    )
+
+
+async def read_apply(
+    connection: Connection,
+    sources: Sequence[SourceTable],
+    subscription: Subscription | None,
+    *,
+    origins_by_superuser: bool,
+) -> ApplyFacts | None:
+    """Ask the session that applies changes about its role and the tables.
+
+    Args:
+        connection: a session of that role.
+        sources: the published tables.
+        subscription: None: it does not exist yet.
+        origins_by_superuser: functions of schema "subscriber" set the replica role.
+
+    Returns:
+        None without schema "subscriber", whose functions know foreign code.
+    """
+    if await schema.current_revision(connection) != schema.HEAD:
+        return None
+    version = connection.get_server_version().major
+    row = await connection.fetchrow(_SESSION)
+    assert row is not None
+    role, is_superuser = row
+    is_replica = is_superuser or origins_by_superuser or (version >= 15 and await connection.fetchval(_MAY_SET))
+    acting = subscription.owner if subscription is not None and subscription.run_as_owner else None
+    trusted = list(subscription.trusted_owners) if subscription is not None else []
+    query = _APPLIED_TABLE.format(membership="SET" if version >= 16 else "MEMBER")
+    tables = []
+    for source in sources:
+        row = await connection.fetchrow(query, source.schema, source.name)
+        if row is None:
+            continue
+        oid, owner, may_act = row
+        try:
+            safety = json.loads(await connection.fetchval(_SAFETY, oid, trusted, is_replica, acting))
+        except asyncpg.InsufficientPrivilegeError:
+            return ApplyFacts(role, is_superuser, is_admitted=False)
+        sent = {column.name for column in source.columns}
+        code = [ForeignCode(*found) for found in safety["foreign"] or []]
+        runs = tuple(found for found in code if found.default_of not in sent)
+        tables.append(AppliedTable(source.schema, source.name, owner, may_act or acting is not None, runs))
+    return ApplyFacts(role, is_superuser, is_admitted=True, tables=tuple(tables))
+
+
+async def find_subscription(connection: Connection, name: str) -> Subscription | None:
+    """By its name; None if there is none, or no catalog."""
+    if await schema.current_revision(connection) is None:
+        return None
+    return await store.find_subscription(connection, name)

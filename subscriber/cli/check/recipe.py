@@ -1,0 +1,392 @@
+"""The least privileges that replication needs, as statements for both servers. No I/O here.
+
+**Purpose.** Three roles take part, none of them a superuser:
+
+    launcher    runs the subscriptions, and owns them; it reads the publisher's password and applies nothing
+    apply       applies changes; it may act as the owners of the tables, and may do no more than they
+    publisher   reads the publisher's tables and its WAL
+
+**Invariants.** The recipe may run again: it creates what is missing and grants what is there. Each step names the
+consequence of leaving it out. No statement has a password.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from subscriber.display import sql_identifier, sql_literal, sql_name
+from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
+
+LAUNCHER, APPLY, PUBLISHER = "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
+
+OWN_CREATE = 160000  # the first target on which a role without SUPERUSER creates subscriptions
+GRANT_OPTIONS = 160000  # the first server with GRANT … WITH INHERIT, SET
+SET_PARAMETER = 150000  # the first server with GRANT SET ON PARAMETER
+
+
+class Side(StrEnum):
+    TARGET = "target"
+    PUBLISHER = "publisher"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of the recipe. Its parts run in the order of the fields, on the server `side`."""
+
+    side: Side
+    key: str  # what the step is about, in one word or a few
+    what: str  # a sentence
+    without: str  # what is lost without the step
+    exec: str | None = None  # for `subscriber exec`; empty text: it creates schema "subscriber"
+    statements: tuple[str, ...] = ()
+    password_of: str | None = None  # a role that gets a password
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedTable:
+    """A subscribed table of the target."""
+
+    schema: str
+    name: str
+    owner: str
+    owner_is_superuser: bool
+    everybody_uses_schema: bool = False  # PUBLIC has USAGE
+    code_of: tuple[str, ...] = ()  # the roles whose code its changes run, but for superusers
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedSubscription:
+    name: str
+    owner: str
+    owner_is_superuser: bool
+    run_as_owner: bool
+    has_password: bool  # its connection string
+    trusted_owners: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRoles:
+    """What the recipe has to know of the target."""
+
+    version: int  # server_version_num
+    version_text: str
+    database: str
+    launcher: str
+    apply: str
+    roles: frozenset[str]  # those of the two that exist
+    logins: frozenset[str]  # those of them that may log in
+    has_schema: bool  # schema "subscriber", at the newest revision
+    schema_by_superuser: bool  # it is a superuser's, or will be
+    everybody_connects: bool  # PUBLIC has CONNECT on the database
+    reserved_connections: int  # the setting; 0 where there is none
+    subscriptions: tuple[OwnedSubscription, ...] = ()
+    tables: tuple[OwnedTable, ...] = ()
+    is_new: bool = True  # a subscription is still to be created
+    launcher_creates: bool = False  # the launcher's role may create it already
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTableAccess:
+    """A published table."""
+
+    schema: str
+    name: str
+    everybody_uses_schema: bool
+    row_security: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherRoles:
+    """What the recipe has to know of the publisher."""
+
+    version_text: str
+    database: str
+    role: str
+    role_exists: bool
+    replication_role: str | None  # of a managed service, in place of the attribute REPLICATION
+    everybody_connects: bool
+    tables: tuple[PublishedTableAccess, ...] = ()
+
+
+@dataclass(slots=True)
+class Recipe:
+    """The steps in the order in which they run, and what no statement can do; None: that server did not answer."""
+
+    target: TargetRoles | None = None
+    publisher: PublisherRoles | None = None
+    steps: list[Step] = field(default_factory=list)
+    notes: list[tuple[Side, str]] = field(default_factory=list)
+
+
+def write_recipe(target: TargetRoles | None, publisher: PublisherRoles | None) -> Recipe:
+    """Return the whole recipe for servers as they are."""
+    recipe = Recipe(target, publisher)
+    if target is not None:
+        recipe.steps += target_steps(target)
+        recipe.notes += ((Side.TARGET, note) for note in target_notes(target))
+    if publisher is not None:
+        recipe.steps += publisher_steps(publisher)
+        recipe.notes += ((Side.PUBLISHER, note) for note in publisher_notes(publisher))
+    return recipe
+
+
+# --- the target -----------------------------------------------------------------------------------
+
+
+def target_steps(facts: TargetRoles) -> Iterator[Step]:
+    """The steps for the target, in their order."""
+    launcher, apply = sql_identifier(facts.launcher), sql_identifier(facts.apply)
+    if not facts.has_schema:
+        yield _on_target(
+            "schema",
+            "Schema subscriber with its functions, which belong to the role that runs this.",
+            'the next steps fail: schema "subscriber" does not exist',
+            exec="",
+        )
+    attributes = "" if facts.version >= GRANT_OPTIONS else " NOINHERIT"
+    for key, what, role, more in (
+        ("launcher", "The role of the launcher.", facts.launcher, ""),
+        ("apply", "The role that applies changes.", facts.apply, attributes),
+    ):
+        if role not in facts.logins:
+            yield _login(Side.TARGET, key, what, role, role in facts.roles, more)
+    if not facts.everybody_connects:
+        yield _connect(Side.TARGET, facts.database, f"{launcher}, {apply}")
+    yield _admit("launcher", facts.launcher, "permission denied to run subscriptions on this database")
+    first = "bind_origin" if facts.schema_by_superuser else "table_safety"
+    yield _admit("apply", facts.apply, f"permission denied for function {first}")
+    yield _on_target(
+        "launcher as apply",
+        "The owner of the subscriptions may act as the owners of tables, and ends sessions of the apply role.",
+        f'role "{facts.launcher}" cannot SET ROLE to the owner of a table; permission denied to terminate process',
+        statements=(_grant(facts, facts.apply, facts.launcher, inherit=True),),
+    )
+    yield from _creation(facts)
+    yield from _ownership(facts)
+    for owner in _acted_as(facts):
+        yield _on_target(
+            f"apply as {owner}",
+            f"Changes of tables of role {sql_identifier(owner)} are applied as that role.",
+            f'role "{facts.launcher}" cannot SET ROLE to "{owner}"',
+            statements=(_grant(facts, owner, facts.apply),),
+        )
+    schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
+    if schemas:
+        names = ", ".join(sql_identifier(schema) for schema in schemas)
+        yield _on_target(
+            "schemas",
+            "The owner of the subscriptions finds tables in these schemas. The apply role finds them as their owner.",
+            f"permission denied for schema {schemas[0]}: no subscription is created or refreshed",
+            statements=(f"GRANT USAGE ON SCHEMA {names} TO {launcher};",),
+        )
+    if facts.reserved_connections:
+        yield _on_target(
+            "reserved connections",
+            "The launcher uses connections that the server reserves. The apply role does not: it would exceed owners.",
+            "remaining connection slots are reserved: the launcher does not connect to a full server",
+            statements=(f"GRANT pg_use_reserved_connections TO {launcher};",),
+        )
+
+
+def _creation(facts: TargetRoles) -> Iterator[Step]:
+    if not facts.is_new or facts.version < OWN_CREATE or facts.launcher_creates:
+        return
+    launcher = sql_identifier(facts.launcher)
+    yield _on_target(
+        "creation",
+        "The launcher creates subscriptions.",
+        "permission denied to create subscription",
+        statements=(f"GRANT pg_create_subscription TO {launcher};",),
+    )
+    yield _on_target(
+        "database",
+        "Who creates subscriptions needs CREATE on the database, as in PostgreSQL.",
+        f"permission denied for database {facts.database}",
+        statements=(f"GRANT CREATE ON DATABASE {sql_identifier(facts.database)} TO {launcher};",),
+    )
+
+
+def _ownership(facts: TargetRoles) -> Iterator[Step]:
+    """The launcher runs the subscriptions whose owner it is, or inherits from."""
+    inherited = set[str]()
+    for subscription in facts.subscriptions:
+        if subscription.owner_is_superuser:
+            name, role = sql_identifier(subscription.name), sql_identifier(facts.launcher)
+            yield _on_target(
+                f"owner of {subscription.name}",
+                f"Subscription {name} belongs to a superuser. The launcher takes it over.",
+                "the launcher does not see the subscription",
+                exec=f"ALTER SUBSCRIPTION {name} OWNER TO {role}",
+            )
+        elif subscription.owner != facts.launcher and subscription.owner not in inherited:
+            inherited.add(subscription.owner)
+            yield _on_target(
+                f"subscriptions of {subscription.owner}",
+                f"The launcher runs the subscriptions of role {sql_identifier(subscription.owner)}.",
+                "the launcher does not see the subscription",
+                statements=(_grant(facts, subscription.owner, facts.launcher, inherit=True, set_role=False),),
+            )
+
+
+def table_owners(facts: TargetRoles) -> list[str]:
+    """The owners of the tables, but for superusers."""
+    return sorted({table.owner for table in facts.tables if not table.owner_is_superuser} - {facts.launcher})
+
+
+def _acted_as(facts: TargetRoles) -> list[str]:
+    """The roles that the apply role has to act as."""
+    if not facts.subscriptions or facts.is_new or any(not s.run_as_owner for s in facts.subscriptions):
+        owners = set(table_owners(facts))
+    else:
+        owners = set()
+    owners |= {
+        facts.launcher if subscription.owner_is_superuser else subscription.owner
+        for subscription in facts.subscriptions
+        if subscription.run_as_owner
+    }
+    return sorted(owners - {facts.apply})
+
+
+def target_notes(facts: TargetRoles) -> Iterator[str]:
+    """What has to be decided, or has no statement."""
+    launcher = sql_identifier(facts.launcher)
+    yield (
+        "pg_hba.conf lets both roles connect with a password: "
+        f"host {sql_identifier(facts.database)} {launcher},{sql_identifier(facts.apply)} ADDRESS scram-sha-256"
+    )
+    if facts.is_new and facts.version < OWN_CREATE and facts.schema_by_superuser:
+        yield (
+            "before PostgreSQL 16 a superuser creates subscriptions: CREATE SUBSCRIPTION … WITH (enabled = false); "
+            f"ALTER SUBSCRIPTION … OWNER TO {launcher}; ALTER SUBSCRIPTION … ENABLE;"
+        )
+    for table in facts.tables:
+        if table.owner_is_superuser:
+            yield (
+                f"table {sql_name(table.schema, table.name)} belongs to superuser {sql_identifier(table.owner)}, whom "
+                "the apply role cannot act as: ALTER TABLE … OWNER TO a role of its own"
+            )
+    for subscription in facts.subscriptions:
+        if subscription.owner_is_superuser and not subscription.has_password:
+            yield (
+                f"the connection string of subscription {sql_identifier(subscription.name)} needs a password, as its "
+                "owner is no superuser any more: ALTER SUBSCRIPTION … CONNECTION"
+            )
+    if not facts.schema_by_superuser:
+        yield f"schema subscriber does not belong to a superuser: {WITHOUT_ORIGINS}"
+        if facts.version < SET_PARAMETER:
+            yield f"before PostgreSQL 15 nobody can grant it: {WITHOUT_REPLICA_ROLE}"
+        else:
+            grant = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.apply)};"
+            yield f"a superuser grants this: {grant} Without it: {WITHOUT_REPLICA_ROLE}"
+    owners = _acted_as(facts)
+    trusted = {owner for subscription in facts.subscriptions for owner in subscription.trusted_owners}
+    code_of = sorted({owner for table in facts.tables for owner in table.code_of} - trusted - {facts.apply})
+    if len(owners) > 1 and code_of:
+        names = ", ".join(sql_identifier(owner) for owner in code_of)
+        yield (
+            f"the apply role acts as several owners, so tables that run code of {names} are refused: let one role own "
+            "all tables, or trust the owners: ALTER SUBSCRIPTION … SET (trusted_owners = "
+            f"{sql_literal(', '.join(code_of))})"
+        )
+
+
+def apply_statements(facts: TargetRoles) -> list[str]:
+    """The statements that set up the role that applies changes."""
+    keys = {"apply", "admit apply", *(f"apply as {owner}" for owner in _acted_as(facts))}
+    return [statement for step in target_steps(facts) if step.key in keys for statement in step.statements]
+
+
+# --- the publisher --------------------------------------------------------------------------------
+
+
+def publisher_steps(facts: PublisherRoles) -> Iterator[Step]:
+    """The steps for the publisher, in their order."""
+    role = sql_identifier(facts.role)
+    yield _login(Side.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists)
+    managed = facts.replication_role
+    yield Step(
+        Side.PUBLISHER,
+        "replication",
+        "It reads the WAL, and creates and drops replication slots.",
+        "could not connect to the publisher: no walsender starts for the role",
+        statements=(f"GRANT {sql_identifier(managed)} TO {role};" if managed else f"ALTER ROLE {role} REPLICATION;",),
+    )
+    if not facts.everybody_connects:
+        yield _connect(Side.PUBLISHER, facts.database, role)
+    schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
+    if schemas:
+        names = ", ".join(sql_identifier(schema) for schema in schemas)
+        yield Step(
+            Side.PUBLISHER,
+            "schemas",
+            "It reads tables of these schemas for the initial copy.",
+            f"permission denied for schema {schemas[0]}: no table is copied",
+            statements=(f"GRANT USAGE ON SCHEMA {names} TO {role};",),
+        )
+    if facts.tables:
+        tables = ", ".join(sql_name(table.schema, table.name) for table in facts.tables)
+        yield Step(
+            Side.PUBLISHER,
+            "tables",
+            "It reads the published tables for the initial copy. Changes need no privilege.",
+            f"permission denied for table {facts.tables[0].name}: no table is copied",
+            statements=(f"GRANT SELECT ON TABLE {tables} TO {role};",),
+        )
+
+
+def publisher_notes(facts: PublisherRoles) -> Iterator[str]:
+    """What has to be decided, or has no statement."""
+    role, database = sql_identifier(facts.role), sql_identifier(facts.database)
+    yield f"pg_hba.conf asks for the password: host {database} {role} ADDRESS scram-sha-256"
+    for table in facts.tables:
+        if table.row_security:
+            yield (
+                f"table {sql_name(table.schema, table.name)} has row-level security, which holds for its copy: a "
+                f"policy for {role}, or ALTER ROLE {role} BYPASSRLS"
+            )
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def _on_target(key: str, what: str, without: str, *, exec: str | None = None, statements: Sequence[str] = ()) -> Step:
+    return Step(Side.TARGET, key, what, without, exec, tuple(statements))
+
+
+def _login(side: Side, key: str, what: str, role: str, exists: bool, attributes: str = "") -> Step:
+    verb = "ALTER" if exists else "CREATE"
+    return Step(
+        side,
+        key,
+        what,
+        f'role "{role}" is not permitted to log in' if exists else f'role "{role}" does not exist',
+        statements=(f"{verb} ROLE {sql_identifier(role)} LOGIN{attributes};",),
+        password_of=None if exists else role,
+    )
+
+
+def _connect(side: Side, database: str, roles: str) -> Step:
+    return Step(
+        side,
+        "connect",
+        "On this database PUBLIC does not have CONNECT.",
+        f'permission denied for database "{database}"',
+        statements=(f"GRANT CONNECT ON DATABASE {sql_identifier(database)} TO {roles};",),
+    )
+
+
+def _admit(duty: str, role: str, without: str) -> Step:
+    return _on_target(
+        f"admit {duty}",
+        f"Duty {duty}: the functions and tables of schema subscriber that it needs.",
+        without,
+        statements=(f"SELECT subscriber.admit({sql_literal(role)}, {sql_literal(duty)});",),
+    )
+
+
+def _grant(facts: TargetRoles, role: str, member: str, *, inherit: bool = False, set_role: bool = True) -> str:
+    options = f" WITH INHERIT {str(inherit).upper()}, SET {str(set_role).upper()}"
+    with_options = options if facts.version >= GRANT_OPTIONS else ""
+    return f"GRANT {sql_identifier(role)} TO {sql_identifier(member)}{with_options};"

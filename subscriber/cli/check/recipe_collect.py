@@ -1,0 +1,149 @@
+"""What the recipe of least privilege asks both servers. Nothing is changed on either."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+
+from subscriber.catalog import schema, store
+from subscriber.catalog.connection import Connection
+from subscriber.cli.check.model import PublisherFacts, SourceTable, TargetFacts
+from subscriber.cli.check.recipe import (
+    APPLY,
+    LAUNCHER,
+    PUBLISHER,
+    OwnedSubscription,
+    OwnedTable,
+    PublishedTableAccess,
+    PublisherRoles,
+    TargetRoles,
+)
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.session import Session
+from subscriber.errors import ConninfoError
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.quoting import literal
+from subscriber.subscription import Subscription
+
+_TARGET = """
+SELECT ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolname = ANY ($1::text[])),
+       ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolsuper AND r.rolname = ANY ($1::text[])),
+       ARRAY(SELECT r.rolname::text FROM pg_catalog.pg_roles r WHERE r.rolcanlogin AND r.rolname = ANY ($1::text[])),
+       pg_catalog.has_database_privilege('public', pg_catalog.current_database(), 'CONNECT'),
+       coalesce(pg_catalog.current_setting('reserved_connections', true), '0')::int
+"""
+_TABLE = """
+SELECT r.rolname::text, r.rolsuper, c.oid, pg_catalog.has_schema_privilege('public', n.oid, 'USAGE')
+  FROM pg_catalog.pg_class c
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace JOIN pg_catalog.pg_roles r ON r.oid = c.relowner
+ WHERE n.nspname = $1 AND c.relname = $2
+"""
+_CODE_OF = "SELECT DISTINCT f.owner::text FROM subscriber.foreign_code($1, '{}', true, NULL) f ORDER BY 1"
+_IS_SUPERUSER = "SELECT r.rolsuper FROM pg_catalog.pg_roles r WHERE r.rolname = current_user"
+_PUBLISHER = """
+SELECT pg_catalog.current_database(),
+       (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.rolname = 'rds_replication'),
+       EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = {role}),
+       pg_catalog.has_database_privilege('public', pg_catalog.current_database(), 'CONNECT')
+"""
+_PUBLISHED = """
+SELECT pg_catalog.has_schema_privilege('public', n.oid, 'USAGE'), c.relrowsecurity
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = {schema} AND c.relname = {name}
+"""
+
+
+async def read_target_roles(
+    connection: Connection,
+    facts: TargetFacts,
+    subscriptions: Sequence[Subscription],
+    published: Sequence[SourceTable],
+    apply_role: str | None,
+    *,
+    is_new: bool,
+) -> TargetRoles:
+    """Ask the target.
+
+    Args:
+        published: the publisher's tables, where they are known.
+        apply_role: the role of --apply-target; None: there is none.
+        is_new: a subscription is to be created.
+    """
+    launcher = LAUNCHER if facts.is_superuser else facts.role
+    row = await connection.fetchrow(_TARGET, [launcher, APPLY, apply_role])
+    assert row is not None
+    roles, superusers, logins, everybody_connects, reserved = row
+    apply = APPLY if apply_role is None or apply_role in superusers else apply_role
+    names = {(table.schema, table.name) for table in published}
+    for subscription in subscriptions:
+        states = await store.load_relation_states(connection, subscription.oid)
+        names |= {(state.namespace, state.name) for state in states}
+    has_schema = await schema.current_revision(connection) == schema.HEAD
+    tables = [await _owned_table(connection, *name, has_schema=has_schema) for name in sorted(names)]
+    return TargetRoles(
+        version=facts.version,
+        version_text=facts.version_text,
+        database=facts.database,
+        launcher=launcher,
+        apply=apply,
+        roles=frozenset(roles),
+        logins=frozenset(logins),
+        has_schema=has_schema,
+        schema_by_superuser=facts.origins_by_superuser,
+        everybody_connects=everybody_connects,
+        reserved_connections=reserved,
+        subscriptions=tuple(map(_owned, subscriptions)),
+        tables=tuple(table for table in tables if table is not None),
+        is_new=is_new,
+        launcher_creates=not facts.is_superuser and facts.may_create_subscription,
+    )
+
+
+def _owned(subscription: Subscription) -> OwnedSubscription:
+    has_password = False
+    with suppress(ConninfoError):
+        has_password = bool(Conninfo.parse(subscription.conninfo).get("password"))
+    return OwnedSubscription(
+        subscription.name,
+        subscription.owner,
+        subscription.owner_is_superuser,
+        subscription.run_as_owner,
+        has_password,
+        subscription.trusted_owners,
+    )
+
+
+async def _owned_table(connection: Connection, schema_name: str, name: str, *, has_schema: bool) -> OwnedTable | None:
+    row = await connection.fetchrow(_TABLE, schema_name, name)
+    if row is None:
+        return None
+    owner, is_superuser, oid, everybody = row
+    code_of = [code for (code,) in await connection.fetch(_CODE_OF, oid)] if has_schema else []
+    return OwnedTable(schema_name, name, owner, is_superuser, everybody, tuple(code_of))
+
+
+async def read_publisher_roles(
+    session: Session, facts: PublisherFacts, tables: Sequence[SourceTable]
+) -> PublisherRoles:
+    """Ask the publisher. `tables` are the published ones."""
+    ((is_superuser,),) = await session.rows(_IS_SUPERUSER)
+    role = PUBLISHER if is_superuser == "t" else facts.role
+    rows = await session.rows(_PUBLISHER.format(role=literal(role)))
+    with parsing("its roles"):
+        ((database, managed, exists, everybody_connects),) = rows
+    access = []
+    for table in tables:
+        rows = await session.rows(_PUBLISHED.format(schema=literal(table.schema), name=literal(table.name)))
+        access += [
+            PublishedTableAccess(table.schema, table.name, everybody == "t", security == "t")
+            for everybody, security in rows
+        ]
+    return PublisherRoles(
+        version_text=facts.version_text,
+        database=database or "",
+        role=role,
+        role_exists=exists == "t",
+        replication_role=managed,
+        everybody_connects=everybody_connects == "t",
+        tables=tuple(access),
+    )

@@ -1,0 +1,168 @@
+r"""`subscriber check --fix`: the recipe as a script for psql, and `--execute`: its target's part done.
+
+**Purpose.** A script is SQL, `\! subscriber exec …` for statements about subscriptions, and `\password ROLE`, with
+which psql asks for a password and sends the verifier of it.
+
+**Invariants.** A password is in a connection string that was asked for, in a file of mode 0600 or once on stdout, and
+nowhere else: the server gets its verifier. A file is written before the server gets the password.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+
+from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.connection import Catalog
+from subscriber.catalog.schema import ensure_schema
+from subscriber.cli.check.recipe import PublisherRoles, Recipe, Side, Step, TargetRoles
+from subscriber.cli.environment import APPLY_VARIABLE, TARGET_VARIABLE
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.scram import new_password, scram_verifier
+from subscriber.display import json_text, printable, shell_word, sql_identifier, sql_literal
+from subscriber.errors import StatementError
+
+OF_A_PERSON = ("sslcert", "sslkey", "sslpassword", "passfile")  # of a connection string: who connects, but for the user
+
+
+def script(recipe: Recipe, side: Side) -> str:
+    """Return the part of the recipe for one server, as a script for psql; empty if that server is not part of it."""
+    server = recipe.target if side is Side.TARGET else recipe.publisher
+    return "" if server is None else "\n".join(_lines(recipe, side, server)) + "\n"
+
+
+def _lines(recipe: Recipe, side: Side, server: TargetRoles | PublisherRoles) -> Iterator[str]:
+    where = f'the {side}, PostgreSQL {server.version_text}, database "{server.database}"'
+    yield f"-- Least privilege for subscriber: {printable(where)}."
+    who = "a superuser"
+    if isinstance(server, TargetRoles) and not server.schema_by_superuser:
+        who = "the owner of schema subscriber, who may create roles and grant those of the tables' owners"
+    yield f"-- Run this there as {printable(who)}:"
+    yield "-- psql -v ON_ERROR_STOP=1 -f FILE"
+    if any(step.exec is not None for step in recipe.steps if step.side is side):
+        yield f"-- {TARGET_VARIABLE} names the same database and role for lines with subscriber exec."
+    for number, step in enumerate((step for step in recipe.steps if step.side is side), 1):
+        yield from ("", f"-- {number}. {printable(step.what)}", f"-- Without it: {printable(step.without)}.")
+        yield from _parts(step)
+    notes = [note for where, note in recipe.notes if where is side]
+    if notes:
+        yield from ("", "-- What no statement here does:", *(f"-- * {printable(note)}" for note in notes))
+
+
+def _parts(step: Step) -> Iterator[str]:
+    if step.exec is not None:
+        yield f"\\! subscriber exec {shell_word(step.exec)}"
+    yield from step.statements
+    if step.password_of is not None:
+        yield f"\\password {sql_identifier(step.password_of)}"
+
+
+def print_recipe(recipe: Recipe, *, json: bool) -> None:
+    """Print both parts, the publisher's behind the target's."""
+    if json:
+        notes = [{"side": side, "text": text} for side, text in recipe.notes]
+        print(json_text({"steps": [asdict(step) for step in recipe.steps], "notes": notes}))
+    else:
+        print("\n".join(filter(None, (script(recipe, side) for side in Side))), end="")
+
+
+# --- executing ------------------------------------------------------------------------------------
+
+
+async def execute_recipe(recipe: Recipe, target_dsn: str, credentials: Path | None) -> None:
+    """Do the target's part as the superuser of `target_dsn`, and write connection strings for roles that are new.
+
+    Args:
+        credentials: a directory for the files `launcher` and `apply`; None: the strings go to stdout.
+
+    Raises:
+        StatementError: the role is no superuser, or a file is already there.
+        ServerError: a statement failed. Then no role has been changed.
+    """
+    facts = recipe.target
+    assert facts is not None
+    passwords = {role: new_password() for role in (facts.launcher, facts.apply) if role not in facts.roles}
+    found = {
+        name: connection_string(target_dsn, facts.database, role, passwords[role])
+        for name, role in (("launcher", facts.launcher), ("apply", facts.apply))
+        if role in passwords
+    }
+    written = [] if credentials is None else write_credentials(credentials, found)
+    try:
+        await _execute_steps(recipe, target_dsn, passwords)
+    except BaseException:
+        for file in written:
+            file.unlink()
+        raise
+    for file in written:
+        print(f"wrote {printable(str(file))}", file=sys.stderr)
+    for role in sorted({facts.launcher, facts.apply} - passwords.keys()):
+        print(f'role "{printable(role)}" keeps its password', file=sys.stderr)
+    if credentials is None:
+        for name, variable in (("launcher", TARGET_VARIABLE), ("apply", APPLY_VARIABLE)):
+            if name in found:
+                print(f"{variable}={shlex.quote(found[name])}")
+
+
+async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str, str]) -> None:
+    async with Catalog.open(target_dsn, "subscriber check") as catalog, catalog.use() as connection:
+        if not await connection.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool"):
+            raise StatementError(
+                "permission denied to execute the recipe",
+                detail="Only superusers may do so.",
+                hint="Leave out --execute, and run the printed statements as the administrator of the server.",
+                sqlstate="42501",
+            )
+        await ensure_schema(connection)
+        async with connection.transaction():
+            for step in recipe.steps:
+                if step.side is not Side.TARGET:
+                    continue
+                if step.exec:
+                    await execute(connection, step.exec, notice=lambda *_: None)
+                for statement in step.statements:
+                    await connection.execute(statement)
+                if (password := passwords.get(step.password_of or "")) is not None:
+                    role = sql_identifier(step.password_of or "")
+                    await connection.execute(f"ALTER ROLE {role} PASSWORD {sql_literal(scram_verifier(password))}")
+
+
+def connection_string(dsn: str, database: str, role: str, password: str) -> str:
+    """Return `dsn` for another role."""
+    given = Conninfo.parse(dsn)
+    kept = {keyword: value for keyword, value in given.parameters.items() if keyword not in OF_A_PERSON}
+    return str(Conninfo(kept).with_(dbname=database, user=role, password=password))
+
+
+def write_credentials(directory: Path, strings: Mapping[str, str]) -> list[Path]:
+    """Write each string to a file of that name, which only we may read. Return the files.
+
+    Raises:
+        StatementError: a file is already there, or cannot be written. Then none is left.
+    """
+    written: list[Path] = []
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name, text in strings.items():
+            file = directory / name
+            descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            written.append(file)
+            with os.fdopen(descriptor, "w") as opened:
+                opened.write(f"{text}\n")
+                opened.flush()
+                os.fsync(descriptor)
+    except OSError as error:
+        for file in written:
+            with suppress(OSError):
+                file.unlink()
+        raise StatementError(
+            f'could not write connection strings to directory "{directory}": {error.strerror}',
+            hint="Name another directory: --credentials DIRECTORY",
+            sqlstate="58030",
+        ) from None
+    return written

@@ -1,0 +1,392 @@
+"""`subscriber check`: from facts about both servers to findings, each with its fix. No I/O here.
+
+An error keeps the subscription from working; a warning does not, or not yet. What PostgreSQL demands is in
+logical-replication-config, relation.c (logicalrep_rel_open) and execReplication.c (CheckCmdReplicaIdentity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from subscriber.cli.check.model import (
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+)
+from subscriber.cli.check.recipe import apply_statements
+from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
+from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.quoting import qualified
+from subscriber.subscription import TwoPhaseState
+from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
+
+OLDEST = 100000  # the first server with logical replication
+OLDEST_TESTED = 130000
+OLDEST_TWO_PHASE = 150000  # the first publisher that sends prepared transactions
+PREPARED = 10  # max_prepared_transactions to recommend where the publisher's is not known
+SYNC_WORKERS = 2  # tables copied at once, each with a slot and a walsender of its own
+
+
+def findings(facts: Facts) -> list[Finding]:
+    """All findings, those that are fine among them, in the order one would mend them."""
+    found = list(facts.failures)
+    if facts.publisher is not None:
+        found += publisher_findings(facts.publisher, facts.is_new)
+    found += publication_findings(facts.publications)
+    if facts.publisher is not None and not facts.is_new:
+        found += slot_findings(facts.slot)
+    if facts.target is not None:
+        found += target_findings(facts.target)
+        found += apply_findings(facts)
+    if facts.publisher is not None and facts.target is not None:
+        found += encoding_findings(facts.publisher, facts.target)
+    if facts.two_phase is not TwoPhaseState.DISABLED:
+        found += two_phase_findings(facts)
+    for source, target in facts.tables:
+        found += table_findings(source, target, facts)
+    return found
+
+
+# --- the publisher --------------------------------------------------------------------------------
+
+
+def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]:
+    who = "publisher"
+    yield from _version(who, facts.version, facts.version_text)
+    if facts.wal_level == "logical":
+        yield Finding(Level.OK, who, "wal_level is logical")
+    else:
+        yield Finding(
+            Level.ERROR,
+            who,
+            f"wal_level is {facts.wal_level}, not logical",
+            "ALTER SYSTEM SET wal_level = 'logical'; -- and restart the server",
+        )
+    if facts.in_recovery and facts.version < 160000:
+        yield Finding(
+            Level.ERROR, who, "it is a standby, which can publish since PostgreSQL 16 only", "Use the primary."
+        )
+    wanted = SYNC_WORKERS + 1 if is_new else SYNC_WORKERS
+    yield from _free(who, "replication slots", "max_replication_slots", facts.slots, facts.max_slots, wanted, is_new)
+    yield from _free(who, "walsenders", "max_wal_senders", facts.senders, facts.max_senders, wanted, is_new)
+    if facts.may_replicate:
+        yield Finding(Level.OK, who, f'role "{facts.role}" may replicate')
+    else:
+        role = sql_identifier(facts.role)
+        yield Finding(
+            Level.ERROR, who, f'role "{facts.role}" may not replicate', f"ALTER ROLE {role} WITH REPLICATION;"
+        )
+
+
+def _version(who: str, version: int, text: str) -> Iterator[Finding]:
+    if version < OLDEST:
+        yield Finding(Level.ERROR, who, f"PostgreSQL {text} has no logical replication", "Upgrade to 10 or later.")
+    elif version < OLDEST_TESTED:
+        yield Finding(Level.WARNING, who, f"PostgreSQL {text} is older than what subscriber is tested with")
+    else:
+        yield Finding(Level.OK, who, f"PostgreSQL {text}")
+
+
+def _free(who: str, what: str, setting: str, used: int, limit: int, wanted: int, needed: bool) -> Iterator[Finding]:
+    """`needed`: at least one must be free, or it is an error; tables can be copied one after another."""
+    free = limit - used
+    if free >= wanted:
+        yield Finding(Level.OK, who, f"{free} of {limit} {what} are free")
+        return
+    level = Level.ERROR if free < 1 and needed else Level.WARNING
+    fix = f"ALTER SYSTEM SET {setting} = {used + wanted + 5}; -- and restart the server"
+    yield Finding(
+        level, who, f"{max(free, 0)} of {limit} {what} are free; {wanted} are wanted while tables are copied", fix
+    )
+
+
+def publication_findings(publications: Sequence[PublicationFacts]) -> Iterator[Finding]:
+    for publication in publications:
+        who = f"publication {publication.name}"
+        if not publication.exists:
+            name = sql_identifier(publication.name)
+            yield Finding(
+                Level.ERROR, who, "does not exist on the publisher", f"CREATE PUBLICATION {name} FOR ALL TABLES;"
+            )
+            continue
+        kinds = {
+            "insert": publication.inserts,
+            "update": publication.updates,
+            "delete": publication.deletes,
+            "truncate": publication.truncates,
+        }
+        left_out = [kind for kind, published in kinds.items() if not published]
+        if left_out:
+            name = sql_identifier(publication.name)
+            fix = f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate');"
+            yield Finding(Level.WARNING, who, f"does not publish {', '.join(left_out)}: the target will differ", fix)
+        else:
+            yield Finding(Level.OK, who, "publishes " + ", ".join(kinds))
+        if publication.own_tables:
+            yield Finding(
+                Level.WARNING,
+                who,
+                f"publishes tables of schema {OWN_SCHEMA}, which are left out: {', '.join(publication.own_tables)}."
+                " Subscribers of PostgreSQL get them, with passwords of connection strings",
+                "Upgrade subscriber on the publisher, and start subscriber run there: its tables become UNLOGGED.",
+            )
+
+
+def slot_findings(slot: SlotFacts | None) -> Iterator[Finding]:
+    who = "publisher"
+    again = "DROP SUBSCRIPTION and CREATE SUBSCRIPTION with a fresh copy of the tables."
+    if slot is None:
+        yield Finding(Level.ERROR, who, "the subscription has no slot", "ALTER SUBSCRIPTION … SET (slot_name = …)")
+    elif not slot.exists:
+        yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" does not exist', again)
+    elif slot.is_lost:
+        yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" has been invalidated', again)
+    elif not slot.in_this_database:
+        fix = "Correct the subscription's connection or its slot_name."
+        yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" is of another database', fix)
+    elif slot.plugin != "pgoutput":
+        fix = "Set slot_name to a slot of pgoutput."
+        yield Finding(Level.ERROR, who, f'replication slot "{slot.name}" is for {slot.plugin}, not pgoutput', fix)
+    else:
+        yield Finding(Level.OK, who, f'replication slot "{slot.name}" is there')
+
+
+# --- the target -----------------------------------------------------------------------------------
+
+
+def target_findings(facts: TargetFacts) -> Iterator[Finding]:
+    who = "target"
+    yield from _version(who, facts.version, facts.version_text)
+    if facts.in_recovery:
+        yield Finding(Level.ERROR, who, "it is a standby and cannot be written to", "Use the primary.")
+    yield from _free(
+        who, "replication origins", facts.origins_setting, facts.origins, facts.max_origins, SYNC_WORKERS + 1, True
+    )
+    if facts.is_superuser:
+        yield Finding(Level.OK, who, f'role "{facts.role}" is a superuser')
+        return
+    role, before = sql_identifier(facts.role), "-- as a superuser: "
+    if not facts.has_schema and not facts.may_create_schema:
+        yield Finding(
+            Level.ERROR,
+            who,
+            f'schema "subscriber" does not exist, and role "{facts.role}" may not create it',
+            "Run any subscriber exec once on this database as a superuser.",
+        )
+    if not facts.may_create_subscription:
+        database = sql_identifier(facts.database)
+        grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
+        if facts.version < 160000:
+            grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 only the owner of schema subscriber may, too"
+        yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
+    if facts.origins_by_superuser:  # functions of schema "subscriber" do both
+        return
+    if not facts.may_set_replication_role:
+        fix = f"{before}GRANT SET ON PARAMETER session_replication_role TO {role};"
+        if facts.version < 150000:
+            fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
+        yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix)
+    fix = "Have a superuser run any subscriber exec on this database before anybody else does."
+    yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
+
+
+def apply_findings(facts: Facts) -> Iterator[Finding]:
+    """Findings about the session that applies changes: whose code it runs, and what that code could do there."""
+    session = facts.apply
+    if session is None:
+        return
+    role = sql_identifier(session.role)
+    if not session.is_admitted:
+        fix = f"SELECT subscriber.admit({sql_literal(session.role)}, 'apply'); -- as the owner of schema subscriber"
+        yield Finding(Level.ERROR, "target", f'role "{session.role}" may not apply changes', fix)
+        return
+    refused = False
+    for table in session.tables:
+        who = f"table {table.schema}.{table.name}"
+        if not session.is_superuser and not table.may_act_as_owner:
+            refused = True
+            fix = f"GRANT {sql_identifier(table.owner)} TO {role};"
+            yield Finding(Level.ERROR, who, f'role "{session.role}" may not act as its owner on the target', fix)
+        if exceeded := [code for code in table.code if code.exceeded]:
+            refused = True
+            owners = ", ".join(f'"{owner}"' for owner in sorted({code.owner for code in exceeded}))
+            message = (
+                f'role "{session.role}" must not apply its changes: they run code of role {owners}, which could do '
+                f"there whatever the session's role may do: {'; '.join(code.what for code in exceeded)}"
+            )
+            yield Finding(Level.ERROR, who, message, _apply_role(facts))
+    if not refused and session.is_superuser:
+        message = f'role "{session.role}", a superuser, applies changes: no table runs code of another role'
+        yield Finding(Level.OK, "target", message)
+    elif not refused:
+        yield Finding(Level.OK, "target", f'role "{session.role}" applies changes')
+
+
+def _apply_role(facts: Facts) -> str | None:
+    if facts.target_roles is None:
+        return None
+    return " ".join(apply_statements(facts.target_roles)) + " -- and give that role to --apply-target"
+
+
+def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterator[Finding]:
+    if publisher.encoding == target.encoding:
+        yield Finding(Level.OK, "target", f"both databases are in {target.encoding}")
+    elif "SQL_ASCII" in (publisher.encoding, target.encoding):
+        message = f"the publisher is in {publisher.encoding}, the target in {target.encoding}: text is not converted"
+        yield Finding(Level.WARNING, "target", message, "Create the target database in the publisher's encoding.")
+    else:
+        message = (
+            f"the publisher is in {publisher.encoding}, the target in {target.encoding}: "
+            "a character that the target does not have stops the subscription"
+        )
+        fix = None if target.encoding == "UTF8" else "Create the target database with ENCODING 'UTF8'."
+        level = Level.OK if target.encoding == "UTF8" else Level.WARNING
+        yield Finding(level, "target", message if fix else "text is converted to UTF8", fix)
+
+
+# --- two_phase ------------------------------------------------------------------------------------
+
+
+def two_phase_findings(facts: Facts) -> Iterator[Finding]:
+    """Of a subscription that has two_phase, or is to have it."""
+    publisher, target = facts.publisher, facts.target
+    if publisher is not None and publisher.version < OLDEST_TWO_PHASE:
+        message = f"PostgreSQL {publisher.version_text} does not send prepared transactions until they are committed"
+        yield Finding(Level.WARNING, "publisher", message, "Leave two_phase = false, or upgrade it to 15 or later.")
+    slot = facts.slot
+    if facts.two_phase is TwoPhaseState.ENABLED and slot is not None and slot.exists and not slot.two_phase:
+        message = f'replication slot "{slot.name}" has two_phase off, but the subscription has it on'
+        fix = "ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it."
+        yield Finding(Level.WARNING, "publisher", message, fix)
+    if target is None:
+        return
+    there = publisher.max_prepared if publisher is not None else PREPARED
+    setting = "max_prepared_transactions"
+    fix = f"ALTER SYSTEM SET {setting} = {there or PREPARED}; -- and restart the server"
+    if target.max_prepared == 0:
+        message = f"{setting} is 0: the first prepared transaction will stop the subscription"
+        yield Finding(Level.ERROR, "target", message, fix)
+    elif target.max_prepared < there:
+        message = f"{setting} is {target.max_prepared}, but {there} on the publisher: more may wait there than fit here"
+        yield Finding(Level.WARNING, "target", message, fix)
+    else:
+        yield Finding(Level.OK, "target", f"{setting} is {target.max_prepared}")
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def table_findings(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Finding]:
+    who = f"table {source.schema}.{source.name}"
+    found = [*_source_table(source, facts), *_target_table(source, target, facts)]
+    for level, message, fix in found:
+        yield Finding(level, who, message, fix)
+    if not found:
+        yield Finding(Level.OK, who, f"has its {len(source.columns)} columns on both sides")
+
+
+Problem = tuple[Level, str, str | None]
+
+
+def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
+    name = sql_name(source.schema, source.name)
+    changes = [kind for kind in ("update", "delete") if any(getattr(p, f"{kind}s") for p in facts.publications)]
+    what = " and ".join(kind.upper() for kind in changes) + (" fails" if len(changes) == 1 else " fail")
+    if not source.readable and facts.publisher is not None:
+        role = sql_identifier(facts.publisher.role)
+        schema = sql_identifier(source.schema)
+        yield (
+            Level.ERROR,
+            f'role "{facts.publisher.role}" may not read it for the initial copy',
+            f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};",
+        )
+    if not changes or source.partitioned:  # of a partitioned table each partition has its own
+        return
+    mend = f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+    if source.replica_identity == "n":
+        yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", mend
+    elif source.replica_identity == "f":
+        return
+    elif not source.key:
+        yield Level.WARNING, f"has no replica identity: {what} on the publisher", mend
+
+
+def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Problem]:
+    name = sql_name(source.schema, source.name)
+    if target is None:
+        if facts.target is not None:
+            table = shell_word(qualified(source.schema, source.name))  # a pattern, in which quotes are SQL's
+            dump = f"pg_dump --schema-only --table={table} (publisher) | psql (target)"
+            yield Level.ERROR, "does not exist on the target", dump
+        return
+    if target.relkind not in ("r", "p"):
+        yield Level.ERROR, "is not a table on the target", f"Make {name} a table there."
+        return
+    yield from _columns(source, target, name)
+    if facts.target is not None and not facts.target.is_superuser:
+        yield from _privileges(target, facts.target)
+    if target.row_security:
+        fix = f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;"
+        yield Level.ERROR, "has row-level security that holds for its owner too, as whom changes are applied", fix
+    yield from _search(source, target, name, facts)
+    if target.has_rows and facts.is_new:
+        fix = f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)"
+        yield Level.WARNING, "has rows on the target already, and the initial copy adds to them", fix
+
+
+def _columns(source: SourceTable, target: TargetTable, name: str) -> Iterator[Problem]:
+    here = {column.name: column for column in target.columns}
+    for column in source.columns:
+        other = here.pop(column.name, None)
+        quoted = sql_identifier(column.name)
+        if other is None:
+            kind = sql_type(column.type)
+            fix = f"ALTER TABLE {name} ADD COLUMN {quoted} {kind};" if kind else "Add it, with the publisher's type."
+            yield Level.ERROR, f'column "{column.name}" is missing on the target', fix
+        elif other.is_generated:
+            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} DROP EXPRESSION;"
+            yield Level.ERROR, f'column "{column.name}" is published, but generated on the target', fix
+        elif other.type != column.type:
+            message = f'column "{column.name}" is {column.type} on the publisher and {other.type} on the target'
+            kind = sql_type(column.type)
+            fix = f"ALTER TABLE {name} ALTER COLUMN {quoted} TYPE {kind};" if kind else "Give it the publisher's type."
+            yield Level.WARNING, f"{message}: values go through text, and binary = true does not work", fix
+    for column in here.values():
+        if column.is_required and not column.is_generated:
+            fix = f"ALTER TABLE {name} ALTER COLUMN {sql_identifier(column.name)} DROP NOT NULL; -- or SET DEFAULT …"
+            yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
+
+
+def _privileges(target: TargetTable, facts: TargetFacts) -> Iterator[Problem]:
+    if not target.may_act_as_owner:
+        fix = f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};"
+        yield Level.ERROR, f'role "{facts.role}" may not act as its owner on the target', fix
+
+
+def _search(source: SourceTable, target: TargetTable, name: str, facts: Facts) -> Iterator[Problem]:
+    """Whether the rows to update or delete can be found: the target's own identity decides how."""
+    changes = any(p.updates or p.deletes for p in facts.publications)
+    full = source.replica_identity == "f"
+    if not changes or source.partitioned or not (full or source.key):
+        return
+    key = ", ".join(sql_identifier(column) for column in source.key)
+    published = {column.name for column in source.columns} if full else set(source.key)
+    index = f"CREATE UNIQUE INDEX i ON {name} ({key}); ALTER TABLE {name} REPLICA IDENTITY USING INDEX i;"
+    if target.deferrable and not target.key and not full:
+        message = "has a DEFERRABLE primary key on the target: an UPDATE or DELETE will stop the subscription"
+        yield Level.ERROR, message, index
+    elif not target.key and full:
+        fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);"
+        yield Level.WARNING, "is under REPLICA IDENTITY FULL and has no key: each change may search it all", fix
+    elif not target.key:
+        fix = f"ALTER TABLE {name} ADD PRIMARY KEY ({key});"
+        yield Level.ERROR, "has no primary key on the target: an UPDATE or DELETE will stop the subscription", fix
+    elif missing := [column for column in target.key if column not in published]:
+        message = f'is identified by "{missing[0]}" on the target, which the publisher does not send as key'
+        yield Level.ERROR, message, index

@@ -1,0 +1,117 @@
+"""`subscriber archive`: keep a change log, or check and summarize one."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.cli.formatting import count, in_bytes
+from subscriber.display import json_text, printable, printable_lines
+from subscriber.errors import ChangeLogDamaged, StatementError
+from subscriber.lsn import Lsn
+from subscriber.worker.archive.worker import Archiver
+
+MIB = 1024 * 1024
+
+
+def writer(
+    directory: Path, segment_size: int, segment_age: float, keep_size: int | None, keep_age: float | None
+) -> ChangeLogWriter:
+    """A writer as the command's options say: sizes in MiB, ages in seconds and in hours."""
+    return ChangeLogWriter(
+        directory,
+        segment_size=segment_size * MIB,
+        segment_age=segment_age,
+        keep_size=None if keep_size is None else keep_size * MIB,
+        keep_age=None if keep_age is None else keep_age * 3600,
+    )
+
+
+def position(text: str | None) -> Lsn | None:
+    """Raises StatementError for anything that is not an LSN."""
+    try:
+        return None if text is None else Lsn.parse(text)
+    except ValueError as error:
+        raise StatementError(str(error), sqlstate="22P02") from None
+
+
+async def archive(
+    source: str, slot: str, publications: Sequence[str], writer: ChangeLogWriter, *, until: Lsn | None
+) -> int:
+    """Write the log until SIGTERM, SIGINT or `until`; the exit status."""
+    writer.open()
+    try:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(_stop_on_signal, tasks)
+            await Archiver(source, slot, publications, writer, until).run()
+            tasks.cancel_scope.cancel()
+    finally:
+        writer.close()
+    return 0
+
+
+async def _stop_on_signal(tasks: TaskGroup) -> None:
+    with anyio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            telemetry.log(telemetry.LOG, "received shutdown request", event="archive.stopping")
+            tasks.cancel_scope.cancel()
+            return
+
+
+def describe(directory: Path, *, json: bool) -> int:
+    """Check all files of the log in `directory`, and print a summary and the damage.
+
+    Returns:
+        The exit status: 1 if something is damaged or missing, 0 otherwise.
+
+    Raises:
+        ChangeLogError: there is no log, or it cannot be read.
+    """
+    found: dict[str, Any] = {"directory": str(directory)}
+    try:
+        log = ChangeLog(directory)
+        found |= _summary(log)
+        damage = log.damage()
+    except ChangeLogDamaged as error:
+        damage = [error]
+    if json:
+        found["damage"] = [{"message": e.message, "detail": e.detail, "hint": e.hint} for e in damage]
+        print(json_text(found))
+        return 1 if damage else 0
+    if "end" in found:
+        print(f"from {found['start']} to {found['end']}")
+        print(f"{count(found['segments'], 'segment')}, {in_bytes(found['bytes'])}")
+        print(printable(f"slot {found['slot']}, publications {', '.join(found['publications'])}"))
+    for one in damage:
+        print(printable_lines(f"ERROR:  {one}", ""), file=sys.stderr)
+    return 1 if damage else 0
+
+
+def _summary(log: ChangeLog) -> dict[str, Any]:
+    files = log.files()
+    return {
+        "slot": log.identity.slot,
+        "publications": list(log.identity.publications),
+        "system_id": str(log.identity.system_id),
+        "start": str(log.start()),
+        "end": str(log.end()),
+        "segments": len(files),
+        "bytes": sum(_size(file.path) for file in files),
+    }
+
+
+def _size(path: Path) -> int:
+    """Bytes in a file; 0 if it has been sealed, and so renamed, or removed since it was listed."""
+    with contextlib.suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,97 @@
+"""`subscriber copy`: the initial copy with Spark, and how far it is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import ExitStack
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from subscriber.cli import formatting
+from subscriber.display import printable
+from subscriber.spark.copy.job import TableProgress, copy_tables
+
+if TYPE_CHECKING:
+    from rich.progress import TaskID
+
+PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
+
+
+class Plain:
+    """A line now and then."""
+
+    def __init__(self) -> None:
+        self._shown = 0.0
+        self._phase = ""
+
+    def __call__(self, phase: str, tables: Sequence[TableProgress]) -> None:
+        if phase == self._phase and monotonic() - self._shown < PLAIN_INTERVAL:
+            return
+        self._shown, self._phase = monotonic(), phase
+        print(f"{phase}: {summary(tables)}" if tables else phase, flush=True)
+
+
+class Bars:
+    """A bar for each table that is being copied, and one for all."""
+
+    LARGEST = 12  # tables with a bar of their own
+
+    def __init__(self, stack: ExitStack) -> None:
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._progress = stack.enter_context(
+            Progress(
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                TextColumn("{task.fields[said]}", markup=False),
+            )
+        )
+        self._all = self._progress.add_task("", total=None, said="")
+        self._bars: dict[str, TaskID] = {}
+
+    def __call__(self, phase: str, tables: Sequence[TableProgress]) -> None:
+        said = summary(tables) if tables else ""
+        parts, done = sum(table.parts for table in tables), sum(table.parts_done for table in tables)
+        self._progress.update(self._all, description=phase, total=parts or None, completed=done, said=said)
+        for table in sorted(tables, key=lambda table: -table.total_bytes)[: self.LARGEST]:
+            if table.name not in self._bars:
+                self._bars[table.name] = self._progress.add_task(printable(table.name), total=table.parts, said="")
+            self._progress.update(self._bars[table.name], completed=table.parts_done, said=describe(table))
+
+
+def describe(table: TableProgress) -> str:
+    """`120,000 rows, 14.2 MiB of about 30.0 MiB, 12 s left`"""
+    words = f"{table.rows:,} rows, {formatting.in_bytes(table.bytes)} of about {formatting.in_bytes(table.total_bytes)}"
+    return f"{words}, {formatting.in_seconds(table.seconds_left)} left" if table.seconds_left else words
+
+
+def summary(tables: Sequence[TableProgress]) -> str:
+    """All tables in one line."""
+    complete = sum(table.parts_done == table.parts for table in tables)
+    rows, size = sum(table.rows for table in tables), sum(table.bytes for table in tables)
+    left = max((table.seconds_left or 0 for table in tables if table.parts_done < table.parts), default=0)
+    words = f"{complete} of {formatting.count(len(tables), 'table')}, {rows:,} rows, {formatting.in_bytes(size)}"
+    return f"{words}, about {formatting.in_seconds(left)} left" if left else words
+
+
+async def run_copy(
+    target: str, name: str, *, apply_target: str | None, master: str, part_bytes: int, indexes: bool, quiet: bool
+) -> int:
+    """Copy, show how far it is, and print what was copied; the exit status."""
+    started = monotonic()
+    with ExitStack() as stack:
+        show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stdout.isatty() else Plain()
+        tables = await copy_tables(
+            target,
+            name,
+            apply_target=apply_target,
+            master=master,
+            part_bytes=part_bytes,
+            indexes=indexes,
+            on_progress=show,
+        )
+    if not quiet:
+        seconds = formatting.in_seconds(monotonic() - started)
+        print(f"copied {summary(tables)} in {seconds}" if tables else "no table waits to be copied")
+    return 0

@@ -1,0 +1,107 @@
+"""`subscriber lake`: bring a lake up to the end of a change log, or keep it there."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import anyio
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.cli.formatting import count, in_seconds
+from subscriber.display import json_text, printable
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.changes.net_job import JAVA_OPTIONS
+from subscriber.spark.lake.lake import BATCH, Batch, Lake
+from subscriber.spark.lake.load import load
+from subscriber.spark.session import spark_session
+
+IDLE = 1.0  # seconds between two looks at a log that has nothing new
+
+
+class Lines:
+    """What the command prints: lines for people, or one JSON object each."""
+
+    def __init__(self, json: bool) -> None:
+        self._json = json
+
+    def rows(self, table: str, number: int) -> None:
+        """So many rows of a table have been loaded."""
+        if not self._json and sys.stderr.isatty():
+            print(f"\r{printable(table)}: {count(number, 'row')}\x1b[K", end="", file=sys.stderr)
+
+    def loaded(self, position: Lsn, tables: Sequence[str]) -> None:
+        if self._json:
+            print(json_text({"event": "loaded", "lsn": str(position), "tables": list(tables)}), flush=True)
+            return
+        if sys.stderr.isatty():
+            print("\r\x1b[K", end="", file=sys.stderr)
+        print(f"{count(len(tables), 'table')} as of {position}", flush=True)
+
+    def batch(self, batch: Batch, seconds: float) -> None:
+        if self._json:
+            found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
+            print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
+            return
+        rows = sum(batch.rows.values())
+        print(
+            f"{batch.end}  {count(rows, 'row')} of {count(len(batch.rows), 'table')} in {in_seconds(seconds)}",
+            flush=True,
+        )
+
+
+def run_lake(
+    log_directory: Path,
+    lake_directory: Path,
+    source: str | None,
+    *,
+    tables: Sequence[str],
+    text: Sequence[str],
+    until: Lsn | None,
+    follow: bool,
+    batch: int | None,
+    history: bool,
+    master: str,
+    json: bool,
+) -> int:
+    """Load the lake if it is not there yet, then bring it to `until` (None: the end of the log), or follow the log."""
+    log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), Lines(json)
+    as_text, wanted = frozenset(text), frozenset(tables) or None
+    if not lake.exists:
+        if source is None:
+            raise StatementError("a new lake needs --source, for the rows that are there already")
+        position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
+        lines.loaded(position, lake.tables())
+    with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:
+        while True:
+            end = log.end() if until is None else until
+            while (found := lake.next_batch(log, end, batch or BATCH)) is not None:
+                began = time.monotonic()
+                done = lake.advance(spark, log, *found, as_text=as_text, tables=wanted, history=history)
+                lines.batch(done, time.monotonic() - began)
+            if not follow and (until is None or lake.position() >= until):
+                return 0
+            time.sleep(IDLE)
+
+
+async def _load(
+    lake: Lake, log: ChangeLog, source: str, as_text: frozenset[str], tables: frozenset[str] | None, lines: Lines
+) -> Lsn:
+    return await load(lake, log, source, as_text=as_text, tables=tables, on_rows=lines.rows)
+
+
+def describe(directory: Path, *, json: bool) -> int:
+    """Print what the lake in `directory` has. Raises StatementError where there is none."""
+    lake = Lake(directory)
+    boundaries = [str(lsn) for lsn in lake.boundaries()]
+    position, tables = lake.position(), lake.tables()
+    if json:
+        print(json_text({"lsn": str(position), "boundaries": boundaries, "tables": tables}))
+        return 0
+    print(f"as of {position}, and {count(len(boundaries) - 1, 'boundary', 'boundaries')} since {boundaries[0]}")
+    for table in tables:
+        print(f"  {printable(table)}")
+    return 0

@@ -1,0 +1,113 @@
+"""`subscriber verify`: what differs between both sides, on the screen or as JSON."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from time import monotonic
+from typing import Any
+
+from subscriber.cli import formatting
+from subscriber.display import json_text, printable
+from subscriber.spark.verification.job import Comparison, Key, TableComparison, verify
+
+DIFFERENT = 1  # the exit status
+NAMED = 5  # rows named on the screen for each table and kind of difference
+
+
+async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
+    """Compare, print the result, and give the exit status."""
+    started = monotonic()
+    with ExitStack() as stack:
+
+        def show(phase: str) -> None:
+            """Nothing, but on a terminal."""
+
+        if not json and sys.stderr.isatty():
+            from rich.console import Console
+
+            status = stack.enter_context(Console(stderr=True).status(""))
+
+            def show(phase: str) -> None:
+                status.update(phase)
+
+        found = await verify(target, name, master=master, on_progress=show)
+    if json:
+        print(json_text(as_json(found)))
+    else:
+        for line in describe(found):
+            print(printable(line))
+        print(f"compared in {formatting.in_seconds(monotonic() - started)}")
+    return 0 if found.is_same else DIFFERENT
+
+
+def describe(found: Comparison) -> Iterator[str]:
+    """Line by line: each table, what differs in it, and the sum."""
+    for table in found.tables:
+        yield describe_table(table)
+        yield from _named("missing", [_key(table, key) for key in table.missing], table.missing_count)
+        yield from _named("extra", [_key(table, key) for key in table.extra], table.extra_count)
+        changed = [f"{_key(table, key)}: {', '.join(columns)}" for key, columns in table.changed.items()]
+        yield from _named("changed", changed, table.changed_count)
+    different = sum(not table.is_same for table in found.tables)
+    rows = sum(table.rows for table in found.tables)
+    verdict = f"{different} DIFFERENT" if different else "identical"
+    yield f"{verdict} at {found.lsn}: {formatting.count(len(found.tables), 'table')}, {formatting.count(rows, 'row')}"
+
+
+def describe_table(table: TableComparison) -> str:
+    """`same       public.t: 1,000 rows`"""
+    if table.note is not None:
+        return f"DIFFERENT  {table.name}: not compared, {table.note}"
+    if table.is_same:
+        return f"same       {table.name}: {formatting.count(table.rows, 'row')}"
+    if table.differing_buckets:
+        return (
+            f"DIFFERENT  {table.name}: {formatting.count(table.rows, 'row')} on the publisher, "
+            f"{table.target_rows:,} on the target; too many differences to name"
+        )
+    counts = {"missing": table.missing_count, "extra": table.extra_count, "changed": table.changed_count}
+    said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
+    return f"DIFFERENT  {table.name}: of {formatting.count(table.rows, 'row')} {said}"
+
+
+def _key(table: TableComparison, key: Key) -> str:
+    if not table.key:
+        return "a row without key"
+    return ", ".join(f"{name}={value}" for name, value in zip(table.key, key, strict=True))
+
+
+def _named(kind: str, rows: list[str], count: int) -> Iterator[str]:
+    for row in rows[:NAMED]:
+        yield f"             {kind}  {row}"
+    if rows and count > NAMED:
+        yield f"             {kind}  … and {count - NAMED:,} more"
+
+
+def as_json(found: Comparison) -> dict[str, Any]:
+    """The same as values. Keys are lists of texts in the order of `key`."""
+    return {
+        "lsn": str(found.lsn),
+        "same": found.is_same,
+        "tables": [
+            {
+                "table": table.name,
+                "same": table.is_same,
+                "note": table.note,
+                "rows": table.rows,
+                "target_rows": table.target_rows,
+                "key": list(table.key),
+                "missing": table.missing_count,
+                "extra": table.extra_count,
+                "changed": table.changed_count,
+                "too_many_to_name": bool(table.differing_buckets),
+                "missing_keys": [list(key) for key in table.missing] if table.key else [],
+                "extra_keys": [list(key) for key in table.extra] if table.key else [],
+                "changed_keys": [
+                    {"key": list(key), "columns": list(columns)} for key, columns in table.changed.items()
+                ],
+            }
+            for table in found.tables
+        ],
+    }

@@ -1,0 +1,285 @@
+"""`subscriber run --http`: the status over HTTP, beside the launcher and never in its way.
+
+    /metrics      figures for Prometheus; with the target gone subscriber_target_up 0, and no others
+    /health       200 or 503, as `subscriber status` exits 0 or not, with the reasons as JSON
+    /status.json  `subscriber status --json`; 503 with the error when the target does not answer
+    /             a page for people
+
+Only GET and HEAD requests that name this server as their host are answered, see http_guard.py.
+
+An answer is what `subscriber status` would find: one read of the catalog on a connection of its own, which is closed
+before the publishers are asked, so that neither the workers' sessions nor DROP DATABASE wait for it. It serves all
+requests of a second; who comes meanwhile waits for the one look under way.
+
+No error leaves serve(): what keeps it from listening is logged once and tried again, for replication must not end
+because a port is taken. Signals are the launcher's. When it is cancelled, connections are cut rather than drained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog.connection import Catalog
+from subscriber.cli.status import collect, html
+from subscriber.cli.status.model import Look, SubscriptionStatus
+from subscriber.display import json_text
+from subscriber.errors import SubscriberError
+from subscriber.redaction import redact
+from subscriber.worker.supervision.launcher import Launcher
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import HTMLResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    from subscriber.cli.http_guard import Guard, host_name
+    from subscriber.cli.status import prometheus
+except ModuleNotFoundError as error:
+    raise SubscriberError(
+        f"{error.name} is not installed", hint="Install it with: pip install 'pgsubscriber[status]'", sqlstate="58P01"
+    ) from None
+
+LOCAL = "127.0.0.1"
+MAX_AGE = 1.0  # seconds that an answer is good for
+TARGET_TIMEOUT = 5.0  # seconds for the target to answer; a scrape has ten
+RETRY_INTERVAL = 5.0  # seconds between two attempts to listen
+CONNECTIONS = 32  # at the same time; whoever comes then gets 503
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen."""
+
+    host: str
+    port: int  # 0: one that is free
+    names: tuple[str, ...] = ()  # more hosts that requests may name
+
+    @classmethod
+    def parse(cls, text: str, names: Sequence[str] = ()) -> Address:
+        """Read `8000`, `0.0.0.0:8000` or `[::1]:8000`, and the `names` by which requests may call the server too.
+
+        Raises:
+            ValueError: the text is not [HOST:]PORT, or a name is not a host name or an address.
+        """
+        parts = urlsplit(f"//{text if ':' in text else ':' + text}")
+        try:
+            port = parts.port
+        except ValueError:
+            port = None
+        if (
+            port is None
+            or parts.netloc != parts.netloc.rpartition("@")[2]
+            or parts.path
+            or parts.query
+            or parts.fragment
+        ):
+            raise ValueError(f"{text!r} is not [HOST:]PORT")
+        return cls(parts.hostname or LOCAL, port, tuple(map(_answered_name, names)))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def _answered_name(text: str) -> str:
+    if name := host_name(text) or host_name(f"[{text}]"):
+        return name
+    raise ValueError(f"{text!r} is not a host name or an address")
+
+
+async def serve(address: Address, target: str, launcher: Launcher) -> None:
+    """Answer at `address` about the subscriptions of `target` until cancelled. `launcher` is this process's own."""
+    app = Guard(_app(Observer(target), launcher), (address.host, *address.names))
+    said = None
+    while True:
+        try:
+            await _serve(address, app)
+        except OSError as error:
+            reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
+            message = f"could not listen on {address}: {reason}"
+            if message != said:
+                hint = f"It is tried again every {RETRY_INTERVAL:.0f} s. Replication goes on without it."
+                telemetry.log(telemetry.ERROR, message, hint=hint, event="http.failed")
+            said = message
+        except Exception as error:
+            telemetry.log_error(error, event="http.failed")
+        await anyio.sleep(RETRY_INTERVAL)
+
+
+# --- what is seen ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at everything. `look` is None when the target did not answer, which `error` says then."""
+
+    look: Look | None = None
+    statuses: Sequence[SubscriptionStatus] = ()
+    error: str | None = None
+
+    def is_standby(self, launcher: Launcher) -> bool:
+        """Whether another launcher than that one works."""
+        return self.look is not None and self.look.launcher_pid not in (None, launcher.pid)
+
+
+class Observer:
+    """Looks when somebody asks, once a second at most."""
+
+    def __init__(self, target: str) -> None:
+        self._target = target
+        self._lock = anyio.Lock()
+        self._seen = Seen()
+        self._at = -MAX_AGE  # on the monotonic clock
+
+    async def see(self) -> Seen:
+        async with self._lock:
+            if monotonic() - self._at >= MAX_AGE:
+                self._seen = await self._look()
+                self._at = monotonic()
+            return self._seen
+
+    async def _look(self) -> Seen:
+        try:
+            with anyio.fail_after(TARGET_TIMEOUT):
+                async with Catalog.open(self._target, "subscriber status") as catalog:
+                    look = await collect.read_catalog(catalog)
+        except TimeoutError:
+            return Seen(error=f"no answer within {TARGET_TIMEOUT:.0f} s")
+        except (SubscriberError, OSError) as error:
+            return Seen(error=error.message if isinstance(error, SubscriberError) else redact(str(error)))
+        return Seen(look, await collect.assess_all(look, self._seen.look))
+
+
+# --- what is answered -----------------------------------------------------------------------------
+
+
+def _app(observer: Observer, launcher: Launcher) -> Starlette:
+    async def metrics(request: Request) -> Response:
+        seen = await observer.see()
+        standby, accept = seen.is_standby(launcher), request.headers.get("accept", "")
+        text, media_type = prometheus.exposition(seen.look, seen.statuses, standby=standby, accept=accept)
+        return Response(text, headers={"Content-Type": media_type})
+
+    async def health(_request: Request) -> Response:
+        seen = await observer.see()
+        document = _health(seen, standby=seen.is_standby(launcher))
+        return _json(document, 200 if document["ok"] else 503)
+
+    async def status_json(_request: Request) -> Response:
+        seen = await observer.see()
+        if seen.look is None:
+            return _json({"error": seen.error}, 503)
+        return Response(collect.to_json(seen.look, seen.statuses), 200, media_type="application/json")
+
+    async def page(_request: Request) -> Response:
+        seen = await observer.see()
+        if seen.look is None:
+            return HTMLResponse(html.page_without_target(seen.error or ""), 503)
+        standby = seen.is_standby(launcher)
+        return HTMLResponse(html.page(seen.look, seen.statuses, standby=standby), 200)
+
+    endpoints = {"/metrics": metrics, "/health": health, "/status.json": status_json, "/": page}
+    routes = [Route(path, endpoint) for path, endpoint in endpoints.items()]
+    return Starlette(routes=routes, exception_handlers={Exception: _failed})
+
+
+def _json(document: dict[str, Any], status_code: int) -> Response:
+    return Response(json_text(document), status_code, media_type="application/json")
+
+
+def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:
+    return {
+        "ok": seen.look is not None and not any(status.is_wrong for status in seen.statuses),
+        "target": "up" if seen.look is not None else "down",
+        "error": seen.error,
+        "standby": standby,
+        "subscriptions": {
+            status.name: {
+                "ok": not status.is_wrong,
+                "state": status.state,
+                "problems": [problem.message for problem in status.problems],
+            }
+            for status in seen.statuses
+        },
+    }
+
+
+async def _failed(_request: Request, error: Exception) -> Response:
+    """A bug; uvicorn's own word about it is not asked for."""
+    telemetry.log_error(error, event="http.failed")
+    return PlainTextResponse("internal error, see the log\n", 500)
+
+
+# --- the server -----------------------------------------------------------------------------------
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, within a program that has an event loop, signals and a log of its own."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def end(self) -> None:
+        """What serve() leaves when it is cancelled: listeners, connections, and requests under way."""
+        for listener in getattr(self, "servers", ()):
+            listener.close()
+        requests = list(self.server_state.tasks)
+        for request in requests:
+            request.cancel()
+        for connection in list(self.server_state.connections):
+            connection.transport.abort()
+        if requests:
+            await asyncio.wait(requests, timeout=1)
+
+
+async def _serve(address: Address, app: Guard) -> None:
+    config = uvicorn.Config(
+        app,
+        http="h11",
+        ws="none",
+        interface="asgi3",
+        lifespan="off",
+        log_config=None,
+        log_level="critical",
+        access_log=False,
+        proxy_headers=False,
+        server_header=False,
+        limit_concurrency=CONNECTIONS,
+    )
+    server = _Server(config)
+    with ExitStack() as stack:
+        sockets = await _listen(address, stack)
+        where = Address(address.host, sockets[0].getsockname()[1])
+        telemetry.log(telemetry.LOG, f"status is served at http://{where}/", event="http.started")
+        try:
+            await server.serve(sockets=sockets)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await server.end()
+
+
+async def _listen(address: Address, stack: ExitStack) -> list[socket.socket]:
+    """A socket for each address that the host's name has and that this machine has. Raises OSError for none."""
+    sockets: list[socket.socket] = []
+    refused: list[OSError] = []
+    for family, _, _, _, place in await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):
+        try:
+            sockets.append(stack.enter_context(socket.create_server(place[:2], family=family)))
+        except OSError as error:
+            refused.append(error)
+    if not sockets:
+        raise refused[0]
+    return sockets

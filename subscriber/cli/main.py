@@ -1,0 +1,388 @@
+"""The command `subscriber`.
+
+Only what --help needs is imported here; what a command needs is imported inside it. `--help` and `exec`
+have to answer within 0.3 s.
+
+Exit statuses: 0 done, 1 the answer is no (something differs, a check failed), 2 used wrongly,
+3 an error, printed as psql prints one.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from subscriber import __version__
+from subscriber.cli import arguments, changelog, logs
+from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
+from subscriber.cli.environment import run_async
+from subscriber.cli.logs import LogFormat
+from subscriber.display import printable_lines
+from subscriber.errors import SubscriberError
+from subscriber.redaction import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+FAILED = 3
+BUG = 1  # Python's own
+_UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
+
+
+class _Commands(TyperGroup):
+    """The commands. An error of usage that quotes an argument shows no password of a connection string."""
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with _redacted_messages():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _redacted_messages():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _redacted_messages() -> Iterator[None]:
+    try:
+        yield
+    except _UsageError as error:
+        error.message = redact(error.message)
+        raise
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="PostgreSQL's logical-replication subscriber, outside the server.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: rich costs 0.1 s, and help is piped into less
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, passwords among them
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Publications = Annotated[
+    list[str], typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"subscriber {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    pass
+
+
+def _finish(function: Callable[..., Awaitable[int]], *args: Any, **kwargs: Any) -> None:
+    """Run a command to its end and exit with the status it returns."""
+    raise typer.Exit(run_async(function, *args, **kwargs))
+
+
+@app.command("exec")
+def exec_(
+    target: Target,
+    statements: Annotated[
+        str,
+        typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
+    ],
+) -> None:
+    """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
+
+    They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints
+    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription.
+    Without any statement ('') it creates or upgrades schema "subscriber" on the target, and nothing else.
+    """
+    from subscriber.cli.commands.exec import run_statements
+
+    raise typer.Exit(run_statements(target, sys.stdin.read() if statements == "-" else statements))
+
+
+@app.command()
+def run(
+    target: Target,
+    apply_target: ApplyTarget = None,
+    log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
+    debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
+    spool_dir: Annotated[
+        str | None,
+        typer.Option(
+            help="Where streamed transactions wait until they end.",
+            metavar="DIRECTORY",
+            show_default="SUBSCRIBER_SPOOL_DIR, TMPDIR, or /var/tmp",
+        ),
+    ] = None,
+    spool_limit: Annotated[
+        int | None,
+        typer.Option(
+            help="How much each worker may keep there, in MiB.", min=1, show_default="half of what is free at its start"
+        ),
+    ] = None,
+    http: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve /metrics for Prometheus, /health, /status.json, and a page for people at /.",
+            metavar="[HOST:]PORT",
+            show_default="nowhere; HOST is 127.0.0.1",
+        ),
+    ] = None,
+    http_hosts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--http-host",
+            help="Answer requests to this host name too; may be given several times.",
+            metavar="NAME",
+            show_default="localhost, this machine's name and addresses",
+        ),
+    ] = None,
+    takeover_after: Annotated[
+        float,
+        typer.Option(help="Take over from another launcher after this silence.", metavar="SECONDS", min=1),
+    ] = 30.0,
+) -> None:
+    """Run all enabled subscriptions until SIGTERM or Ctrl-C.
+
+    They are those of the target database. Changes of the catalog are noticed at once. Started twice on one
+    database, the second waits and takes over when the first is gone.
+    """
+    from subscriber import telemetry
+    from subscriber.cli.commands.run import run
+    from subscriber.cli.logs import configure
+
+    address = None
+    if http is not None:
+        from subscriber.cli.http import Address
+
+        try:
+            address = Address.parse(http, http_hosts or [])
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
+    elif http_hosts:
+        raise typer.BadParameter("--http-host needs --http")
+    configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
+    limit = None if spool_limit is None else spool_limit * 1024 * 1024
+    _finish(run, target, apply_target, spool_dir, limit, address, takeover_after)
+
+
+@app.command()
+def status(
+    target: Target,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Only these subscriptions.", metavar="[NAME]...", show_default=False)
+    ] = None,
+    json: Json = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, with rates.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two looks with --watch.", min=0.1)] = 1.0,
+) -> None:
+    """Show subscriptions: state, lag, tables, errors.
+
+    Exits 1 if one of them is stopped, failing or enabled without a launcher. --watch adds rates; with --json
+    it prints one line for each look.
+    """
+    from subscriber.cli.status.collect import show
+
+    _finish(show, target, names or [], json=json, watch=watch, interval=interval)
+
+
+@app.command()
+def tail(
+    source: Source,
+    publications: Publications,
+    slot: Annotated[
+        str | None,
+        typer.Option(help="Read this slot and confirm what was printed; otherwise a temporary one.", metavar="NAME"),
+    ] = None,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many changes.", min=1)] = None,
+    json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or words for people.")] = True,
+) -> None:
+    """Print the decoded change stream of a publisher.
+
+    One line for each change, begin and commit. With --slot what has been printed is confirmed, by whole
+    transactions, and does not come again.
+    """
+    from subscriber.cli.commands.tail import follow
+
+    _finish(follow, source, publications, slot=slot, limit=limit, json=json)
+
+
+@app.command()
+def check(
+    target: Target,
+    name: Annotated[
+        str | None, typer.Argument(help="A subscription that exists.", metavar="[NAME]", show_default=False)
+    ] = None,
+    source: MaybeSource = None,
+    publications: Annotated[
+        list[str] | None,
+        typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
+    ] = None,
+    apply_target: ApplyTarget = None,
+    two_phase: Annotated[bool, typer.Option("--two-phase", help="It is to have two_phase = true.")] = False,
+    fix: Annotated[
+        bool, typer.Option("--fix", help="Print statements for roles with the least privileges, for both servers.")
+    ] = False,
+    execute: Annotated[
+        bool, typer.Option("--execute", help="With --fix: run those of the target, as its superuser.")
+    ] = False,
+    credentials: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --execute: the directory for the connection strings of new roles.",
+            metavar="DIRECTORY",
+            show_default="they are printed",
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Find what would keep a subscription from working.
+
+    Each finding comes with its fix; exits 1 if one of them is an error. Of a subscription that exists give the
+    name, of one that does not yet its source and publications. --fix prints scripts for psql instead: they set up the
+    roles of the launcher, of the session that applies changes, and of the connection to the publisher.
+    """
+    from subscriber.cli.check.check import run_checks, run_fix
+
+    if name is None and (source is None or not publications) and not fix:
+        raise typer.BadParameter("give the NAME of a subscription, or --source and --publication")
+    if execute and not fix:
+        raise typer.BadParameter("--execute needs --fix")
+    if credentials is not None and not execute:
+        raise typer.BadParameter("--credentials needs --execute")
+    where = {"name": name, "apply_target": apply_target, "json": json}
+    given = [target, None if name else source, publications or []]
+    if fix:
+        _finish(run_fix, *given, **where, execute=execute, credentials=credentials)
+    else:
+        _finish(run_checks, *given, **where, two_phase=two_phase)
+
+
+@app.command("copy")
+def copy_(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    apply_target: ApplyTarget = None,
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    part_size: Annotated[int, typer.Option(help="MiB of a table that one task copies.", min=1)] = 128,
+    indexes: Annotated[
+        bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    end_with_stdin: Annotated[
+        bool, typer.Option("--end-with-stdin", help="End when stdin ends, as for a launcher.", hidden=True)
+    ] = False,
+) -> None:
+    """Make the initial copy of a subscription's tables with Spark.
+
+    All tables that wait for their copy are cut into parts, which executors copy at the same time. Catching up is done
+    by `subscriber run`, which starts this by itself for subscriptions WITH (copy_engine = spark).
+    """
+    from subscriber.cli.commands.copy import run_copy
+    from subscriber.spark.copy.driver_process import end_with_parent
+
+    if end_with_stdin:
+        end_with_parent()
+    part_bytes = part_size * 1024 * 1024
+    options = {"apply_target": apply_target, "master": master, "part_bytes": part_bytes, "indexes": indexes}
+    _finish(run_copy, target, name, **options, quiet=quiet)
+
+
+app.command()(changelog.archive)
+app.command()(changelog.lake)
+app.command()(changelog.catchup)
+
+
+@app.command("verify")
+def verify_(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    master: Annotated[
+        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = "local[*,4]",
+    json: Json = False,
+) -> None:
+    """Compare all tables of a subscription with the publisher's.
+
+    Both sides are looked at as of one position, while writes continue; `subscriber run` must be running. Tells which
+    rows differ, by their keys, and in which columns; exits 1 if anything differs or could not be compared.
+    """
+    from subscriber.cli.commands.verify import run_verify
+
+    _finish(run_verify, target, name, master=master, json=json)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[int, typer.Option(help="How long pgbench writes.", min=1)] = 20,
+    scale: Annotated[int, typer.Option(help="pgbench's scale: 100,000 accounts each.", min=1)] = 1,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Leave the servers up until Ctrl-C and print their DSNs.")
+    ] = False,
+) -> None:
+    """Replicate between two servers of its own, and prove it.
+
+    While pgbench and a writer of many types write, the worker is killed with -9 and started again. Then both
+    sides are compared row by row; exits 1 if anything differs.
+    """
+    from subscriber.demo.demo import run_demo
+
+    _finish(run_demo, seconds=seconds, scale=scale, keep=keep)
+
+
+def _print_errors(*errors: BaseException) -> None:
+    """Print errors of ours as psql prints a server's, a group's members one by one."""
+    from subscriber.cli.commands.exec import print_error
+
+    for error in errors:
+        if isinstance(error, BaseExceptionGroup):
+            _print_errors(*error.exceptions)
+        else:
+            assert isinstance(error, SubscriberError)
+            print_error(error, "", sys.stderr)
+
+
+def _print_bug(error: BaseException) -> None:
+    """Print a traceback. The text of an exception may be the publisher's."""
+
+    for line in traceback.format_exception(error):
+        sys.stderr.write(printable_lines(redact(line.rstrip("\n")), "") + "\n")
+
+
+def main() -> None:
+    """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
+    arguments.hide_passwords()
+    logs.redact_unconfigured()
+    try:
+        app()
+    except SubscriberError as error:
+        _print_errors(error)
+        sys.exit(FAILED)
+    except BaseExceptionGroup as group:
+        if group.split(SubscriberError)[1] is not None:
+            _print_bug(group)
+            sys.exit(BUG)
+        _print_errors(group)
+        sys.exit(FAILED)
+    except BrokenPipeError:  # `subscriber tail | head`: whoever read us has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        _print_bug(error)
+        sys.exit(BUG)

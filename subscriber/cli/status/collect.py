@@ -1,0 +1,346 @@
+"""`subscriber status`: what the subscriptions of a target are doing.
+
+The catalog is read on one connection; each publisher is asked for its position on another, all at once
+and for PUBLISHER_TIMEOUT seconds at most, so that one that cannot be reached delays nothing else.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from subscriber.catalog import hooked_tables, identity, schema, stats, store, table_names, worker_sessions
+from subscriber.catalog.connection import Catalog, Connection
+from subscriber.cli.status import table_states
+from subscriber.cli.status.model import (
+    Look,
+    PublisherAnswer,
+    SubscriptionStatus,
+    as_json,
+    assess,
+    describe,
+    state_in_words,
+)
+from subscriber.cli.status.problems import LOCK_PATIENCE, LockWait
+from subscriber.cli.status.transactions import Prepared
+from subscriber.connection.connect import open_session
+from subscriber.display import json_text, printable
+from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.publisher.answers import parsing, seconds
+from subscriber.publisher.quoting import literal
+from subscriber.subscription import Subscription
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+PUBLISHER_TIMEOUT = 3.0  # seconds
+LOCK_TIMEOUT = "5s"  # for somebody's lock on the tables of schema "subscriber"
+LOCK_NOT_AVAILABLE = "55P03"
+WRONG = 1  # the exit status when a subscription is not as it should be
+
+_NOW = "SELECT pg_catalog.clock_timestamp()"
+_PROGRESS = """
+SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0 AND remote_lsn IS NOT NULL
+"""
+_STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.subscription_stats"
+_PREPARED = """
+SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
+"""
+# Waits of one session of a subscription for another one of it are its own affair.
+_LOCK_WAITS = """
+WITH ours AS (
+    SELECT s.subid, s.pid FROM subscriber.session s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid
+     WHERE a.usesysid = s.role AND coalesce(a.backend_start = s.backend_start, true)
+), waits AS (
+    SELECT o.subid, o.pid, extract(epoch FROM pg_catalog.clock_timestamp() - min(l.waitstart))::float8 AS seconds
+      FROM ours o JOIN pg_catalog.pg_locks l ON l.pid = o.pid AND NOT l.granted GROUP BY o.subid, o.pid
+)
+SELECT w.subid::bigint, w.pid, w.seconds,
+       ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
+                    ELSE pg_catalog.format('process %s ("%s")', b.pid, a.application_name) END
+               FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid))) b (pid)
+               LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+              WHERE b.pid NOT IN (SELECT o.pid FROM ours o WHERE o.subid = w.subid) ORDER BY b.pid)
+  FROM waits w WHERE w.seconds > $1 ORDER BY w.seconds DESC
+"""
+_PUBLISHER = """
+WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
+                         ELSE pg_catalog.pg_current_wal_lsn() END AS position)
+SELECT wal.position, s.slot_name IS NOT NULL, s.active, s.confirmed_flush_lsn, s.wal_status,
+       pg_catalog.pg_wal_lsn_diff(wal.position, s.restart_lsn)::bigint, extract(epoch FROM r.replay_lag)::float8,
+       extract(epoch FROM pg_catalog.clock_timestamp())::float8
+  FROM wal LEFT JOIN pg_catalog.pg_replication_slots s ON s.slot_name = {slot}
+  LEFT JOIN pg_catalog.pg_stat_replication r ON r.pid = s.active_pid
+"""
+_PUBLISHED = """
+SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables t WHERE t.pubname IN ({names})
+"""
+
+
+# Whoever keeps others from reading a table of ours: ALTER TABLE and the like do, statements on subscriptions do not.
+_CATALOG_LOCKS = """
+SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name)
+  FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
+  LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid
+ WHERE l.granted AND l.mode = 'AccessExclusiveLock' AND c.relnamespace = 'subscriber'::pg_catalog.regnamespace
+       AND l.database = (SELECT d.oid FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())
+"""
+
+
+async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
+    """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`.
+
+    Returns WRONG when a subscription has a problem (problems.py), else 0.
+    """
+    if watch:
+        await _watch(target_dsn, names, json=json, interval=interval)
+        return 0
+    async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+        look = await read_catalog(catalog, names)
+    statuses = await assess_all(look)
+    if json:
+        print(to_json(look, statuses))
+    else:
+        _print(look, statuses)
+    return WRONG if any(status.is_wrong for status in statuses) else 0
+
+
+async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
+    """Everything the catalog knows about the subscriptions called `names` (empty: all), and their tables.
+
+    Raises:
+        StatementError: a name does not exist.
+        CatalogMoved: the catalog belongs to another database.
+        ConnectionLost: the target is a standby, or is lost.
+        ServerError: the target refuses, or somebody keeps a lock on the catalog for longer than its lock_timeout.
+    """
+    try:
+        async with catalog.use() as connection:
+            if await schema.current_revision(connection) is None:
+                subscriptions: list[Subscription] = []
+                look = Look(datetime.now(UTC), None, subscriptions, [], {})
+            else:
+                await identity.refuse_standby(connection)
+                await schema.restore(
+                    connection
+                )  # a crash of the server empties the tables, the subscriptions are there
+                await identity.check(connection)
+                subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
+                look = await _read(connection, subscriptions)
+    except ServerError as error:
+        if error.sqlstate == LOCK_NOT_AVAILABLE:
+            raise await _locked(catalog, error) from error
+        raise
+    if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
+        raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate="42704")
+    return look
+
+
+async def _locked(catalog: Catalog, error: ServerError) -> ServerError:
+    async with catalog.use() as connection:
+        holders = [row[0] for row in await connection.fetch(_CATALOG_LOCKS)]
+    held = f"It is held by {', '.join(holders)}." if holders else "Nobody holds it any more."
+    pids = holders[0].split()[1] if holders else ""
+    return ServerError(
+        {
+            **error.fields,
+            "M": 'a lock on the tables of schema "subscriber" is not to be had',
+            "D": held,
+            "H": f"To end that session: SELECT pg_terminate_backend({pids});" if pids else "Try again.",
+        }
+    )
+
+
+async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
+    now = await connection.fetchval(_NOW)
+    leader = await worker_sessions.leader(connection)
+    prepared: dict[int, list[Prepared]] = {}
+    for subid, *values in await connection.fetch(_PREPARED):
+        prepared.setdefault(subid, []).append(Prepared(*values))
+    counted = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
+    lock_waits: dict[int, list[LockWait]] = {}
+    for subid, pid, waited, holders in await connection.fetch(_LOCK_WAITS, LOCK_PATIENCE):
+        if holders:
+            lock_waits.setdefault(subid, []).append(LockWait(pid, waited, tuple(holders)))
+    return Look(
+        at=now,
+        launcher_pid=leader.pid if leader is not None else None,
+        subscriptions=subscriptions,
+        workers=await store.load_workers(connection),
+        relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
+        progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
+        errors={subid: (apply, sync) for subid, (apply, sync, *_) in counted.items()},
+        conflicts={
+            subid: dict(zip(stats.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in counted.items()
+        },
+        prepared=prepared,
+        launcher_age=leader.age if leader is not None else None,
+        lock_waits=lock_waits,
+        lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
+        sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
+    )
+
+
+async def assess_all(look: Look, before: Look | None = None) -> list[SubscriptionStatus]:
+    """Ask all publishers at once, and put together what is known."""
+    answers: dict[int, PublisherAnswer] = {}
+
+    async def ask(subscription: Subscription) -> None:
+        answers[subscription.oid] = await ask_publisher(subscription)
+
+    async with anyio.create_task_group() as tasks:
+        for subscription in look.subscriptions:
+            tasks.start_soon(ask, subscription)
+    return [assess(s, look, answers[s.oid], before) for s in look.subscriptions]
+
+
+async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
+    """The publisher's position and the state of the subscription's slot; an answer with `error` if it cannot say."""
+    slot = subscription.slot_name
+    try:
+        with anyio.fail_after(PUBLISHER_TIMEOUT):
+            session = await open_session(
+                subscription.conninfo,
+                application_name="subscriber status",
+                must_use_password=subscription.must_use_password,
+                timeout=PUBLISHER_TIMEOUT,
+            )
+            try:
+                rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
+                names = ", ".join(map(literal, subscription.publications))
+                tables = await session.rows(_PUBLISHED.format(names=names))
+            finally:
+                session.abort()
+        published = frozenset((schema or "", name or "") for schema, name in tables)
+        return replace(_publisher_answer(rows, slot), published=published)
+    except SubscriberError as error:
+        return PublisherAnswer(error=error.message)
+    except TimeoutError:
+        return PublisherAnswer(error=f"no answer within {PUBLISHER_TIMEOUT:.0f} s")
+
+
+def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) -> PublisherAnswer:
+    """Raises ProtocolError for an answer that is none."""
+    with parsing("its position"):
+        ((position, exists, active, confirmed, wal_status, retained, replay_lag, now),) = rows
+        return PublisherAnswer(
+            position=Lsn.parse(position) if position else None,
+            confirmed=Lsn.parse(confirmed) if confirmed else None,
+            slot_exists=exists == "t" if slot is not None else None,
+            slot_active=None if active is None else active == "t",
+            wal_status=wal_status,
+            retained_bytes=None if retained is None else int(retained),
+            replay_lag=None if replay_lag is None else seconds(replay_lag),
+            now=datetime.fromtimestamp(seconds(now), UTC),
+        )
+
+
+# --- printing -------------------------------------------------------------------------------------
+
+
+def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+    """One line."""
+    document: dict[str, Any] = {
+        "time": look.at.isoformat(timespec="milliseconds"),
+        "launcher_pid": look.launcher_pid,
+        "subscriptions": [as_json(status, look.at) for status in statuses],
+    }
+    return json_text(document)
+
+
+def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+    """Plain lines, for a pipe."""
+    if not statuses:
+        return "no subscriptions"
+    lines = []
+    for status in statuses:
+        lines.append(f"{status.name}: {state_in_words(status)}")
+        lines += [f"  {label:<14}{text}" for label, text in describe(status, look.at)]
+        lines += [f"    {table.name}: {table_states.describe(table)}" for table in status.not_ready]
+    return "\n".join(map(printable, lines))
+
+
+def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
+    """The same for a terminal."""
+    from rich.console import Group
+    from rich.panel import Panel
+    from rich.table import Table
+    from rich.text import Text
+
+    if not statuses:
+        return Text("no subscriptions")
+    panels = []
+    for status in statuses:
+        style = "red" if status.is_wrong else "green" if status.state == "streaming" else "yellow"
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="dim")
+        grid.add_column(overflow="fold")
+        for label, text in describe(status, look.at):
+            grid.add_row(label, Text(printable(text), style="red" if label == "last error" else ""))
+        for table in status.not_ready:
+            line = printable(f"{table.name}: {table_states.describe(table)}")
+            grid.add_row("", Text(line, style="red" if table.error else "cyan"))
+        title = Text.assemble((printable(status.name), "bold"), " ", (state_in_words(status), style))
+        panels.append(Panel(grid, title=title, title_align="left", border_style=style))
+    return Group(*panels)
+
+
+def _print(look: Look, statuses: Sequence[SubscriptionStatus]) -> None:
+    if not sys.stdout.isatty():
+        print(to_text(look, statuses))
+        return
+    from rich.console import Console
+
+    Console(highlight=False).print(to_rich(look, statuses))
+
+
+async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
+    """Until interrupted; a target that goes away is said so and waited for."""
+    if json or not sys.stdout.isatty():
+        await _watch_plain(target_dsn, names, json=json, interval=interval)
+        return
+    from rich.live import Live
+    from rich.text import Text
+
+    with Live(Text("connecting"), auto_refresh=False) as live:
+        async for outcome in _looks(target_dsn, names, interval):
+            if isinstance(outcome, str):
+                live.update(Text(printable(f"target: {outcome}"), style="red"), refresh=True)
+            else:
+                live.update(to_rich(*outcome), refresh=True)
+
+
+async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
+    async for outcome in _looks(target_dsn, names, interval):
+        if isinstance(outcome, str):
+            print(json_text({"error": outcome}) if json else printable(f"target: {outcome}"), flush=True)
+        else:
+            print(to_json(*outcome) if json else to_text(*outcome) + "\n", flush=True)
+
+
+async def _looks(
+    target_dsn: str, names: Sequence[str], interval: float
+) -> AsyncGenerator[tuple[Look, list[SubscriptionStatus]] | str, None]:
+    """One look after another, or the words of the error that prevented it."""
+    before: Look | None = None
+    while True:
+        try:
+            async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+                while True:
+                    look = await read_catalog(catalog, names)
+                    yield look, await assess_all(look, before)
+                    before = look
+                    await anyio.sleep(interval)
+        except ConnectionLost as error:
+            yield error.message
+        except ServerError as error:
+            if not error.sqlstate.startswith(("08", "57P", "53300", LOCK_NOT_AVAILABLE)):
+                raise
+            yield error.message
+        await anyio.sleep(interval)

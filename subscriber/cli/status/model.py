@@ -1,0 +1,405 @@
+"""What `subscriber status` says: from rows of the catalog and the publisher's answer to words. No I/O here.
+
+    rows ── assess() ─▶ SubscriptionStatus ── as_json() ─▶ a dictionary with stable keys
+                                           └─ describe() ─▶ lines for people, plain or coloured
+
+`state` is one of status_problems.STATES. Positions are of the publisher's WAL; every time is UTC.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from subscriber.catalog.hooked_tables import Sources
+from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
+from subscriber.catalog.table_names import LostTable
+from subscriber.cli import formatting
+from subscriber.cli.status import problems as status_problems
+from subscriber.cli.status import table_states, unpublished
+from subscriber.cli.status import transactions as status_transactions
+from subscriber.cli.status.problems import LockWait, Problem
+from subscriber.cli.status.table_states import TableStatus
+from subscriber.cli.status.transactions import Prepared, Unfinished
+from subscriber.cli.status.unpublished import Absent
+from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
+
+TABLE_STATES = {
+    "i": "waiting",
+    "d": "copying",
+    "f": "copied",
+    "w": "copied",
+    "c": "catching up",
+    "s": "caught up",
+    "r": "ready",
+}
+SYNC_FAILED = "failed"
+_SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems have lines already
+LATE = 15.0  # seconds; the worker hears of the publisher every 10 s, and reports every second
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherAnswer:
+    """What the publisher says about a subscription's slot. All None but `error`: it could not be asked."""
+
+    position: Lsn | None = None  # end of its WAL; on a standby what it has replayed
+    confirmed: Lsn | None = None  # the slot's confirmed_flush_lsn; None without the slot
+    slot_exists: bool | None = None
+    slot_active: bool | None = None
+    wal_status: str | None = None  # reserved, extended, unreserved, lost
+    retained_bytes: int | None = None  # WAL it keeps because of the slot
+    replay_lag: float | None = None  # seconds, as the publisher measures it; None when nothing is outstanding
+    now: datetime | None = None  # its clock
+    published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Between two looks, per second."""
+
+    transactions: float
+    changes: float
+    bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionStatus:
+    """Everything about one subscription at one moment; None where it is not known."""
+
+    name: str
+    state: str  # one of STATES
+    enabled: bool
+    publications: tuple[str, ...]
+    slot: str | None
+    retry_in: float | None  # seconds
+    error: str | None  # the apply worker's last, until it is past the position of the error
+    error_hint: str | None
+    error_time: datetime | None
+    received: Lsn | None
+    confirmed: Lsn | None
+    publisher: PublisherAnswer
+    lag_bytes: int | None
+    lag_seconds: float | None
+    rates: Rates | None  # None on a first look
+    transactions: int  # since the worker started
+    changes: int
+    bytes: int
+    tables: Mapping[str, int]  # state in words -> how many
+    not_ready: tuple[TableStatus, ...]
+    apply_errors: int
+    sync_errors: int
+    skip_lsn: Lsn | None = None
+    limits: tuple[str, ...] = ()  # what has to be done without on this target
+    one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
+    unfinished: Unfinished = field(default_factory=Unfinished)
+    conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
+    format: str | None = None  # how values are received: binary or text; None: no stream yet
+    format_reason: str | None = None  # why as text, where the subscription does not say
+    absent: Absent = field(default_factory=Absent)
+
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the subscription has a problem."""
+        return bool(self.problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """The rows of one look at the catalog."""
+
+    at: datetime  # the target's clock
+    launcher_pid: int | None  # of its backend on the target; None: no launcher runs
+    subscriptions: Sequence[Subscription]
+    workers: Sequence[WorkerStatus]
+    relations: Mapping[int, Sequence[RelationState]]  # by subid
+    progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
+    errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
+    prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
+    conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
+    launcher_age: float | None = None  # seconds since the launcher has renewed its lease; None: not known
+    lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long ones
+    lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
+    sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: whose rows tables with hooks take
+
+
+def assess(
+    subscription: Subscription, look: Look, publisher: PublisherAnswer, before: Look | None = None
+) -> SubscriptionStatus:
+    """Put together what is known. `before` is the look the rates are counted from."""
+    worker = _apply_worker(look, subscription.oid)
+    state = status_problems.state_of(subscription, look, worker)
+    worker_alive = None if state in ("no launcher", "disabled") else worker
+    received = worker_alive.received_lsn if worker_alive else None
+    confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
+    confirmed = confirmed or look.progress.get(subscription.oid)
+    apply_errors, sync_errors = look.errors.get(subscription.oid, (0, 0))
+    lag_bytes = None
+    if publisher.position is not None and confirmed:
+        lag_bytes = max(0, publisher.position - confirmed)
+    absent = unpublished.find(
+        None if publisher.error is not None else publisher.published,
+        look.relations.get(subscription.oid, ()),
+        look.lost.get(subscription.oid, ()),
+        look.sources.get(subscription.oid, {}),
+    )
+    tables, not_ready = _tables(subscription, look, absent.lost)
+    retry_in = None
+    if state == "waiting to retry" and worker is not None and worker.next_retry is not None:
+        retry_in = max(0.0, (worker.next_retry - look.at).total_seconds())
+    error, hint = (worker.error, worker.error_hint) if worker else (None, None)
+    problems = status_problems.find(subscription, look, worker, publisher, not_ready, absent.lost)
+    return SubscriptionStatus(
+        name=subscription.name,
+        state=state,
+        enabled=subscription.enabled,
+        publications=subscription.publications,
+        slot=subscription.slot_name,
+        retry_in=retry_in,
+        error=error,
+        error_hint=hint,
+        error_time=worker.error_time if worker else None,
+        received=received or None,
+        confirmed=confirmed or None,
+        publisher=publisher,
+        lag_bytes=lag_bytes,
+        lag_seconds=_lag_seconds(state, lag_bytes, worker_alive, publisher),
+        rates=_rates(worker_alive, look, before),
+        transactions=worker_alive.transactions if worker_alive else 0,
+        changes=worker_alive.changes if worker_alive else 0,
+        bytes=worker_alive.bytes if worker_alive else 0,
+        tables=tables,
+        not_ready=not_ready,
+        apply_errors=apply_errors,
+        sync_errors=sync_errors,
+        skip_lsn=subscription.skip_lsn or None,
+        limits=worker_alive.limits if worker_alive else (),
+        one_by_one=worker_alive.one_by_one if worker_alive else {},
+        unfinished=status_transactions.find(worker_alive, look.workers, look.prepared.get(subscription.oid, ())),
+        conflicts=look.conflicts.get(subscription.oid, {}),
+        format=worker_alive.format if worker_alive else None,
+        format_reason=worker_alive.format_reason if worker_alive else None,
+        problems=problems,
+        absent=absent,
+    )
+
+
+def _apply_worker(look: Look, subid: int) -> WorkerStatus | None:
+    return next((w for w in look.workers if w.subid == subid and w.relid == APPLY_WORKER), None)
+
+
+def _lag_seconds(
+    state: str, lag_bytes: int | None, worker: WorkerStatus | None, publisher: PublisherAnswer
+) -> float | None:
+    """How long ago the publisher wrote what is confirmed now; None when that cannot be known."""
+    if lag_bytes == 0:
+        return 0.0
+    found = [] if publisher.replay_lag is None else [publisher.replay_lag]
+    if worker is not None and worker.last_msg_send_time is not None and publisher.now is not None:
+        outstanding = (worker.received_lsn or Lsn(0)) > (worker.latest_end_lsn or Lsn(0))
+        if outstanding or state != "streaming":
+            found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
+    if worker is not None and worker.latest_end_time is not None and publisher.now is not None:
+        behind = (publisher.now - worker.latest_end_time).total_seconds()
+        if behind > LATE or worker.error is not None:  # else the next keepalive may say that nothing is outstanding
+            found.append(behind)
+    if not found and state == "streaming" and publisher.position is not None:
+        return 0.0  # connected, and the publisher waits for nothing
+    return max(found, default=None)
+
+
+def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rates | None:
+    if worker is None or before is None:
+        return None
+    earlier = _apply_worker(before, worker.subid)
+    seconds = (look.at - before.at).total_seconds()
+    if earlier is None or seconds <= 0 or earlier.bytes > worker.bytes:  # it was restarted in between
+        return None
+    return Rates(
+        (worker.transactions - earlier.transactions) / seconds,
+        (worker.changes - earlier.changes) / seconds,
+        (worker.bytes - earlier.bytes) / seconds,
+    )
+
+
+def _tables(
+    subscription: Subscription, look: Look, lost: Sequence[LostTable]
+) -> tuple[dict[str, int], tuple[TableStatus, ...]]:
+    workers = {w.relid: w for w in look.workers if w.subid == subscription.oid and w.relid != APPLY_WORKER}
+    counted: dict[str, int] = {}
+    not_ready = []
+    for table in lost:
+        counted[table.what] = counted.get(table.what, 0) + 1
+    gone = {table.relid for table in lost}
+    for relation in look.relations.get(subscription.oid, ()):
+        if relation.relid in gone:
+            continue
+        state = TABLE_STATES.get(relation.state, relation.state)
+        worker = workers.get(relation.relid)
+        if relation.state != "r":
+            if worker is not None and worker.error:
+                state = SYNC_FAILED
+            not_ready.append(_table(relation, state, worker, look))
+        counted[state] = counted.get(state, 0) + 1
+    return counted, tuple(not_ready)
+
+
+def _table(relation: RelationState, state: str, worker: WorkerStatus | None, look: Look) -> TableStatus:
+    running = look.launcher_pid is not None
+    started = worker.started if worker else None
+    return TableStatus(
+        name=f"{relation.namespace}.{relation.name}",
+        state=state,
+        activity=worker.state if worker and running else None,
+        copy_rows=worker.copy_rows if worker else 0,
+        copy_bytes=worker.copy_bytes if worker else 0,
+        copy_total_bytes=worker.copy_total_bytes if worker else 0,
+        copy_seconds=max(0.0, (look.at - started).total_seconds()) if started else None,
+        error=worker.error if worker else None,
+        error_hint=worker.error_hint if worker else None,
+    )
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def state_in_words(status: SubscriptionStatus) -> str:
+    """`waiting to retry in 3 s`, `stopped: needs you`, …"""
+    match status.state:
+        case "waiting to retry" if status.retry_in is not None:
+            return (
+                f"waiting to retry in {formatting.in_seconds(status.retry_in)}" if status.retry_in else "retrying now"
+            )
+        case "stopped":
+            return "stopped: needs you"
+        case "no launcher":
+            return "no launcher running"
+        case state:
+            return state
+
+
+def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]:
+    """(label, text) of the lines below a subscription's name; the tables not ready have lines of their own."""
+    lines = []
+    for problem in status.problems:
+        if problem.kind in _SHOWN:
+            lines.append(("problem", problem.message))
+        if problem.hint and problem.kind in (status_problems.NO_LAUNCHER, *_SHOWN):
+            lines.append(("hint", problem.hint))
+    if status.error:
+        since = ""
+        if status.error_time is not None:
+            ago = max(0.0, (now - status.error_time).total_seconds())
+            since = f" ({status.error_time:%Y-%m-%d %H:%M:%S} UTC, {formatting.in_seconds(ago)} ago)"
+        lines.append(("last error", status.error + since))
+        if status.error_hint:
+            lines.append(("hint", status.error_hint))
+    lines.append(("publications", ", ".join(status.publications)))
+    lines.append(("slot", _slot(status)))
+    publisher = status.publisher
+    at = publisher.position if publisher.error is None else "not reachable"
+    lines.append(
+        ("positions", f"received {status.received or '-'}, confirmed {status.confirmed or '-'}, publisher {at or '-'}")
+    )
+    if publisher.error is not None:
+        lines.append(("publisher", publisher.error))
+    if status.lag_bytes is not None:
+        seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
+        lines.append(("lag", formatting.in_bytes(status.lag_bytes) + seconds))
+    if status.rates is not None:
+        rates = f"{status.rates.transactions:,.0f} transactions/s, {status.rates.changes:,.0f} changes/s"
+        lines.append(("rates", f"{rates}, {formatting.in_bytes(status.rates.bytes)}/s"))
+    if status.format is not None:
+        lines.append(("format", status.format + (f": {status.format_reason}" if status.format_reason else "")))
+    if status.one_by_one:
+        reasons = sorted(status.one_by_one.items(), key=lambda item: -item[1])
+        lines.append(("one by one", ", ".join(f"{number:,} ({reason})" for reason, number in reasons)))
+    lines += status_transactions.describe(status.unfinished, now)
+    lines += [("limit", limit) for limit in status.limits]
+    if status.skip_lsn:
+        lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
+    if status.apply_errors or status.sync_errors:
+        lines.append(("errors so far", f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"))
+    counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
+    lines.append(("tables", counts or "none"))
+    lines += unpublished.describe(status.absent, status.name)
+    return lines
+
+
+def _slot(status: SubscriptionStatus) -> str:
+    if status.slot is None:
+        return "none"
+    publisher = status.publisher
+    if publisher.slot_exists is False:
+        return f"{status.slot}: does not exist on the publisher"
+    notes = []
+    if publisher.retained_bytes is not None:
+        notes.append(f"publisher keeps {formatting.in_bytes(publisher.retained_bytes)} of WAL")
+    if publisher.wal_status not in (None, "reserved"):
+        notes.append(f"wal_status {publisher.wal_status}")
+    return f"{status.slot} ({', '.join(notes)})" if notes else status.slot
+
+
+def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
+    """The same as values: positions as text, times in ISO 8601, sizes in bytes, times passed in seconds."""
+    publisher = status.publisher
+    return {
+        "name": status.name,
+        "state": status.state,
+        "ok": not status.is_wrong,
+        "problems": [problem.message for problem in status.problems],
+        "enabled": status.enabled,
+        "publications": list(status.publications),
+        "slot": status.slot,
+        "retry_in": status.retry_in,
+        "error": status.error,
+        "error_hint": status.error_hint,
+        "error_time": _time(status.error_time),
+        "received_lsn": _lsn(status.received),
+        "confirmed_lsn": _lsn(status.confirmed),
+        "publisher": {
+            "lsn": _lsn(publisher.position),
+            "slot_exists": publisher.slot_exists,
+            "slot_active": publisher.slot_active,
+            "wal_status": publisher.wal_status,
+            "retained_bytes": publisher.retained_bytes,
+            "error": publisher.error,
+        },
+        "lag_bytes": status.lag_bytes,
+        "lag_seconds": status.lag_seconds,
+        "rates": None
+        if status.rates is None
+        else {
+            "transactions": round(status.rates.transactions, 1),
+            "changes": round(status.rates.changes, 1),
+            "bytes": round(status.rates.bytes, 1),
+        },
+        "transactions": status.transactions,
+        "changes": status.changes,
+        "bytes": status.bytes,
+        **status_transactions.as_json(status.unfinished, now),
+        "skip_lsn": _lsn(status.skip_lsn),
+        "limits": list(status.limits),
+        "format": status.format,
+        "format_reason": status.format_reason,
+        "one_by_one": dict(status.one_by_one),
+        "apply_error_count": status.apply_errors,
+        "sync_error_count": status.sync_errors,
+        "conflicts": dict(status.conflicts),
+        "tables": dict(status.tables),
+        "not_ready": [table_states.as_json(table) for table in status.not_ready],
+        **unpublished.as_json(status.absent),
+    }
+
+
+def _lsn(lsn: Lsn | None) -> str | None:
+    return None if lsn is None else str(lsn)
+
+
+def _time(moment: datetime | None) -> str | None:
+    return None if moment is None else moment.isoformat(timespec="milliseconds")

@@ -1,0 +1,151 @@
+"""What is wrong with a subscription. No I/O here.
+
+A subscription is well if it has no problems. `subscriber status` exits 1, /health answers 503, the page is red, and
+metric subscriber_subscription_ok is 0, all where find() returns a problem.
+
+A report proves nothing when it is old: a frozen process does not report that it is frozen. So the age of the launcher's
+lease and of the worker's report count before what the report says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from subscriber.catalog.store import WorkerStatus
+from subscriber.catalog.table_names import LostTable
+from subscriber.cli import formatting
+from subscriber.subscription import Subscription
+
+if TYPE_CHECKING:
+    from subscriber.cli.status.model import Look, PublisherAnswer
+    from subscriber.cli.status.table_states import TableStatus
+
+STATES = (
+    "streaming",
+    "connecting",
+    "waiting to retry",
+    "stopped",
+    "disabled",
+    "no launcher",
+    "not responding",
+)
+# Kinds of problems, which are values of a label in metrics.
+NO_LAUNCHER = "no launcher"
+NOT_RESPONDING = "not responding"
+FAILING = "failing"
+STOPPED = "stopped"
+DISABLED = "disabled by an error"
+LOCKED = "locked"
+SLOT = "slot"
+TABLE = "table"
+KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE)
+
+SILENCE = 20.0  # seconds without a renewed lease (every 10 s), or without a report (every 5 s)
+LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that needs attention. `kind` is one of KINDS."""
+
+    kind: str
+    message: str
+    hint: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LockWait:
+    """A session of a subscription that waits for a lock on the target."""
+
+    pid: int
+    seconds: float
+    holders: tuple[str, ...]  # `process 9 ("psql")`, or the name of a prepared transaction
+
+
+def state_of(subscription: Subscription, look: Look, worker: WorkerStatus | None) -> str:
+    """Return one of STATES. `worker` is the report of the apply worker; None if there is none."""
+    if not subscription.enabled:
+        return "disabled"
+    if look.launcher_pid is None:
+        return "no launcher"
+    if _silence(look, worker) is not None:
+        return "not responding"
+    if worker is None or worker.state not in STATES:
+        return "connecting"
+    return worker.state
+
+
+def find(
+    subscription: Subscription,
+    look: Look,
+    worker: WorkerStatus | None,
+    publisher: PublisherAnswer,
+    tables: Sequence[TableStatus],
+    lost: Sequence[LostTable] = (),
+) -> tuple[Problem, ...]:
+    """Return all problems of one subscription, the most severe first.
+
+    Args:
+        worker: the report of the apply worker; None if there is none.
+        tables: those that are not ready.
+        lost: published tables whose changes would be an error.
+    """
+    return tuple(_find(subscription, look, worker, publisher, tables, lost))
+
+
+def _find(
+    subscription: Subscription,
+    look: Look,
+    worker: WorkerStatus | None,
+    publisher: PublisherAnswer,
+    tables: Sequence[TableStatus],
+    lost: Sequence[LostTable],
+) -> Iterator[Problem]:
+    state = state_of(subscription, look, worker)
+    error, hint = (worker.error, worker.error_hint) if worker is not None else (None, None)
+    if state == "disabled":
+        if error is not None and worker is not None and worker.state == "disabled":
+            yield Problem(DISABLED, f"disabled because of an error: {error}", hint)
+        return
+    if state == "no launcher":
+        yield Problem(NO_LAUNCHER, "no launcher is running", "Start one with: subscriber run --target DSN")
+    elif (silence := _silence(look, worker)) is not None:
+        yield Problem(
+            NOT_RESPONDING,
+            silence,
+            "The launcher's process is frozen, or the target does not take its writes. "
+            "A second launcher takes over from a frozen one: subscriber run --target DSN",
+        )
+    elif worker is None:
+        yield Problem(NOT_RESPONDING, "no worker has reported yet")
+    for wait in look.lock_waits.get(subscription.oid, ()):
+        yield Problem(
+            LOCKED,
+            f"no answer from the target for {wait.seconds:.0f} s, waiting for a lock held by {', '.join(wait.holders)}",
+            f"Process {wait.pid} of the target waits. End the transaction that holds the lock.",
+        )
+    if state == "stopped":
+        yield Problem(STOPPED, error or "the worker has stopped", hint)
+    elif error is not None or state == "waiting to retry":
+        yield Problem(FAILING, error or "the worker waits for its next attempt", hint)
+    if publisher.slot_exists is False and subscription.slot_name is not None:
+        yield Problem(SLOT, f'replication slot "{subscription.slot_name}" does not exist on the publisher')
+    for table_lost in lost:
+        replaced = table_lost.error()
+        yield Problem(TABLE, replaced.message, replaced.hint)
+    for table in tables:
+        if table.error:
+            yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_hint)
+
+
+def _silence(look: Look, worker: WorkerStatus | None) -> str | None:
+    """Which report is too old; None if none is."""
+    if look.launcher_age is not None and look.launcher_age > SILENCE:
+        return f"the launcher has not renewed its lease for {formatting.in_seconds(round(look.launcher_age))}"
+    if worker is not None and worker.updated_at is not None:
+        age = (look.at - worker.updated_at).total_seconds()
+        if age > SILENCE:
+            return f"the worker has not reported for {formatting.in_seconds(round(age))}"
+    return None

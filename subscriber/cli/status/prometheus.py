@@ -1,0 +1,173 @@
+"""The figures of /metrics, filled from what `subscriber status` knows at the moment they are asked for.
+
+Names are Prometheus's way (base units, `_total` for what only grows), labels are names of subscriptions and words of
+ours: nothing that comes from rows or connection strings. A figure that is not known is left out rather than 0, so that
+no rate is taken from it. Counters of a worker begin anew with the worker, as Prometheus expects of counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from subscriber.cli.status.model import SYNC_FAILED, TABLE_STATES, Look, SubscriptionStatus
+from subscriber.cli.status.problems import KINDS, STATES
+
+Family = CounterMetricFamily | GaugeMetricFamily
+
+# Of this process and its target: name -> what it says.
+GENERAL = {
+    "subscriber_target_up": "whether the target answers; without it nothing else is known",
+    "subscriber_launcher_up": "whether a launcher works on the target",
+    "subscriber_launcher_standby": "whether this process waits for another launcher to end",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of each subscription. With `label` there is one for each of the values that `of` gives."""
+
+    name: str
+    says: str
+    of: Callable[[SubscriptionStatus, datetime], float | Mapping[str, float] | None]  # at that time; None: not known
+    label: str = ""
+
+
+def _states(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
+    return {state: state == status.state for state in STATES}
+
+
+def _problems(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
+    found = [problem.kind for problem in status.problems]
+    return {kind: found.count(kind) for kind in KINDS}
+
+
+def _tables(status: SubscriptionStatus, _now: datetime) -> Mapping[str, float]:
+    return {state: status.tables.get(state, 0) for state in dict.fromkeys([*TABLE_STATES.values(), SYNC_FAILED])}
+
+
+def _oldest_prepared(status: SubscriptionStatus, now: datetime) -> float:
+    ages = [(now - prepared.since).total_seconds() for prepared in status.unfinished.prepared if prepared.since]
+    return max(0.0, *ages) if ages else 0.0
+
+
+def _runs(status: SubscriptionStatus) -> bool:
+    """Whether there is a worker whose counters count."""
+    return status.state not in ("no launcher", "disabled")
+
+
+FIGURES: Sequence[Figure] = (
+    Figure("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
+    Figure("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
+    Figure("subscriber_subscription_enabled", "whether it is to run", lambda s, _: s.enabled),
+    Figure("subscriber_subscription_state", "1 for the state that it is in", _states, "state"),
+    Figure("subscriber_publisher_up", "whether the publisher answers", lambda s, _: s.publisher.error is None),
+    Figure(
+        "subscriber_lag_bytes", "WAL that the publisher has and the target has not durably", lambda s, _: s.lag_bytes
+    ),
+    Figure("subscriber_lag_seconds", "how long ago the publisher wrote what is confirmed", lambda s, _: s.lag_seconds),
+    Figure("subscriber_received_lsn_bytes", "position received up to", lambda s, _: s.received),
+    Figure("subscriber_confirmed_lsn_bytes", "position confirmed up to", lambda s, _: s.confirmed),
+    Figure("subscriber_publisher_lsn_bytes", "end of the publisher's WAL", lambda s, _: s.publisher.position),
+    Figure("subscriber_slot_retained_bytes", "WAL kept for the slot", lambda s, _: s.publisher.retained_bytes),
+    Figure(
+        "subscriber_transactions_total",
+        "transactions applied since the worker started",
+        lambda s, _: s.transactions if _runs(s) else None,
+    ),
+    Figure(
+        "subscriber_changes_total",
+        "changes applied since the worker started",
+        lambda s, _: s.changes if _runs(s) else None,
+    ),
+    Figure(
+        "subscriber_received_bytes_total",
+        "bytes of the stream since the worker started",
+        lambda s, _: s.bytes if _runs(s) else None,
+    ),
+    Figure(
+        "subscriber_one_by_one_changes_total",
+        "changes that were not applied set by set since the worker started, by the reason",
+        lambda s, _: s.one_by_one,
+        "reason",
+    ),
+    Figure("subscriber_apply_errors_total", "errors of the apply worker", lambda s, _: s.apply_errors),
+    Figure("subscriber_sync_errors_total", "errors of table synchronization", lambda s, _: s.sync_errors),
+    Figure("subscriber_conflicts_total", "conflicts by PostgreSQL's names for them", lambda s, _: s.conflicts, "type"),
+    Figure("subscriber_tables", "tables in each state", _tables, "state"),
+    Figure("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
+    Figure(
+        "subscriber_lock_waiting",
+        "1: waits for somebody's lock, or 10 s and more for the target",
+        lambda s, _: s.unfinished.waiting_for is not None,
+    ),
+    Figure(
+        "subscriber_streamed_transactions",
+        "large transactions that are still running on the publisher",
+        lambda s, _: len(s.unfinished.streamed),
+    ),
+    Figure(
+        "subscriber_streamed_bytes",
+        "what they have sent so far",
+        lambda s, _: sum(transaction.bytes for transaction in s.unfinished.streamed),
+    ),
+    Figure(
+        "subscriber_prepared_transactions",
+        "transactions prepared on the target, which hold their locks",
+        lambda s, _: len(s.unfinished.prepared),
+    ),
+    Figure("subscriber_prepared_oldest_seconds", "how long the oldest of them has been prepared", _oldest_prepared),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # the registry keeps it by its identity
+class _Figures(Collector):
+    """All figures of one moment. `look` is None while the target does not answer."""
+
+    look: Look | None
+    statuses: Sequence[SubscriptionStatus]
+    standby: bool | None
+
+    def collect(self) -> Iterator[Family]:
+        up = self.look is not None
+        launcher = None if self.look is None else self.look.launcher_pid is not None
+        for (name, says), value in zip(GENERAL.items(), (up, launcher, self.standby), strict=True):
+            if value is not None:
+                yield GaugeMetricFamily(name, says, value=value)
+        if self.look is not None:
+            for figure in FIGURES:
+                yield _family(figure, self.statuses, self.look.at)
+
+
+def _family(figure: Figure, statuses: Sequence[SubscriptionStatus], now: datetime) -> Family:
+    counts = figure.name.endswith("_total")
+    labels = ["subscription", figure.label] if figure.label else ["subscription"]
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(figure.name, figure.says, labels=labels)
+    for status in statuses:
+        found = figure.of(status, now)
+        if isinstance(found, Mapping):
+            for value, number in found.items():
+                family.add_metric([status.name, value], float(number))
+        elif found is not None:
+            family.add_metric([status.name], float(found))
+    return family
+
+
+def exposition(
+    look: Look | None, statuses: Sequence[SubscriptionStatus], *, standby: bool, accept: str
+) -> tuple[bytes, str]:
+    """The text for a client that takes `accept`, and its content type; with memory and processor time of this process.
+
+    `look` is None while the target does not answer. `standby`: another launcher works.
+    """
+    registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
+    registry.register(_Figures(look, statuses, standby if look else None))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type

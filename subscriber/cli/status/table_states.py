@@ -1,0 +1,68 @@
+"""What `subscriber status` says of a table that is not ready. No I/O here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from subscriber.cli import formatting
+
+
+@dataclass(frozen=True, slots=True)
+class TableStatus:
+    """A table that is not ready."""
+
+    name: str  # schema.table
+    state: str  # a value of TABLE_STATES, or SYNC_FAILED
+    activity: str | None  # what its sync worker does just now; None without one
+    copy_rows: int
+    copy_bytes: int
+    copy_total_bytes: int  # an estimate: bytes on the publisher's disk
+    copy_seconds: float | None  # since the copy began, None: not known
+    error: str | None
+    error_hint: str | None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Of the copy, if it goes on as it did; None while that cannot be said. As much an estimate as the size."""
+        if self.percent is None or not self.copy_bytes or self.copy_seconds is None:
+            return None
+        return self.copy_seconds * max(0, self.copy_total_bytes - self.copy_bytes) / self.copy_bytes
+
+    @property
+    def percent(self) -> int | None:
+        """Of the copy; None before its size is known. 99 at most: the size is an estimate."""
+        if not self.copy_total_bytes or self.state != "copying":
+            return None
+        return min(99, self.copy_bytes * 100 // self.copy_total_bytes)
+
+
+def describe(table: TableStatus) -> str:
+    """What happens with a table that is not ready."""
+    if table.error:
+        return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
+    words = table.activity if table.activity and table.state != "copying" else table.state
+    if not table.copy_rows and not table.copy_bytes:
+        return words
+    copied = f"{table.copy_rows:,} rows, {formatting.in_bytes(table.copy_bytes)}"
+    if table.percent is not None:
+        copied += f" of about {formatting.in_bytes(table.copy_total_bytes)}, {table.percent} %"
+    if table.seconds_left:
+        copied += f", about {formatting.in_seconds(max(1, round(table.seconds_left)))} left"
+    return f"{words} ({copied})"
+
+
+def as_json(table: TableStatus) -> dict[str, Any]:
+    """The same as values: sizes in bytes, times in seconds."""
+    return {
+        "table": table.name,
+        "state": table.state,
+        "activity": table.activity,
+        "copy_rows": table.copy_rows,
+        "copy_bytes": table.copy_bytes,
+        "copy_total_bytes": table.copy_total_bytes,
+        "percent": table.percent,
+        "seconds_left": None if table.seconds_left is None else round(table.seconds_left, 1),
+        "error": table.error,
+        "error_hint": table.error_hint,
+    }

@@ -1,0 +1,106 @@
+"""What `subscriber status` says of transactions that are not over, streamed and prepared, and of who waits. No I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from subscriber.catalog.store import StreamedStatus, WorkerStatus
+from subscriber.cli import formatting
+
+SHOWN = 5  # of each kind, for people; in JSON there are all
+PARALLEL = "parallel apply"
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A transaction that waits on the target, prepared."""
+
+    gid: str  # on the target
+    publisher_gid: str | None
+    since: datetime | None  # when the publisher prepared it
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """Of one subscription, at one moment."""
+
+    streamed: tuple[StreamedStatus, ...] = ()
+    prepared: tuple[Prepared, ...] = ()
+    parallel_pids: tuple[int, ...] = ()  # backends of parallel apply workers on the target, whether busy or not
+    waiting_for: str | None = None  # what keeps the apply worker, for a second or more; None: nothing
+
+
+def find(worker: WorkerStatus | None, workers: Iterable[WorkerStatus], prepared: Sequence[Prepared]) -> Unfinished:
+    """`worker`: the apply worker, if it lives; `workers`: all there are, of any subscription."""
+    if worker is None:
+        return Unfinished(prepared=tuple(prepared))
+    pids = [w.pid for w in workers if w.subid == worker.subid and w.worker_type == PARALLEL and w.pid is not None]
+    return Unfinished(worker.streamed, tuple(prepared), tuple(pids), worker.waiting_for)
+
+
+def describe(unfinished: Unfinished, now: datetime) -> list[tuple[str, str]]:
+    """(label, text) of each line."""
+    lines = []
+    if unfinished.waiting_for is not None:
+        lines.append(("waiting for", unfinished.waiting_for))
+    if unfinished.parallel_pids:
+        number = formatting.count(len(unfinished.parallel_pids), "worker")
+        lines.append(("parallel", f"{number} ({', '.join(map(str, unfinished.parallel_pids))})"))
+    lines += _shortened("streamed", [_streamed(transaction, now) for transaction in unfinished.streamed])
+    lines += _shortened("prepared", [_prepared(transaction, now) for transaction in unfinished.prepared])
+    return lines
+
+
+def _shortened(label: str, texts: list[str]) -> list[tuple[str, str]]:
+    lines = [(label, text) for text in texts[:SHOWN]]
+    if len(texts) > SHOWN:
+        lines.append((label, f"and {len(texts) - SHOWN:,} more"))
+    return lines
+
+
+def _streamed(transaction: StreamedStatus, now: datetime) -> str:
+    size = f"{formatting.count(transaction.changes, 'change')}, {formatting.in_bytes(transaction.bytes)}"
+    where = "kept" if transaction.worker is None else f"applied by parallel worker {transaction.worker}"
+    return f"transaction {transaction.xid}: {size}, for {formatting.in_seconds(_age(transaction, now))}, {where}"
+
+
+def _prepared(transaction: Prepared, now: datetime) -> str:
+    since = "" if transaction.since is None else f", for {formatting.in_seconds(_passed(transaction.since, now))}"
+    return f"{transaction.gid}, on the publisher '{transaction.publisher_gid}'{since}"
+
+
+def as_json(unfinished: Unfinished, now: datetime) -> dict[str, Any]:
+    """Sizes in bytes, ages in seconds."""
+    return {
+        "waiting_for": unfinished.waiting_for,
+        "parallel_pids": list(unfinished.parallel_pids),
+        "streamed": [
+            {
+                "xid": transaction.xid,
+                "changes": transaction.changes,
+                "bytes": transaction.bytes,
+                "age": round(_age(transaction, now), 1),
+                "worker": transaction.worker,
+            }
+            for transaction in unfinished.streamed
+        ],
+        "prepared": [
+            {
+                "gid": transaction.gid,
+                "publisher_gid": transaction.publisher_gid,
+                "age": None if transaction.since is None else round(_passed(transaction.since, now), 1),
+            }
+            for transaction in unfinished.prepared
+        ],
+    }
+
+
+def _age(transaction: StreamedStatus, now: datetime) -> float:
+    return _passed(datetime.fromtimestamp(transaction.since, UTC), now)
+
+
+def _passed(since: datetime, now: datetime) -> float:
+    return max(0.0, (now - since).total_seconds())

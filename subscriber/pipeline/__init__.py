@@ -1,1 +1,0 @@
-"""Bulk work on Spark: the copy of large tables, comparing both sides, the change history. Extra `spark`."""

@@ -1,0 +1,61 @@
+"""Rows put together as the server takes them: as COPY reads them, or column by column for arrays.
+
+A row is what row_extraction.py has left of it: cells, or the change as the walsender sent it, with one row in it or
+two.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+from subscriber._speedups import compiled
+from subscriber.protocol.row_extraction import NULL_CELL, VALUES, Cells, rows_of
+from subscriber.protocol.tuple_data import BINARY
+
+AnyRow = Cells | bytes
+
+_COUNT = struct.Struct(">H")
+_NULL = b"\\N"
+
+
+def cells_of(row: AnyRow, form: int) -> Cells:
+    """The cells of a row, or of both. Raises ValueError if there are not as many as it says."""
+    if isinstance(row, list):
+        return row
+    (ncols,) = _COUNT.unpack_from(row, VALUES - _COUNT.size)
+    for rows in (1, 2):
+        found = rows_of(row, VALUES, ncols, rows, form)
+        if found is not None:
+            return found
+    raise ValueError("a change that was taken for whole is not")
+
+
+@compiled
+def copy_rows(rows: Sequence[AnyRow], form: int) -> bytes:
+    """Rows of values of `form` as COPY reads them; in binary without what is before the first and behind the last."""
+    cut = [cells_of(row, form) for row in rows]
+    if form == BINARY:
+        return b"".join([_COUNT.pack(len(row)) + b"".join(row) for row in cut])  # type: ignore[arg-type]
+    lines = [[_NULL if cell == NULL_CELL else cell[4:] for cell in row] for row in cut]  # type: ignore[index]
+    data = b"\n".join([b"\t".join(line) for line in lines]) + b"\n"
+    nulls = sum([row.count(NULL_CELL) for row in cut])
+    tabs = sum([len(row) - 1 for row in cut])
+    # A thing to escape in any value makes one of the numbers too large.
+    if data.count(b"\\") == nulls and data.count(b"\t") == tabs and data.count(b"\n") == len(cut) and b"\r" not in data:
+        return data
+    return b"".join([b"\t".join([_escaped(cell) for cell in row]) + b"\n" for row in cut])
+
+
+def _escaped(cell: bytes | None) -> bytes:
+    assert cell is not None
+    if cell == NULL_CELL:
+        return _NULL
+    return cell[4:].replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+
+
+@compiled
+def columns(rows: Sequence[AnyRow], places: Sequence[int], form: int) -> list[bytes]:
+    """For each of `places`, counted from the end of a row and so below 0, its cells in all `rows`."""
+    cut = [cells_of(row, form) for row in rows]
+    return [b"".join([row[place] for row in cut]) for place in places]  # type: ignore[misc]

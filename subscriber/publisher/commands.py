@@ -1,0 +1,90 @@
+"""The replication commands of each server version, as text. Nothing here talks to a server.
+
+Source: src/backend/replication/libpqwalreceiver/libpqwalreceiver.c and repl_gram.y.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from subscriber.lsn import Lsn
+from subscriber.publisher import quoting
+
+Snapshot = Literal["export", "use", "nothing"]
+
+_BARE = {"export": "EXPORT_SNAPSHOT", "use": "USE_SNAPSHOT", "nothing": "NOEXPORT_SNAPSHOT"}
+
+
+def create_slot(
+    name: str, server_version: int, *, snapshot: Snapshot, two_phase: bool, failover: bool, temporary: bool
+) -> str:
+    """CREATE_REPLICATION_SLOT for pgoutput: options in parentheses since 15, bare words before."""
+    options = ["TWO_PHASE"] if two_phase else []
+    options += ["FAILOVER"] if failover else []
+    if server_version >= 150000:
+        text = "(" + ", ".join([*options, f"SNAPSHOT '{snapshot}'"]) + ")"
+    else:
+        text = " ".join([*options, _BARE[snapshot]])
+    return f"CREATE_REPLICATION_SLOT {quoting.identifier(name)}{' TEMPORARY' * temporary} LOGICAL pgoutput {text}"
+
+
+def drop_slot(name: str, *, wait: bool) -> str:
+    return f"DROP_REPLICATION_SLOT {quoting.identifier(name)}{' WAIT' * wait}"
+
+
+def alter_slot(name: str, *, failover: bool | None, two_phase: bool | None) -> str:
+    """ALTER_REPLICATION_SLOT; None leaves an option as it is."""
+    options = [
+        f"{keyword} {'true' if value else 'false'}"
+        for keyword, value in (("FAILOVER", failover), ("TWO_PHASE", two_phase))
+        if value is not None
+    ]
+    return f"ALTER_REPLICATION_SLOT {quoting.identifier(name)} ( {', '.join(options)} )"
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """What a subscription wants of the stream. A publisher too old for one of them goes without it."""
+
+    publications: tuple[str, ...]
+    proto_version: int | None = None  # None: the newest the publisher has
+    binary: bool = False
+    streaming: Literal["off", "on", "parallel"] = "off"
+    two_phase: bool = False
+    origin: str | None = None  # any or none; None leaves it to the publisher, which takes any
+    messages: bool = False  # logical decoding messages too, which a subscription never asks for
+
+
+def proto_version(server_version: int) -> int:
+    """The newest protocol version of a server: 1 until 13, then one more with each of 14, 15 and 16."""
+    return 4 if server_version >= 160000 else 3 if server_version >= 150000 else 2 if server_version >= 140000 else 1
+
+
+def negotiated_streaming(options: StreamOptions, server_version: int) -> Literal["off", "on", "parallel"]:
+    """What becomes of `streaming` on a server of that version."""
+    if options.streaming == "off" or server_version < 140000:
+        return "off"
+    return "parallel" if options.streaming == "parallel" and server_version >= 160000 else "on"
+
+
+def start_replication(slot: str, start: Lsn, options: StreamOptions, server_version: int) -> str:
+    """START_REPLICATION for pgoutput.
+
+    `start` 0 means where the slot stands; a position below that means the same.
+    """
+    names = ",".join(quoting.identifier(name) for name in options.publications)
+    given = {"proto_version": str(options.proto_version or proto_version(server_version))}
+    if (streaming := negotiated_streaming(options, server_version)) != "off":
+        given["streaming"] = streaming
+    if options.two_phase and server_version >= 150000:
+        given["two_phase"] = "on"
+    if options.origin is not None and server_version >= 160000:
+        given["origin"] = options.origin
+    given["publication_names"] = names
+    if options.binary and server_version >= 140000:
+        given["binary"] = "true"
+    if options.messages and server_version >= 140000:
+        given["messages"] = "true"
+    text = ", ".join(f"{name} {quoting.replication_literal(value)}" for name, value in given.items())
+    return f"START_REPLICATION SLOT {quoting.identifier(slot)} LOGICAL {start} ({text})"

@@ -1,0 +1,421 @@
+"""What CREATE SUBSCRIPTION and table synchronization ask of a publisher.
+
+Everything runs on one walsender session, where only simple queries work; a snapshot that a slot's
+creation makes (`use`) and the queries and COPY that need it are on the same session that way.
+
+A server's error keeps its SQLSTATE, DETAIL and HINT and gets the words in front that PostgreSQL's own
+subscriber puts there: `could not create replication slot "s": ERROR:  …`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from subscriber.connection.connect import open_session
+from subscriber.connection.conninfo import Conninfo
+from subscriber.connection.session import Session
+from subscriber.display import sql_name
+from subscriber.errors import PublisherError, ServerError
+from subscriber.lsn import Lsn
+from subscriber.protocol.encodings import is_text
+from subscriber.protocol.messages import ReplicaIdentity
+from subscriber.publisher import commands, tables
+from subscriber.publisher.answers import count, modifier, oid, parsing
+from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.quoting import literal, literals
+from subscriber.publisher.tables import PublishedColumn, PublishedTable
+
+# Values must not depend on what the publisher's role or database has set.
+SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "3"}
+
+UNDEFINED_OBJECT = "42704"
+
+
+@dataclass(frozen=True, slots=True)
+class SystemIdentity:
+    """The answer to IDENTIFY_SYSTEM."""
+
+    systemid: int  # of the cluster; survives a failover and a restart, not an initdb
+    timeline: int
+    position: Lsn  # everything before it is flushed (on a standby: replayed)
+    dbname: str
+    in_recovery: bool  # a standby
+
+
+@dataclass(frozen=True, slots=True)
+class CreatedSlot:
+    name: str
+    consistent_point: Lsn
+    snapshot_name: str | None  # None unless the snapshot is exported
+
+
+@dataclass(frozen=True, slots=True)
+class SlotInfo:
+    """A row of the publisher's pg_replication_slots; what its version does not have is None or False."""
+
+    name: str
+    plugin: str | None  # None: a physical slot
+    database: str | None
+    in_this_database: bool  # the one that was connected to
+    temporary: bool
+    active: bool
+    active_pid: int | None
+    restart_lsn: Lsn | None
+    confirmed_flush: Lsn | None
+    wal_status: str | None  # reserved, extended, unreserved, lost; None when it reserves nothing
+    safe_wal_size: int | None  # bytes until it may be lost; None without a limit
+    two_phase: bool
+    conflicting: bool
+    invalidation_reason: str | None  # rows_removed, wal_removed, wal_level_insufficient, idle_timeout
+    failover: bool
+    synced: bool  # a standby's copy of the primary's slot
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether it can never be read from again."""
+        return self.wal_status == "lost" or self.conflicting or self.invalidation_reason is not None
+
+
+class Publisher:
+    """A walsender session for one database of the publisher. Not safe for use by two tasks at once."""
+
+    def __init__(self, session: Session, *, is_named: bool = False) -> None:
+        """`is_named`: the connection string says what the session is called."""
+        self.session = session
+        self._is_named = is_named
+
+    @classmethod
+    async def connect(
+        cls,
+        conninfo: Conninfo | str,
+        *,
+        application_name: str,
+        client_encoding: str | None = None,
+        timezone: str | None = None,
+        must_use_password: bool = False,
+        timeout: float | None = None,
+    ) -> Publisher:
+        """Connect with the settings PostgreSQL's own subscriber uses, and an empty search_path.
+
+        `client_encoding` is that of the target's database, as for PostgreSQL's subscriber, where rows go to one. None:
+        UTF8; texts of a database in SQL_ASCII come as they are.
+        `application_name` is a fallback: the connection string's own wins. `must_use_password` is for
+        subscriptions whose owner is no superuser: the connection string must have a password, and the server must
+        have asked for it. `timezone`: of times in text; None: the publisher's own, as for PostgreSQL's subscriber.
+
+        Raises ConninfoError, ConnectionLost, ServerError; and PublisherError when a password is required.
+        """
+        if isinstance(conninfo, str):
+            conninfo = Conninfo.parse(conninfo)
+        is_named = bool(conninfo.get("application_name"))
+        if not is_named:  # PGAPPNAME is about whoever started us, not about this
+            conninfo = conninfo.with_(application_name=application_name)
+        settings = SETTINGS if client_encoding is None else {**SETTINGS, "client_encoding": client_encoding}
+        if timezone is not None:
+            settings = {**settings, "timezone": timezone}
+        session = await open_session(
+            conninfo, settings=settings, replication=True, must_use_password=must_use_password, timeout=timeout
+        )
+        publisher = cls(session, is_named=is_named)
+        try:
+            await publisher._rows(
+                "SELECT pg_catalog.set_config('search_path', '', false)", "could not clear search path"
+            )
+        except BaseException:
+            session.abort()
+            raise
+        return publisher
+
+    @property
+    def server_version(self) -> int:
+        """As server_version_num: 180006."""
+        return self.session.server_version
+
+    async def rename(self, application_name: str) -> None:
+        """What the session is called from now on, unless the connection string has a name."""
+        if not self._is_named:
+            sql = f"SELECT pg_catalog.set_config('application_name', {literal(application_name)}, false)"
+            await self._rows(sql, "could not set application_name")
+
+    async def close(self) -> None:
+        await self.session.close()
+
+    async def _rows(self, sql: str, failure: str) -> list[tuple[str | None, ...]]:
+        try:
+            return await self.session.rows(sql)
+        except ServerError as error:
+            raise prefixed(error, failure) from error
+
+    # --- the cluster and its slots --------------------------------------------------------------
+
+    async def identify_system(self) -> SystemIdentity:
+        rows = await self._rows(
+            "IDENTIFY_SYSTEM",
+            "could not receive database system identifier and timeline ID from the primary server",
+        )
+        standby = self.session.parameters.get("in_hot_standby") == "on"
+        with parsing("its identity"):
+            systemid, timeline, position, dbname = (value or "" for value in rows[0])
+            return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, standby)
+
+    async def timeline_ends(self, timeline: int) -> dict[int, Lsn]:
+        """Return where each of the timelines ended that `timeline` has come from, by their numbers."""
+        rows = await self._rows(
+            f"TIMELINE_HISTORY {timeline}", f"could not receive the history of timeline {timeline} from the publisher"
+        )
+        with parsing(f"the history of timeline {timeline}"):
+            lines = [line.split(None, 2) for line in (rows[0][1] or "").splitlines()]
+            return {count(line[0]): Lsn.parse(line[1]) for line in lines if line and not line[0].startswith("#")}
+
+    async def is_running(self, pid: int, xid: str) -> bool:
+        """Whether a transaction of this number is running here, in a backend with that process id."""
+        rows = await self._rows(
+            f"SELECT FROM pg_catalog.pg_locks WHERE locktype = 'transactionid' AND pid = {pid}"
+            f" AND transactionid = {literal(xid)} AND mode = 'ExclusiveLock' AND granted",
+            "could not look up running transactions",
+        )
+        return bool(rows)
+
+    async def create_slot(
+        self,
+        name: str,
+        *,
+        snapshot: commands.Snapshot,
+        two_phase: bool = False,
+        failover: bool = False,
+        temporary: bool = False,
+    ) -> CreatedSlot:
+        """Create a slot for pgoutput.
+
+        `snapshot`: `export` gives its name, valid until the next command on this session; `use` sets it for
+        the transaction that is open here and has done nothing yet (begin_snapshot()); `nothing` makes none.
+        Waits for every transaction that is running on the publisher: it may take as long as they do.
+        """
+        command = commands.create_slot(
+            name,
+            self.server_version,
+            snapshot=snapshot,
+            two_phase=two_phase,
+            failover=failover,
+            temporary=temporary,
+        )
+        rows = await self._rows(command, f'could not create replication slot "{name}"')
+        with parsing(f'replication slot "{name}"'):
+            ((_, position, snapshot_name, _),) = rows
+            return CreatedSlot(name, Lsn.parse(position or ""), snapshot_name)
+
+    async def begin_snapshot(self) -> None:
+        """Open the transaction that create_slot(snapshot="use") needs; commit() ends it."""
+        await self._rows(
+            "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ",
+            "table copy could not start transaction on publisher",
+        )
+
+    async def now(self) -> datetime:
+        """When the open transaction began, by the publisher's clock, in UTC."""
+        rows = await self._rows(
+            "SELECT pg_catalog.to_char(pg_catalog.now() AT TIME ZONE 'UTC', 'YYYY-MM-DD HH24:MI:SS.US')",
+            "could not receive the time from the publisher",
+        )
+        with parsing("its clock"):
+            return datetime.strptime(rows[0][0] or "", "%Y-%m-%d %H:%M:%S.%f").replace(tzinfo=UTC)
+
+    async def commit(self) -> None:
+        await self._rows("COMMIT", "table copy could not finish transaction on publisher")
+
+    async def drop_slot(self, name: str, *, missing_ok: bool = False, wait: bool = False) -> bool:
+        """Drop a slot; False if there is none and `missing_ok`. `wait` waits while somebody reads from it."""
+        try:
+            await self._rows(
+                commands.drop_slot(name, wait=wait), f'could not drop replication slot "{name}" on publisher'
+            )
+        except ServerError as error:
+            if missing_ok and error.sqlstate == UNDEFINED_OBJECT:
+                return False
+            raise
+        return True
+
+    async def alter_slot(self, name: str, *, failover: bool | None = None, two_phase: bool | None = None) -> None:
+        """Change a slot (17 and later; `two_phase` 18); None leaves an option as it is. Waits while it is in use."""
+        await self._rows(
+            commands.alter_slot(name, failover=failover, two_phase=two_phase),
+            f'could not alter replication slot "{name}"',
+        )
+
+    async def slot(self, name: str) -> SlotInfo | None:
+        """A slot as pg_replication_slots shows it; None if there is none of that name."""
+        version = self.server_version
+
+        def since(major: int, column: str, otherwise: str = "NULL") -> str:
+            return column if version >= major * 10000 else otherwise
+
+        rows = await self._rows(
+            "SELECT slot_name, plugin, database, coalesce(database = current_database(), false), temporary,"
+            " active, active_pid, restart_lsn, confirmed_flush_lsn,"
+            f" {since(13, 'wal_status')}, {since(13, 'safe_wal_size')}, {since(14, 'two_phase', 'false')},"
+            f" coalesce({since(16, 'conflicting', 'false')}, false), {since(17, 'invalidation_reason')},"
+            f" {since(17, 'failover', 'false')}, {since(17, 'synced', 'false')}"
+            f" FROM pg_catalog.pg_replication_slots WHERE slot_name = {literal(name)}",
+            f'could not look up replication slot "{name}"',
+        )
+        with parsing(f'replication slot "{name}"'):
+            return _slot_info(name, rows[0]) if rows else None
+
+    # --- publications and tables ----------------------------------------------------------------
+
+    async def missing_publications(self, names: Sequence[str]) -> list[str]:
+        """Those of `names` that the publisher does not have, in their order."""
+        rows = await self._rows(
+            f"SELECT pubname FROM pg_catalog.pg_publication WHERE pubname IN ({literals(names)})",
+            "could not receive list of publications from the publisher",
+        )
+        with parsing("publications"):
+            found = {row[0] for row in rows}
+        return [name for name in names if name not in found]
+
+    async def tables(self, publications: Sequence[str]) -> list[tuple[str, str]]:
+        """(schema, name) of every table of the publications, each once; without schema "subscriber".
+
+        Raises PublisherError if two publications have different column lists for a table, or a name is no text.
+        """
+        rows = await self._rows(
+            tables.tables_query(publications, self.server_version),
+            "could not receive list of replicated tables from the publisher",
+        )
+        found: list[tuple[str, str]] = []
+        with parsing("replicated tables"):
+            for schema, name, *_ in rows:
+                if found and found[-1] == (schema, name):
+                    raise _different_column_lists(found[-1])
+                found.append((schema or "", name or ""))
+        for table in found:
+            if not all(map(is_text, table)):
+                raise PublisherError(
+                    f"table {sql_name(*table)} has a name that cannot be read",
+                    detail=f"It has bytes that are no characters of the encoding {self.session.encoding} here.",
+                    hint="Rename the table on the publisher.",
+                    sqlstate="22021",
+                )
+        return [table for table in found if table[0] != OWN_SCHEMA]
+
+    async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
+        """What tables, given as (schema, name), together take on disk; those that are not there take nothing."""
+        rows = await self._rows(
+            f"SELECT coalesce(sum(total), 0) FROM ({tables.sizes_query(names, self.server_version)}) s",
+            "could not receive the size of replicated tables from the publisher",
+        )
+        with parsing("the size of replicated tables"):
+            return count(rows[0][0])
+
+    async def publications_with_other_origins(
+        self, publications: Sequence[str], known: Sequence[tuple[str, str]] = ()
+    ) -> list[str]:
+        """Those publications with a table that the publisher itself receives from elsewhere.
+
+        `known` are (schema, name) of tables that are not to be looked at. Both PostgreSQL's own
+        subscriptions on the publisher and ours count.
+        """
+        failure = "could not receive list of replicated tables from the publisher"
+        sources = ["pg_catalog.pg_subscription_rel"]
+        ours = await self._rows(
+            "SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " WHERE n.nspname = 'subscriber' AND c.relname = 'pg_subscription_rel'"
+            " AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')",
+            failure,
+        )
+        if ours:
+            sources.append("subscriber.pg_subscription_rel")
+        found: set[str] = set()
+        for source in sources:
+            rows = await self._rows(tables.foreign_origins_query(publications, known, source), failure)
+            with parsing("publications"):
+                found.update(row[0] for row in rows if row[0] is not None)
+        return [name for name in publications if name in found]
+
+    async def table(self, schema: str, name: str, publications: Sequence[str]) -> PublishedTable:
+        """What of a table the publications publish.
+
+        Raises PublisherError if there is no such table, or its column lists differ between publications.
+        """
+        failure = f'could not fetch table info for table "{schema}.{name}" from publisher'
+        rows = await self._rows(tables.relation_query(schema, name, self.server_version), failure)
+        if not rows:
+            raise PublisherError(f'table "{schema}.{name}" not found on publisher', sqlstate=UNDEFINED_OBJECT)
+        with parsing(f'table "{schema}.{name}"'):
+            relid_text, replica_identity, relkind, size = rows[0]
+            relid, total_bytes = oid(relid_text), count(size)
+            ReplicaIdentity(replica_identity or "")
+        listed = await self._listed_columns(schema, name, relid, publications)
+        described = await self._rows(tables.columns_query(relid, self.server_version), failure)
+        with parsing(f'the columns of table "{schema}.{name}"'):
+            columns = tuple(
+                PublishedColumn(column or "", oid(kind), modifier(given), key == "t", generated == "t")
+                for number, column, kind, given, key, generated in described
+                if listed is None or number in listed
+            )
+        filters = await self._row_filters(schema, name, relid, publications)
+        return PublishedTable(schema, name, relid, replica_identity or "", relkind or "", columns, filters, total_bytes)
+
+    async def _listed_columns(
+        self, schema: str, name: str, relid: int, publications: Sequence[str]
+    ) -> frozenset[str] | None:
+        """The attribute numbers of the column list; None: there is none, all columns are published."""
+        if self.server_version < 150000:
+            return None
+        rows = await self._rows(
+            tables.column_lists_query(relid, publications),
+            f'could not fetch column list info for table "{schema}.{name}" from publisher',
+        )
+        if len(rows) > 1:
+            raise _different_column_lists((schema, name))
+        with parsing(f'the column list of table "{schema}.{name}"'):
+            return frozenset(rows[0][0].split()) if rows and rows[0][0] is not None else None
+
+    async def _row_filters(self, schema: str, name: str, relid: int, publications: Sequence[str]) -> tuple[str, ...]:
+        if self.server_version < 150000:
+            return ()
+        rows = await self._rows(
+            tables.row_filters_query(relid, publications),
+            f'could not fetch table WHERE clause info for table "{schema}.{name}" from publisher',
+        )
+        with parsing(f'the row filters of table "{schema}.{name}"'):
+            filters = [row[0] for row in rows]
+        return () if None in filters else tuple(text for text in filters if text is not None)
+
+
+def prefixed(error: ServerError, failure: str) -> ServerError:
+    """The same error with what could not be done in front: `failure: ERROR:  message`."""
+    severity = error.fields.get("S", "ERROR")
+    return ServerError({**error.fields, "M": f"{failure}: {severity}:  {error.message}"})
+
+
+def _different_column_lists(table: tuple[str, str]) -> PublisherError:
+    return PublisherError(
+        f'cannot use different column lists for table "{table[0]}.{table[1]}" in different publications',
+        sqlstate="0A000",
+    )
+
+
+def _slot_info(name: str, row: tuple[str | None, ...]) -> SlotInfo:
+    _, plugin, database, here, temporary, active, pid, restart, confirmed, *rest = row
+    status, safe, two_phase, conflicting, reason, failover, synced = rest
+    return SlotInfo(
+        name=name,
+        plugin=plugin,
+        database=database,
+        in_this_database=here == "t",
+        temporary=temporary == "t",
+        active=active == "t",
+        active_pid=count(pid) or None,
+        restart_lsn=Lsn.parse(restart) if restart else None,
+        confirmed_flush=Lsn.parse(confirmed) if confirmed else None,
+        wal_status=status,
+        safe_wal_size=int(safe) if safe else None,  # negative when it is exceeded
+        two_phase=two_phase == "t",
+        conflicting=conflicting == "t",
+        invalidation_reason=reason,
+        failover=failover == "t",
+        synced=synced == "t",
+    )

@@ -1,0 +1,108 @@
+"""Standby status updates, sent by a task of its own.
+
+The publisher closes a connection that says nothing for wal_sender_timeout. So the updates must not wait
+for the apply loop, which may be waiting itself: for a lock on the target, for a stuck server, for the
+copy of a table. This task sends the positions of the moment
+
+- at once when the publisher asks for them or may forget more than before,
+- PATIENCE after anything else has moved, where a flush is going to follow: to tell the publisher of each step of each
+  transaction takes longer than to apply a small one, and its walsender is woken each time,
+- unasked every STATUS_INTERVAL, or three times per wal_sender_timeout if that is shorter: with a full
+  queue we do not read, and would not see the publisher ask;
+- with a request for an answer when it is sent unasked. The answer is the heartbeat of the lag: it says up to where the
+  publisher has sent everything, and when. Nothing received for RECEIVER_TIMEOUT ends the connection.
+
+Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from time import monotonic
+
+import anyio
+import anyio.lowlevel
+
+from subscriber.apply.progress import Positions
+from subscriber.errors import ConnectionLost
+from subscriber.failpoints import Point, reach
+from subscriber.publisher.replication_stream import ReplicationStream
+
+STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
+PATIENCE = 0.02  # seconds; PostgreSQL's own worker tells what it has applied when its WAL is written, 0.2 s later
+RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
+
+
+class Feedback:
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        positions: Callable[[], Positions],
+        *,
+        sender_timeout: float,
+        reading: Callable[[], bool],
+        patient: bool = False,
+    ) -> None:
+        """`sender_timeout` in seconds, 0 for none; `reading` is false while a full queue stops the reader.
+
+        `patient`: what is applied is flushed later, and written and applied positions may wait a moment for that.
+        """
+        self._stream = stream
+        self._positions = positions
+        self._interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
+        self._reading = reading
+        self._patient = patient
+        self._timer: asyncio.TimerHandle | None = None  # runs while something is waiting to be told
+        self._wake = anyio.Event()
+        self._last_received = monotonic()
+        self.sent: Positions | None = None
+
+    def received(self) -> None:
+        """Something has come from the publisher."""
+        self._last_received = monotonic()
+
+    def prompt(self) -> None:
+        """Send an update now: the publisher asks for one, or the positions have moved."""
+        self._wake.set()
+
+    def moved(self) -> None:
+        """Send an update, now or soon, if the positions are not those of the last one."""
+        positions = self._positions()
+        if positions == self.sent:
+            return
+        if not self._patient or self.sent is None or positions.flush > self.sent.flush:
+            self._wake.set()
+        elif self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(PATIENCE, self._be_patient_no_more)
+
+    def _be_patient_no_more(self) -> None:
+        self._timer = None
+        if self._positions() != self.sent:
+            self._wake.set()
+
+    async def run(self) -> None:
+        try:
+            while True:
+                with anyio.move_on_after(self._interval) as unasked:
+                    await self._wake.wait()
+                self._wake = anyio.Event()
+                self._check_silence()
+                self._send(reply_requested=unasked.cancelled_caught and self._reading())
+                # One update for all that moved in this turn of the event loop.
+                await anyio.lowlevel.checkpoint()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _check_silence(self) -> None:
+        """Raise ConnectionLost if the publisher has not sent anything for too long, though it was asked to."""
+        if self._reading() and monotonic() - self._last_received > RECEIVER_TIMEOUT:
+            raise ConnectionLost("terminating logical replication worker due to timeout")
+
+    def _send(self, *, reply_requested: bool) -> None:
+        positions = self._positions()
+        self._stream.send_status(positions.write, positions.flush, positions.apply, reply_requested=reply_requested)
+        before, self.sent = self.sent, positions
+        if before is not None and positions.flush > before.flush:
+            reach(Point.CONFIRMED)

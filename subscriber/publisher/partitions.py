@@ -1,0 +1,93 @@
+"""A table cut into parts that several connections can read at the same time, under one snapshot.
+
+A part is a range of blocks of one heap: of the table, or of a leaf of a partitioned one. Reading blocks needs no
+index and every table has them, with and without a key. A range is found by ctid, which servers since 14 can seek;
+before that each part would read the whole table, so there a heap is one part.
+
+The last range of a heap has no end. Rows that a snapshot sees are not moved by anybody while it lasts but by a
+rewrite of the table (VACUUM FULL, CLUSTER, some ALTER TABLE, TRUNCATE), after which ranges mean something else:
+`filenode` tells, once a lock on the heap is held.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+from subscriber.connection.session import Session
+from subscriber.publisher.answers import count, oid, parsing
+from subscriber.publisher.quoting import qualified
+
+BLOCK = 8192  # bytes; only an estimate hangs on it
+MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded
+
+_HEAPS = """
+SELECT n.nspname, c.relname, pg_catalog.pg_relation_filenode(c.oid), pg_catalog.pg_relation_size(c.oid)
+  FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+"""
+_OF_TREE = " WHERE c.relkind = 'r' AND c.oid IN (SELECT relid FROM pg_catalog.pg_partition_tree({relid})) ORDER BY 1, 2"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a table. `first` and `end` are block numbers; None: from the beginning, to the end."""
+
+    schema: str  # of the heap: the table itself, or a leaf partition of it
+    name: str
+    filenode: int | None  # of the heap when it was cut into parts; None: a partitioned table has none
+    first: int | None = None
+    end: int | None = None
+    only: bool = True  # not the tables that inherit from it: they are published on their own
+
+    @property
+    def heap(self) -> str:
+        """The heap's name, quoted."""
+        return qualified(self.schema, self.name)
+
+    def select(self, columns: str, filters: tuple[str, ...] = ()) -> str:
+        """A query for the part's rows. `filters` are SQL, of which one has to hold; none: every row."""
+        conditions = []
+        if self.first is not None:
+            conditions.append(f"ctid >= '({self.first},0)'::pg_catalog.tid")
+        if self.end is not None:
+            conditions.append(f"ctid < '({self.end},0)'::pg_catalog.tid")
+        if filters:
+            conditions.append(f"({' OR '.join(filters)})")
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        return f"SELECT {columns} FROM {'ONLY ' if self.only else ''}{self.heap}{where}"
+
+
+def whole(schema: str, name: str, parts: list[Part]) -> Part:
+    """All of a table, whose parts are `parts`, as one."""
+    if {(part.schema, part.name) for part in parts} == {(schema, name)}:
+        return Part(schema, name, parts[0].filenode)
+    return Part(schema, name, None, only=False)
+
+
+async def cut(session: Session, relid: int, part_bytes: int) -> list[Part]:
+    """The parts of a table, of about `part_bytes` each, in the order of the table; at least one.
+
+    `relid` is the table's OID on that server. A partitioned table needs a server since 12, as it does to be published.
+    """
+    if session.server_version >= 120000:
+        heaps = await session.rows(_HEAPS + _OF_TREE.format(relid=relid))
+    else:
+        heaps = []
+    if not heaps:  # no member of a partition tree
+        heaps = await session.rows(f"{_HEAPS} WHERE c.oid = {relid}")
+    ranges = session.server_version >= 140000
+    with parsing("the files of a table"):
+        return [
+            part
+            for schema, name, filenode, size in heaps
+            for part in _cut_heap(
+                schema or "", name or "", oid(filenode), count(size, MAX_HEAP_BYTES), part_bytes if ranges else None
+            )
+        ]
+
+
+def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int | None) -> list[Part]:
+    number = 1 if part_bytes is None else max(1, round(size / part_bytes))
+    blocks = size // BLOCK
+    edges: list[int | None] = [None, *(blocks * i // number for i in range(1, number)), None]
+    return [Part(schema, name, filenode, first, end) for first, end in itertools.pairwise(edges)]

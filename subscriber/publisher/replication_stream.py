@@ -1,0 +1,264 @@
+"""The stream of changes from one slot.
+
+    stream = await ReplicationStream.start(publisher, "s", Lsn(0), StreamOptions(("p",)))
+    while True:
+        for frame in await stream.receive():   # whole CopyData payloads, see protocol/copy_data.py
+            …
+        stream.send_status(write, flush, apply)
+
+A walsender serves one stream in its life: afterwards the session is closed, and going on means
+connecting again. What comes of an error decides that:
+
+    SlotLost            the slot is gone or invalidated: never again
+    PublisherReplaced   another cluster, or one that is behind us: never again as things stand
+    PublisherError      the slot is another database's, or on a standby that only keeps a copy of it
+    ServerError         anything else the server says, SQLSTATE kept; 55006 (slot in use) among it
+    ConnectionLost      it went away; EndOfStream when it did so in good order
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+
+import anyio
+
+from subscriber.connection.session import Session
+from subscriber.errors import (
+    ConnectionLost,
+    EndOfStream,
+    PublisherError,
+    PublisherReplaced,
+    ServerError,
+    SlotLost,
+    SubscriberError,
+)
+from subscriber.lsn import Lsn
+from subscriber.protocol import copy_data
+from subscriber.publisher import commands
+from subscriber.publisher.commands import StreamOptions
+from subscriber.publisher.connection import UNDEFINED_OBJECT, Publisher, SlotInfo, SystemIdentity, prefixed
+from subscriber.publisher.own_schema import OwnSchemaFilter
+
+STOP_TIMEOUT = 5.0  # seconds for the publisher to finish what it is sending when we stop
+
+EPOCH = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
+
+OBJECT_NOT_IN_PREREQUISITE_STATE = "55000"
+UNDEFINED_FILE = "58P01"
+
+_COPY_AGAIN = (
+    "Drop the subscription and create it again with a fresh copy of its tables; "
+    "what was committed on the publisher since the last confirmed position may be missing on the target."
+)
+_NO_PUBLICATION = (
+    "The publisher looks for the publication as of each change: one that is created again is not found before the "
+    "changes after that. Take it out of the subscription with ALTER SUBSCRIPTION … SET PUBLICATION to go on."
+)
+
+
+class ReplicationStream:
+    """A started stream; see the top of the file. One task may receive while another sends."""
+
+    def __init__(self, session: Session, slot: str, own: OwnSchemaFilter | None = None) -> None:
+        self.session = session
+        self.slot = slot
+        self._own = own
+
+    @classmethod
+    async def start(
+        cls,
+        publisher: Publisher,
+        slot: str,
+        start: Lsn,
+        options: StreamOptions,
+        *,
+        on_notice: Callable[[dict[str, str]], None] | None = None,
+        without_own: bool = False,
+    ) -> ReplicationStream:
+        """Begin to stream from `slot` at `start`; the publisher's session belongs to the stream from then on.
+
+        If it fails the session is still the caller's, to look at the publisher with or to close.
+
+        Transactions whose commit record lies below `start` do not come; with 0 the slot decides.
+        `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes. `without_own` removes
+        what is about the publisher's own subscriptions (own_schema.py). Apply workers need not: they pass over such
+        changes (applier.py).
+        """
+        session = publisher.session
+        session.on_notice = on_notice
+        command = commands.start_replication(slot, start, options, publisher.server_version)
+        try:
+            await session.start_copy_both(command)
+        except ServerError as error:
+            if error.sqlstate != OBJECT_NOT_IN_PREREQUISITE_STATE or session.error is not None:
+                raise start_error(error, None) from error
+            info = await publisher.slot(slot)  # tells what happened in a language-independent way
+            raise start_error(error, info) from error
+        return cls(session, slot, OwnSchemaFilter() if without_own else None)
+
+    async def receive(self) -> list[bytes]:
+        """The CopyData payloads that have arrived, in order, at least one. Safe to cancel."""
+        try:
+            frames = await self.session.receive()
+            while self._own is not None and not (frames := self._own.filter(frames)):
+                frames = await self.session.receive()
+            return frames
+        except EndOfStream:
+            raise
+        except ServerError as error:
+            raise stream_error(error) from error
+        except ConnectionLost as error:
+            raise ConnectionLost(f"could not receive data from WAL stream: {error.message}") from error
+
+    def send_status(
+        self, write: Lsn, flush: Lsn, apply: Lsn, *, reply_requested: bool = False, now: int | None = None
+    ) -> None:
+        """Tell the publisher what we have, each "everything before this position".
+
+        `flush` is what the publisher may forget. `now` is microseconds since 2000; None: the clock's.
+        The transport keeps what the network does not take yet, and never blocks the caller.
+        """
+        at = time.time_ns() // 1000 - EPOCH if now is None else now
+        status = copy_data.StandbyStatus(write, flush, apply, at, reply_requested)
+        try:
+            self.session.send_copy_data(copy_data.encode(status))
+        except EndOfStream:
+            raise
+        except ConnectionLost as error:
+            raise ConnectionLost(f"could not send data to WAL stream: {error.message}") from error
+
+    async def stop(self, *, timeout: float = STOP_TIMEOUT) -> bool:
+        """End the stream and the session; whether the publisher agreed within `timeout` seconds.
+
+        In the middle of a transaction it sends that to its end first; when that takes too long the
+        connection is simply dropped, which loses nothing: progress is on the target and in the slot.
+        """
+        agreed = False
+        try:
+            # A ConnectionLost or ServerError here only says that there is nothing left to end.
+            with anyio.move_on_after(timeout), suppress(SubscriberError):
+                await self.session.finish_copy_both()
+                agreed = self.session.error is None
+        finally:
+            if not agreed:
+                self.session.abort()
+            with anyio.CancelScope(shield=True):
+                await self.session.close()
+        return agreed
+
+
+def start_error(error: ServerError, info: SlotInfo | None) -> SubscriberError:
+    """What an error of START_REPLICATION means. `info` is the slot's row, if it was looked up."""
+    text = prefixed(error, "could not start WAL streaming")
+    if error.sqlstate == UNDEFINED_OBJECT:
+        return _lost(text)
+    if error.sqlstate == OBJECT_NOT_IN_PREREQUISITE_STATE and info is not None:
+        if info.is_lost:
+            return _lost(text)
+        if info.synced:
+            return PublisherError(
+                text.message,
+                detail=error.detail,
+                hint="Connect to the primary, or promote this standby first.",
+                sqlstate=error.sqlstate,
+            )
+        if not info.in_this_database:
+            return PublisherError(
+                text.message,
+                detail=f'The slot belongs to database "{info.database}".'
+                if info.database
+                else "It is a physical slot.",
+                hint="Correct the subscription's connection or its slot_name.",
+                sqlstate=error.sqlstate,
+            )
+    return text
+
+
+def stream_error(error: ServerError) -> SubscriberError:
+    """What an error in the middle of the stream means."""
+    text = prefixed(error, "could not receive data from WAL stream")
+    if error.sqlstate == UNDEFINED_FILE:  # the WAL that the slot needs is not there any more
+        return _lost(text)
+    if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
+        text.hint = _NO_PUBLICATION
+    return text
+
+
+def _lost(error: ServerError) -> SlotLost:
+    return SlotLost(error.message, detail=error.detail, hint=_COPY_AGAIN, sqlstate=error.sqlstate)
+
+
+def check_publisher(identity: SystemIdentity, known_system_id: int | None, position: Lsn) -> None:
+    """Refuse a server that cannot be the one our progress is about.
+
+    `known_system_id` is the publisher's as remembered with the progress, None before there is any;
+    `position` is that progress, 0 when there is none.
+
+    Raises PublisherReplaced; or ConnectionLost for a standby that has not replayed far enough yet.
+    check_timeline() finds what positions do not show.
+    """
+    if known_system_id is not None and identity.systemid != known_system_id:
+        raise PublisherReplaced(
+            "the publisher is another database cluster than before",
+            detail=f"The subscription's progress is about the system with identifier {known_system_id}; "
+            f"the connection leads to {identity.systemid}.",
+            hint="Correct the subscription's connection, or drop the subscription and create it again "
+            "with a fresh copy of its tables.",
+        )
+    if position <= identity.position:
+        return
+    detail = (
+        f"Changes up to {position} were applied; the publisher's write-ahead log ends at {identity.position} "
+        f"(timeline {identity.timeline})."
+    )
+    if identity.in_recovery:
+        raise ConnectionLost("the publisher, a standby, is behind the subscription", detail=detail)
+    raise PublisherReplaced(
+        "the publisher is behind the subscription",
+        detail=detail,
+        hint="It was restored from a backup, or is a standby that was promoted before it had everything. "
+        "Drop the subscription and create it again with a fresh copy of its tables.",
+    )
+
+
+async def check_timeline(
+    publisher: Publisher, identity: SystemIdentity, known_timeline: int | None, position: Lsn
+) -> Lsn | None:
+    """Refuse a publisher that failed over to a standby without everything that was applied.
+
+    The position alone does not show it: the new primary may have written past it.
+
+    Args:
+        known_timeline: the timeline that `position` belongs to; None accepts any.
+        position: the highest position of changes that were applied or copied.
+
+    Returns:
+        Where the known timeline ended; None if the publisher is still on it.
+
+    Raises:
+        PublisherReplaced: changes up to `position` are not part of the publisher's history.
+        ConnectionLost: the publisher is a standby, which has not reached the known timeline yet.
+    """
+    if known_timeline is None or identity.timeline == known_timeline:
+        return None
+    if identity.timeline < known_timeline:
+        detail = f"It was on timeline {known_timeline}, and is on timeline {identity.timeline}."
+        if identity.in_recovery:
+            raise ConnectionLost("the publisher, a standby, is behind the subscription", detail=detail)
+        raise PublisherReplaced(
+            "the publisher is on an earlier timeline than before",
+            detail=detail,
+            hint="Another server has become the primary since. Correct the subscription's connection.",
+        )
+    end = (await publisher.timeline_ends(identity.timeline)).get(known_timeline)
+    if end is not None and position <= end:
+        return end
+    left = f"left timeline {known_timeline} at {end}" if end is not None else f"has no timeline {known_timeline}"
+    raise PublisherReplaced(
+        "the publisher has failed over to a server without all changes that were applied",
+        detail=f"Changes up to {position} of timeline {known_timeline} were applied; the publisher, on timeline"
+        f" {identity.timeline}, {left}.",
+        hint="Drop the subscription and create it again with a fresh copy of its tables.",
+    )

@@ -1,0 +1,173 @@
+"""The published tables: which they are, what of them is published, and the COPY that reads them.
+
+Source: src/backend/replication/logical/tablesync.c, fetch_remote_table_info() and copy_table();
+src/backend/commands/subscriptioncmds.c, fetch_table_list().
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
+from subscriber.publisher import quoting
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedColumn:
+    """One published column; `is_key`: it is in the index that is the replica identity."""
+
+    name: str
+    type_oid: int  # on the publisher
+    type_modifier: int  # -1: none
+    is_key: bool
+    is_generated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublishedTable:
+    """A table as a subscription's publications together publish it."""
+
+    schema: str
+    name: str
+    relid: int  # on the publisher
+    replica_identity: str  # pg_class.relreplident: d default, i index, f full, n nothing
+    relkind: str  # r table, p partitioned table
+    columns: tuple[PublishedColumn, ...]  # in the table's order, without those that are not published
+    row_filters: tuple[str, ...]  # SQL; a row is published if one of them holds; empty: every row is
+    total_bytes: int  # on disk with its partitions; an estimate of what a copy will read
+
+
+def as_relation(table: PublishedTable) -> Relation:
+    """The table as a RELATION message would describe it: the same mapping, the same errors."""
+    columns = tuple(RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in table.columns)
+    return Relation(None, table.relid, table.schema, table.name, ReplicaIdentity(table.replica_identity), columns)
+
+
+def copy_statement(table: PublishedTable, *, binary: bool) -> str:
+    """The COPY … TO STDOUT that reads the table's published rows and columns, in binary or text format."""
+    name = quoting.qualified(table.schema, table.name)
+    columns = ", ".join(quoting.identifier(column.name) for column in table.columns)
+    plain = table.relkind == "r" and not table.row_filters and not any(c.is_generated for c in table.columns)
+    if plain:
+        what = f"{name} ({columns})" if columns else name
+    else:
+        # A plain table's inheritance children are published, and copied, on their own.
+        only = "ONLY " if table.relkind == "r" else ""
+        where = f" WHERE {' OR '.join(table.row_filters)}" if table.row_filters else ""
+        what = f"(SELECT {columns} FROM {only}{name}{where})"
+    return f"COPY {what} TO STDOUT{' WITH (FORMAT binary)' * binary}"
+
+
+def copies_binary(binary: bool, server_version: int) -> bool:
+    """Whether the initial copy has to be in binary format: asked for, and the publisher is 16 or later."""
+    return binary and server_version >= 160000
+
+
+def tables_query(publications: Sequence[str], server_version: int) -> str:
+    """Rows: schema, name and, since 15, the column list, which makes a table with two lists come twice."""
+    names = quoting.literals(publications)
+    if server_version >= 160000:
+        # Asked for all publications at once, the function leaves out partitions whose root is published too.
+        return (
+            "SELECT DISTINCT n.nspname, c.relname, gpt.attrs FROM pg_catalog.pg_class c"
+            " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+            " JOIN (SELECT (pg_catalog.pg_get_publication_tables(VARIADIC array_agg(pubname::text))).*"
+            f" FROM pg_catalog.pg_publication WHERE pubname IN ({names})) AS gpt ON gpt.relid = c.oid ORDER BY 1, 2"
+        )
+    columns = "schemaname, tablename" + (", attnames" if server_version >= 150000 else "")
+    return f"SELECT DISTINCT {columns} FROM pg_catalog.pg_publication_tables WHERE pubname IN ({names}) ORDER BY 1, 2"
+
+
+def _size(server_version: int) -> str:
+    """Bytes on disk of c, of pg_class, with its partitions."""
+    if server_version < 120000:
+        return "pg_catalog.pg_table_size(c.oid)"
+    tree = "SELECT sum(pg_catalog.pg_table_size(relid)) FROM pg_catalog.pg_partition_tree(c.oid)"
+    return f"CASE c.relkind WHEN 'p' THEN ({tree}) ELSE pg_catalog.pg_table_size(c.oid) END"
+
+
+def relation_query(schema: str, name: str, server_version: int) -> str:
+    """One row: oid, relreplident, relkind, bytes on disk. No row: there is no such table."""
+    return (
+        f"SELECT c.oid, c.relreplident, c.relkind, {_size(server_version)} FROM pg_catalog.pg_class c"
+        " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE n.nspname = {quoting.literal(schema)} AND c.relname = {quoting.literal(name)}"
+    )
+
+
+def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
+    """Rows: total, for each table of these (schema, name) that there is."""
+    wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)
+    # A row of VALUES for each: the server's parser would nest an IN as deeply as there are tables.
+    return (
+        f"SELECT {_size(server_version)} AS total FROM (VALUES {wanted or '(NULL, NULL)'}) AS wanted (schema, name)"
+        " JOIN pg_catalog.pg_namespace n ON n.nspname = wanted.schema::pg_catalog.name"
+        " JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.name::pg_catalog.name"
+    )
+
+
+def column_lists_query(relid: int, publications: Sequence[str]) -> str:
+    """Servers since 15. One row for each different column list: attribute numbers, or NULL for all columns."""
+    return (
+        "SELECT DISTINCT CASE WHEN array_length(gpt.attrs, 1) = c.relnatts THEN NULL ELSE gpt.attrs END"
+        " FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) gpt,"
+        f" pg_catalog.pg_class c WHERE gpt.relid = {relid} AND c.oid = gpt.relid"
+        f" AND p.pubname IN ({quoting.literals(publications)})"
+    )
+
+
+def row_filters_query(relid: int, publications: Sequence[str]) -> str:
+    """Servers since 15. One row for each different filter; NULL: some publication has every row."""
+    return (
+        "SELECT DISTINCT pg_catalog.pg_get_expr(gpt.qual, gpt.relid)"
+        " FROM pg_catalog.pg_publication p, LATERAL pg_catalog.pg_get_publication_tables(p.pubname) gpt"
+        f" WHERE gpt.relid = {relid} AND p.pubname IN ({quoting.literals(publications)})"
+    )
+
+
+def columns_query(relid: int, server_version: int) -> str:
+    """Rows: attnum, name, type, modifier, in the replica identity's index?, generated?
+
+    Generated columns can be published since 18 and do not come at all from 12 to 17.
+    """
+    generated = "a.attgenerated <> ''" if server_version >= 180000 else "false"
+    skipped = " AND a.attgenerated = ''" if 120000 <= server_version < 180000 else ""
+    return (
+        f"SELECT a.attnum, a.attname, a.atttypid, a.atttypmod, coalesce(a.attnum = ANY(i.indkey), false), {generated}"
+        " FROM pg_catalog.pg_attribute a LEFT JOIN pg_catalog.pg_index i"
+        f" ON i.indexrelid = pg_catalog.pg_get_replica_identity_index({relid})"
+        f" WHERE a.attnum > 0 AND NOT a.attisdropped{skipped} AND a.attrelid = {relid} ORDER BY a.attnum"
+    )
+
+
+def primary_key_query(relid: int) -> str:
+    """Rows: the names of the primary key's columns, in its order."""
+    return (
+        "SELECT a.attname FROM pg_catalog.pg_index i,"
+        " pg_catalog.unnest(i.indkey::pg_catalog.int2[]) WITH ORDINALITY AS k (attnum, place),"
+        " pg_catalog.pg_attribute a"
+        f" WHERE i.indrelid = {relid} AND i.indisprimary AND a.attrelid = {relid} AND a.attnum = k.attnum"
+        " AND k.place <= i.indnkeyatts ORDER BY k.place"
+    )
+
+
+def foreign_origins_query(publications: Sequence[str], known: Sequence[tuple[str, str]], table: str) -> str:
+    """Rows: the publications with a table that the publisher itself receives from elsewhere.
+
+    `known` are tables, by schema and name, that are not to be looked at; `table` has the publisher's
+    own subscriptions' tables in its column srrelid.
+    """
+    known_too = "".join(
+        f" AND NOT (n.nspname = {quoting.literal(schema)} AND c.relname = {quoting.literal(name)})"
+        for schema, name in known
+    )
+    return (
+        "SELECT DISTINCT p.pubname FROM pg_catalog.pg_publication p,"
+        " LATERAL pg_catalog.pg_get_publication_tables(p.pubname) gpt"
+        f" JOIN {table} ps ON gpt.relid = ps.srrelid"
+        " OR gpt.relid IN (SELECT relid FROM pg_catalog.pg_partition_ancestors(ps.srrelid)"
+        " UNION SELECT relid FROM pg_catalog.pg_partition_tree(ps.srrelid)),"
+        " pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        f" WHERE c.oid = gpt.relid AND p.pubname IN ({quoting.literals(publications)}){known_too} ORDER BY 1"
+    )

@@ -1,0 +1,57 @@
+"""The data pipeline on Spark: initial copies, comparison of both sides, the change log as a data source, the lake.
+
+    from pyspark.sql import SparkSession
+    from subscriber.spark import copy_tables, verify
+
+What is public is what `__all__` names. It needs the extra `spark`. Each name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from subscriber.spark.copy.job import copy_tables
+    from subscriber.spark.lake.lake import Lake
+    from subscriber.spark.sources.pgchanges import register as register_changes
+    from subscriber.spark.sources.pgchanges import typed_changes
+    from subscriber.spark.sources.pgsnapshot import exported_snapshot
+    from subscriber.spark.sources.pgsnapshot import register as register_snapshots
+    from subscriber.spark.verification.job import Comparison, TableComparison, verify
+
+__all__ = [
+    "Comparison",
+    "Lake",
+    "TableComparison",
+    "copy_tables",
+    "exported_snapshot",
+    "register_changes",
+    "register_snapshots",
+    "typed_changes",
+    "verify",
+]
+
+# Where each is, and its name there.
+_HOMES = {
+    "Comparison": ("subscriber.spark.verification.job", "Comparison"),
+    "Lake": ("subscriber.spark.lake.lake", "Lake"),
+    "TableComparison": ("subscriber.spark.verification.job", "TableComparison"),
+    "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
+    "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
+    "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
+    "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
+    "typed_changes": ("subscriber.spark.sources.pgchanges", "typed_changes"),
+    "verify": ("subscriber.spark.verification.job", "verify"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'subscriber.spark' has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,300 @@
+"""Catching up: a backlog in the change log applied to a PostgreSQL target in large batches.
+
+    log (row, end] ─▶ net effect by key, on executors ─▶ staging tables ─▶ one transaction: merge, progress row
+
+The end state is that of the apply worker at the same position: the rows, and the position. What was in between is
+never visible, and neither is a part of a batch. The progress record decides here as everywhere: a batch starts from
+its position and moves it in the transaction that merges. So the subscription, enabled afterwards, continues at
+exactly that position. The subscription is disabled meanwhile, and this session has the place of its apply worker.
+
+Refused is what a net effect cannot stand for: tables with triggers or rules that fire, policies for conflicts,
+prepared transactions, tables still being copied. Where the target's rows are not those that the changes
+suppose, the batch is rolled back, and the apply worker has to tell.
+
+Kill points considered, D the driver, E an executor:
+- E dies while it copies: the task is tried again; what the first attempt has left is not merged, since its
+  name was never told.
+- D dies before the commit: nothing of the batch is visible; the staging tables are dropped by the next run.
+- D dies after the commit: the progress row is moved; the next run starts from there.
+- the target dies: D's transaction with it; staging tables are unlogged and come back empty.
+- the slot has been confirmed further than the row (the archiver has read the subscription's own slot): the
+  apply worker refuses to start until the row is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import anyio.to_thread
+import asyncpg
+
+from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.relation_map import LocalRelation
+from subscriber.catalog import hooked_tables, identity, progress_records, store, table_names, worker_sessions
+from subscriber.catalog.connection import Connection, encoding_of, translate
+from subscriber.catalog.schema import ensure_schema
+from subscriber.changelog.reader import ChangeLog
+from subscriber.connection.connect import connect, open_session
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.publisher.quoting import identifier, qualified
+from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Copied, Merge, Stage, ToStage
+from subscriber.spark.changes.net_job import Keys, net_changes
+from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.targets.postgres.session.introspection import Terms, introspect
+from subscriber.targets.postgres.session.schema_check import guard
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+BATCH = 1_000_000  # changes
+
+_ADVANCE = "SELECT subscriber.advance($1::oid, $2, $3::text::pg_lsn, $4::text::pg_lsn, $5::timestamptz, true)"
+_BIND_ORIGIN = "SELECT subscriber.bind_origin($1::oid, $2, 0)"
+# A table's own position is one that the others had reached when it was handed over: everything before it is on the
+# target, too.
+_REACHED = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
+_ONE_BY_ONE = {
+    "partitioned": "partitions",
+    "trigger": "a trigger that fires for replicated changes",
+    "rule": "a rule",
+    "function": "a function in a constraint, a default or an index",
+    "schema": "an owner without USAGE on its schema, or on that of a type",
+}
+_LEFT = """
+SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE n.nspname = 'subscriber' AND c.relname LIKE $1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A batch that was applied: `changes` of the log became `rows` of the target."""
+
+    start: Lsn
+    end: Lsn
+    changes: int
+    rows: int
+
+
+async def catch_up(
+    target: str,
+    name: str,
+    log: ChangeLog,
+    spark: SparkSession,
+    *,
+    until: Lsn | None = None,
+    batch: int = BATCH,
+    on_batch: Callable[[CaughtUp], None] = lambda _: None,
+) -> Lsn:
+    """Apply what `log` has to subscription `name`, which is disabled, up to `until` (None: its end); the position.
+
+    Raises StatementError for what is refused, ApplyError where changes and target do not go together.
+    """
+    connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
+    try:
+        await ensure_schema(connection)
+        await identity.check(connection)
+        backlog = Backlog(target, connection, log, spark)
+        try:
+            await backlog.open(name)
+            while (done := await backlog.apply(min(until or log.end(), log.end()), batch)) is not None:
+                on_batch(done)
+        finally:
+            await backlog.clear()
+        return backlog.position
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        raise translate(error) from error
+    finally:
+        connection.terminate()
+
+
+class Backlog:
+    """One subscription that is being caught up. `position` is where the target stands."""
+
+    def __init__(self, target: str, connection: Connection, log: ChangeLog, spark: SparkSession) -> None:
+        self.position = Lsn(0)
+        self._row = Lsn(0)  # where the progress record stands
+        self._target = target
+        self._connection = connection
+        self._log = log
+        self._spark = spark
+        self._subid = 0
+        self._claimed: ProgressClaim
+        self._registered = False
+        self._stages: dict[str, Stage] = {}
+        self._owner = ""  # of the subscription
+
+    async def open(self, name: str) -> None:
+        """Look at everything that may be in the way, and make the staging tables."""
+        subscription = await store.find_subscription(self._connection, name)
+        if subscription is None:
+            raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+        _check_subscription(subscription, self._log)
+        self._subid = subscription.oid
+        if not await worker_sessions.register_own(self._connection, self._subid, store.APPLY_WORKER):
+            raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate="55006")
+        self._registered = True
+        await table_names.require_all(self._connection, subscription)
+        states = await store.load_relation_states(self._connection, self._subid)
+        if unready := [state for state in states if state.state != "r"]:
+            raise StatementError(
+                f"{len(unready)} tables of the subscription have not been copied and handed over yet",
+                hint="Let `subscriber run` finish that first.",
+                sqlstate="55000",
+            )
+        if encoding_of(self._connection) == "SQL_ASCII":
+            raise StatementError(
+                "the change log is in UTF8, and the target's database in SQL_ASCII",
+                detail="The apply worker stores texts as the publisher has them, in whatever encoding that is.",
+                hint="Enable the subscription, and let its apply worker catch up.",
+                sqlstate="0A000",
+            )
+        if with_hooks := await hooked_tables.sources(self._connection, self._subid):
+            raise StatementError(
+                f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only the program has',
+                hint="Enable the subscription, and let that program catch up.",
+                sqlstate="0A000",
+            )
+        claimed = await self._claim(subscription)
+        self._log.check(self.position)
+        self._owner = subscription.owner
+        terms = Terms(subscription.owner, subscription.run_as_owner, subscription.trusted_owners)
+        await self._make_stages([(state.namespace, state.name) for state in states], terms)
+        await self._connection.execute(_BIND_ORIGIN, claimed.record, claimed.fence)
+
+    async def _claim(self, subscription: Subscription) -> ProgressClaim:
+        system_id = str(self._log.identity.system_id)
+        if subscription.system_id not in (None, system_id):
+            raise StatementError(
+                "the change log is of another publisher than the subscription",
+                detail=f"The log is of system {system_id}, the subscription of {subscription.system_id}.",
+                sqlstate="55000",
+            )
+        claimed = await progress_records.claim(self._connection, self._subid, generation=subscription.generation)
+        if claimed is None:
+            name = subscription.name
+            raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")
+        self._claimed, self._row = claimed, claimed.position
+        reached = await self._connection.fetchval(_REACHED, self._subid)
+        # Between transactions the worker records how far it has come without a commit.
+        self.position = max(self._row, claimed.confirmed or Lsn(0), Lsn.parse(reached or "0/0"))
+        return claimed
+
+    async def _make_stages(self, tables: Sequence[tuple[str, str]], terms: Terms) -> None:
+        await self._drop_stages()
+        session = await open_session(self._target, application_name="subscriber catchup", settings=SETTINGS)
+        try:
+            pipeline = Pipeline(session)
+            for number, (schema, name) in enumerate(tables, 1):
+                table = await introspect(pipeline, schema, name, terms)
+                if (reason := _why_one_by_one(table)) is not None:
+                    raise StatementError(
+                        f'changes of table "{schema}.{name}" must be applied one by one',
+                        detail=f"It has {reason}.",
+                        hint="Enable the subscription, and let its apply worker catch up.",
+                        sqlstate="0A000",
+                    )
+                stage = Stage(f"catchup_{self._subid}_{number}", table)
+                await self._connection.execute(stage.create())
+                await self._connection.execute(f"GRANT SELECT, UPDATE ON {stage.name} TO {identifier(table.owner)}")
+                self._stages[f"{schema}.{name}"] = stage
+        finally:
+            session.abort()
+
+    async def _drop_stages(self) -> None:
+        for (table,) in await self._connection.fetch(_LEFT, f"catchup\\_{self._subid}\\_%"):
+            await self._connection.execute(f"DROP TABLE {qualified(SCHEMA, table)}")
+
+    async def clear(self) -> None:
+        """Drop the staging tables, if they are ours and the connection still lives."""
+        if self._registered and not self._connection.is_closed():
+            with anyio.CancelScope(shield=True):
+                await self._drop_stages()
+
+    # --- one batch ------------------------------------------------------------------------------
+
+    async def apply(self, until: Lsn, changes: int) -> CaughtUp | None:
+        """Apply the next batch, not beyond `until`; None when there is none."""
+        start = self.position
+        reach = self._log.reach(start, changes=changes)
+        end = min(reach.position, until)
+        if end <= start:
+            return None
+        keys = Keys({label: stage.target.identity for label, stage in self._stages.items()})
+        sink = ToStage(self._target, self._stages)
+        wanted = frozenset(self._stages)
+        results = await anyio.to_thread.run_sync(net_changes, self._spark, self._log, start, end, keys, wanted, sink)
+        copied: dict[str, list[Copied]] = {}
+        for label, _, part in results:
+            copied.setdefault(label, []).append(part)
+        merges = {label: Merge(self._stages[label], parts) for label, parts in copied.items()}
+        async with self._connection.transaction():
+            await self._merge(merges)
+            record, fence = self._claimed.record, self._claimed.fence
+            await self._connection.execute(_ADVANCE, record, fence, str(self._row), str(end), datetime.now(UTC))
+        self.position = self._row = end
+        for label in merges:
+            await self._connection.execute(f"TRUNCATE {self._stages[label].name}")
+        return CaughtUp(start, end, reach.changes, sum(merge.rows for merge in merges.values()))
+
+    async def _merge(self, merges: dict[str, Merge]) -> None:
+        for label in merges:
+            table = self._stages[label].target
+            if (guarding := guard(table, table.owner, self._owner)) is not None:
+                await guarding.apply(self._connection.fetch)
+        emptied = [self._stages[label].target for label, merge in merges.items() if merge.truncated]
+        if emptied:  # together, because of foreign keys between them
+            await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")
+        for label, merge in merges.items():
+            await self._connection.execute(f"ANALYZE {self._stages[label].name}")
+            await self._become(self._stages[label].target)
+            await merge.run(self._connection)
+            await self._connection.execute("RESET ROLE")
+
+    async def _become(self, table: LocalRelation) -> None:
+        """Act as the table's owner: what a table brings along must not run with our rights."""
+        await self._connection.execute(f"SET LOCAL ROLE {identifier(table.owner)}")
+
+
+def _why_one_by_one(table: LocalRelation) -> str | None:
+    """None where batches are right, and safe: statements name the columns' types, which their owners could change."""
+    if table.foreign:
+        return f'code of role "{table.foreign[0].owner}", which this session\'s role must not trust'
+    if table.guarded and any(column.sets is not None and column.sets.enum for column in table.columns):
+        return "an enum of a role which this session's role must not trust"
+    return table.one_by_one and _ONE_BY_ONE.get(table.one_by_one, table.one_by_one)
+
+
+def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
+    """Raises StatementError for a subscription that batches would not be the same for."""
+    name = subscription.name
+    if subscription.enabled:
+        raise StatementError(
+            f'subscription "{name}" is enabled',
+            hint=f"Disable it first: ALTER SUBSCRIPTION {identifier(name)} DISABLE",
+            sqlstate="55000",
+        )
+    if set(subscription.publications) != set(log.identity.publications):
+        raise StatementError(
+            "the change log is of other publications than the subscription",
+            detail=f"The log has {', '.join(log.identity.publications)}; "
+            f"the subscription has {', '.join(subscription.publications)}.",
+            sqlstate="55000",
+        )
+    for what, is_so in (
+        ("two_phase", subscription.two_phase is not TwoPhaseState.DISABLED),
+        ("origin = none", subscription.origin == "none"),
+        ("a conflict_policy", subscription.decides_conflicts),
+        ("a position to skip", bool(subscription.skip_lsn)),
+    ):
+        if is_so:
+            raise StatementError(
+                f'subscription "{name}" has {what}, which needs changes to be applied one by one',
+                hint="Enable the subscription, and let its apply worker catch up.",
+                sqlstate="0A000",
+            )

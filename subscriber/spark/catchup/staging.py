@@ -1,0 +1,350 @@
+"""Staging tables on a target: a table's net effect, copied in by executors, merged in by the driver.
+
+    kind   i  a new row       u  a row that is there, with other values       d  a row that is gone
+           -  one fewer of this row, in a table without a key
+    part   the attempt that copied it; only those that the driver was told of count
+    mask   '1' at the place of each column that the publisher did not send, else '0'; empty: it sent all
+    o1, …  the key that the row of a `u` or `d` has on the target
+    c1, …  the columns of the target's table, in its order, generated ones left out
+
+Two ways to merge. Where a row can only be in its own way, rows are updated in place. Otherwise — rows that take
+each other's keys or unique values — they are deleted and put back: first the staged rows are completed with what
+stays of the target's, then all that changes is deleted, then all of it inserted.
+
+Each statement says how many rows it must meet. If it meets others, the target is not as the publisher was, and
+everything is rolled back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from uuid import uuid4
+
+import anyio
+import asyncpg
+
+from subscriber.apply.relation_map import LocalColumn, LocalRelation
+from subscriber.catalog.connection import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
+from subscriber.publisher.quoting import identifier, qualified
+from subscriber.spark.changes.net_effect import Net
+from subscriber.spark.changes.net_job import Table
+from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
+
+SCHEMA = "subscriber"
+CHUNK = 256 * 1024  # bytes given to COPY at once
+# Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
+TRANSIENT = ("08", "40", "53", "57")
+SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
+
+_CHANGED = "s.kind = 'u'"
+_NEW = "s.kind = 'i'"
+_FEWER = "s.kind = '-'"
+_ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """A staging table, in schema "subscriber", of a target table."""
+
+    table: str
+    target: LocalRelation
+
+    @property
+    def name(self) -> str:
+        """As SQL has it."""
+        return qualified(SCHEMA, self.table)
+
+    @property
+    def columns(self) -> tuple[LocalColumn, ...]:
+        return tuple(column for column in self.target.columns if not column.generated)
+
+    @property
+    def label(self) -> str:
+        """schema.table of the target"""
+        return f"{self.target.schema}.{self.target.name}"
+
+    def create(self) -> str:
+        """The statement that makes it."""
+        types = {column.name: column.base_type or column.type_name for column in self.columns}
+        old = [f"o{number} {types[name]}" for number, name in enumerate(self.target.identity, 1)]
+        new = [f"c{number} {types[column.name]}" for number, column in enumerate(self.columns, 1)]
+        what = ", ".join(['part text, kind "char", mask text', *old, *new])
+        return f"CREATE UNLOGGED TABLE {self.name} ({what}) WITH (autovacuum_enabled = off)"
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """What a task has copied: how many rows of each kind; `masked` are the numbers of columns that a mask marks."""
+
+    part: str
+    truncated: bool
+    moved: bool
+    masked: frozenset[int]
+    new: int
+    changed: int
+    gone: int
+    fewer: int
+
+
+@dataclass(frozen=True, slots=True)
+class ToStage:
+    """The sink: copies into the staging tables. Its connection string is never printed."""
+
+    target: str
+    stages: dict[str, Stage]
+
+    def __repr__(self) -> str:
+        return f"ToStage({', '.join(self.stages)})"
+
+    def __call__(self, table: Table, net: Net, part: int) -> Copied:
+        try:
+            return anyio.run(self._copy, self.stages[table.label], net)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+            found = translate(error)
+        except SubscriberError as error:
+            found = error
+        if found.sqlstate.startswith(TRANSIENT):
+            raise ConnectionLost(found.message)
+        raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError does not travel
+
+    async def _copy(self, stage: Stage, net: Net) -> Copied:
+        lines = Lines(stage, net)
+        connection = await connect(self.target, application_name="subscriber catchup", settings=SETTINGS)
+        try:
+            source = _chunks(lines.lines())
+            await connection.copy_to_table(
+                stage.table, schema_name=SCHEMA, columns=lines.columns, source=source, format="text"
+            )
+        finally:
+            connection.terminate()
+        return lines.copied(net)
+
+
+async def _chunks(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
+    chunk: list[bytes] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += len(line)
+        if size >= CHUNK:
+            yield b"".join(chunk)
+            chunk, size = [], 0
+    if chunk:
+        yield b"".join(chunk)
+
+
+class Lines:
+    """A net as lines of COPY's text format."""
+
+    def __init__(self, stage: Stage, net: Net) -> None:
+        places = {column.name: number for number, column in enumerate(stage.columns, 1)}
+        if missing := [name for name in net.columns if name not in places]:
+            raise MappingError(
+                f'logical replication target relation "{stage.label}" is missing replicated columns: '
+                + ", ".join(f'"{name}"' for name in missing),
+                hint="Add the missing columns to the target table.",
+            )
+        self._places = [places[name] for name in net.columns]
+        # What the publisher has no column for stays, or gets its default, as what it did not send does.
+        self._empty_mask = bytes(0x30 if number in self._places else 0x31 for number in range(1, len(places) + 1))
+        self._empty = self._empty_mask if 0x31 in self._empty_mask else b""
+        self._keys = len(stage.target.identity) if net.key is not None else 0
+        self._part = uuid4().hex
+        self._prefix = self._part.encode()
+        self._masked = {number for number, mark in enumerate(self._empty_mask, 1) if mark == 0x31}
+        self.columns = ["part", "kind", "mask", *(f"o{n + 1}" for n in range(self._keys))]
+        self.columns += [f"c{place}" for place in self._places]
+        self._nothing: Values = (None,) * len(self._places)
+        self._no_key: Values = (None,) * self._keys
+        self._net = net
+
+    def lines(self) -> Iterator[bytes]:
+        net, ncols, width = self._net, len(self._net.columns), self._keys
+        for key in net.gone:
+            yield self._line(b"d", values(key, width), self._nothing)
+        for key, raw in net.rows.items():
+            origin, row = net.origins.get(key, key), values(raw, ncols)
+            kind = b"i" if origin is None else b"u"
+            before = self._no_key if origin is None else values(origin, width)
+            yield self._line(kind, before, row, lacking=key in net.lacking)
+        for kind, bag in ((b"-", net.fewer), (b"i", net.more)):
+            for raw, count in bag.items():
+                row = values(raw, ncols)
+                yield from [self._line(kind, (), row, lacking=UNCHANGED in row)] * count
+
+    def _line(self, kind: bytes, origin: Values, row: Values, *, lacking: bool = False) -> bytes:
+        mask = self._mask(row) if lacking else self._empty
+        cells = (*origin, *row)
+        line = b"\t".join([value if isinstance(value, bytes) else b"\\N" for value in cells])
+        if _needs_escapes(line, cells):
+            line = b"\t".join([_escaped(value) if isinstance(value, bytes) else b"\\N" for value in cells])
+        return b"%b\t%b\t%b\t%b\n" % (self._prefix, kind, mask, line)
+
+    def _mask(self, row: Values) -> bytes:
+        marks = bytearray(self._empty_mask)
+        for place, value in zip(self._places, row, strict=True):
+            if value is UNCHANGED:
+                marks[place - 1] = 0x31
+                self._masked.add(place)
+        return bytes(marks)
+
+    def copied(self, net: Net) -> Copied:
+        new = sum(origin is None for origin in net.origins.values())
+        changed = len(net.rows) - new
+        new += net.more.total()
+        fewer = net.fewer.total()
+        return Copied(self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer)
+
+
+def _needs_escapes(line: bytes, cells: Values) -> bool:
+    """Whether a line has more of what COPY takes for its own than its separators and NULLs. One look at the whole."""
+    return (
+        line.count(b"\t") >= len(cells)
+        or b"\n" in line
+        or b"\r" in line
+        or (b"\\" in line and line.count(b"\\") > sum(not isinstance(value, bytes) for value in cells))
+    )
+
+
+def _escaped(value: bytes) -> bytes:
+    for plain, escape in _ESCAPES:
+        if plain in value:
+            value = value.replace(plain, escape)
+    return value
+
+
+# --- merging --------------------------------------------------------------------------------------
+
+
+class Merge:
+    """One table's merge, inside the driver's transaction."""
+
+    def __init__(self, stage: Stage, parts: list[Copied]) -> None:
+        self._stage = stage
+        self._parts = parts
+        self._ids = [part.part for part in parts]
+        self._name = qualified(stage.target.schema, stage.target.name)
+        self._columns = stage.columns
+        self._masked = frozenset().union(*(part.masked for part in parts))
+
+    @property
+    def rows(self) -> int:
+        """Rows that are new, changed or gone."""
+        return sum(part.new + part.changed + part.gone + part.fewer for part in self._parts)
+
+    @property
+    def truncated(self) -> bool:
+        return any(part.truncated for part in self._parts)
+
+    async def run(self, connection: Connection) -> None:
+        """Raises ApplyError when the target's rows are not those that the changes suppose."""
+        gone, changed, new, fewer = (
+            sum(getattr(part, name) for part in self._parts) for name in ("gone", "changed", "new", "fewer")
+        )
+        if fewer:
+            await self._expect(connection, self._delete_equal(), fewer)
+        if self._in_place():
+            if gone:
+                await self._expect(connection, self._delete("s.kind = 'd'"), gone)
+            if changed:
+                await self._expect(connection, self._update(), changed)
+        elif gone or changed:
+            if changed:
+                await self._expect(connection, self._complete(), changed)
+            await self._expect(connection, self._delete("s.kind IN ('d', 'u')"), gone + changed)
+            if changed:
+                await self._expect(connection, self._insert(_CHANGED), changed)
+        if new:
+            await self._insert_new(connection, new)
+
+    def _in_place(self) -> bool:
+        target = self._stage.target
+        always = any(column.identity_always and column.name not in target.identity for column in self._columns)
+        return not (target.other_unique or target.partitioned or always or any(part.moved for part in self._parts))
+
+    async def _expect(self, connection: Connection, statement: str, rows: int) -> None:
+        tag = await connection.execute(statement, self._ids)
+        if int(tag.split()[-1]) != rows:
+            raise ApplyError(
+                f'the rows of target relation "{self._stage.label}" are not those that the changes suppose',
+                detail=f"{rows} rows were to be found, and {tag.split()[-1]} were.",
+                hint="Enable the subscription: applied one by one, the changes show which rows they are.",
+            )
+
+    def _matches(self) -> str:
+        equal = {column.name: column.equality for column in self._columns}
+        return " AND ".join(
+            f"t.{identifier(name)} {equal[name] or '='} s.o{number}"
+            for number, name in enumerate(self._stage.target.identity, 1)
+        )
+
+    def _staged(self, where: str) -> str:
+        return f"s.part = ANY($1) AND {where}"
+
+    def _value(self, number: int) -> str:
+        """A column's value after the change."""
+        if number not in self._masked:
+            return f"s.c{number}"
+        old = f"t.{identifier(self._columns[number - 1].name)}"
+        return f"CASE WHEN substr(s.mask, {number}, 1) = '1' THEN {old} ELSE s.c{number} END"
+
+    def _delete(self, where: str) -> str:
+        return (
+            f"DELETE FROM {self._name} t USING {self._stage.name} s WHERE {self._staged(where)} AND {self._matches()}"
+        )
+
+    def _update(self) -> str:
+        sets = [
+            f"{identifier(column.name)} = {self._value(number)}"
+            for number, column in enumerate(self._columns, 1)
+            if column.name not in self._stage.target.identity
+        ]
+        if not sets:  # nothing but the key, which stays
+            name = identifier(self._stage.target.identity[0])
+            sets = [f"{name} = t.{name}"]
+        where = f"{self._staged(_CHANGED)} AND {self._matches()}"
+        return f"UPDATE {self._name} t SET {', '.join(sets)} FROM {self._stage.name} s WHERE {where}"
+
+    def _complete(self) -> str:
+        sets = ", ".join(f"c{number} = {self._value(number)}" for number in range(1, len(self._columns) + 1))
+        where = f"{self._staged(_CHANGED)} AND {self._matches()}"
+        return f"UPDATE {self._stage.name} s SET {sets} FROM {self._name} t WHERE {where}"
+
+    def _insert(self, where: str, left_out: str = "") -> str:
+        """`left_out` is a mask."""
+        wanted = [n for n in range(1, len(self._columns) + 1) if left_out[n - 1 : n] != "1"]
+        names = ", ".join(identifier(self._columns[number - 1].name) for number in wanted)
+        values = ", ".join(f"s.c{number}" for number in wanted)
+        select = f"SELECT {values} FROM {self._stage.name} s WHERE {self._staged(where)}"
+        return f"INSERT INTO {self._name} ({names}) OVERRIDING SYSTEM VALUE {select}"
+
+    async def _insert_new(self, connection: Connection, rows: int) -> None:
+        """Columns that were not sent get their defaults."""
+        masks = [""]
+        if self._masked:
+            query = f"SELECT DISTINCT mask FROM {self._stage.name} s WHERE {self._staged(_NEW)}"
+            masks = [mask for (mask,) in await connection.fetch(query, self._ids)]
+        count = 0
+        for mask in masks:
+            tag = await connection.execute(self._insert(f"{_NEW} AND s.mask = $2", mask), self._ids, mask)
+            count += int(tag.split()[-1])
+        if count != rows:
+            raise ApplyError(f"{rows} staged rows were to be inserted, and {count} were", sqlstate="XX000")
+
+    def _delete_equal(self) -> str:
+        """Of rows that nothing tells apart, as many as are to go."""
+        numbers = [n for n in range(1, len(self._columns) + 1) if n not in self._masked]
+        names = ", ".join(f"t.{identifier(self._columns[number - 1].name)}" for number in numbers)
+        values = ", ".join(f"s.c{number}" for number in numbers)
+        return f"""
+            WITH s AS (SELECT ROW({values})::text AS row, count(*) AS number FROM {self._stage.name} s
+                        WHERE {self._staged(_FEWER)} GROUP BY 1),
+                 t AS (SELECT t.tableoid, t.ctid, ROW({names})::text AS row,
+                              row_number() OVER (PARTITION BY ROW({names})::text) AS number FROM {self._name} t)
+            DELETE FROM {self._name} d USING s, t
+             WHERE t.row = s.row AND t.number <= s.number AND d.tableoid = t.tableoid AND d.ctid = t.ctid
+        """

@@ -1,0 +1,42 @@
+"""Removing the rows of a table whose copy has to begin again, in a session of the role that applies changes.
+
+That session cannot store in the same transaction that the table is empty. So the keeper marks the table's parts as
+missing first (catalog/copy_jobs.py: spoil()), and stores that the copy of the table begins again afterwards. A keeper
+that is killed in between leaves a table that the next keeper empties once more.
+"""
+
+from __future__ import annotations
+
+from subscriber.apply.relation_map import refuse_exceeded
+from subscriber.catalog.store import RelationState
+from subscriber.connection.connect import open_session
+from subscriber.publisher.quoting import qualified
+from subscriber.spark.copy.executor import APPLICATION_NAME
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.session.statement_context import Note
+
+# Tables that others refer to cannot be truncated alone.
+_IS_REFERRED_TO = (
+    "SELECT true FROM pg_catalog.pg_constraint WHERE confrelid = $1::pg_catalog.oid AND contype = 'f' LIMIT 1"
+)
+
+
+async def empty(target: str, subscription: Subscription, table: RelationState) -> None:
+    """Remove the rows of a table that was empty before its parts were copied.
+
+    `target` is the connection string of the role that applies changes. Raises MappingError, ServerError and
+    ConnectionLost.
+    """
+    session = await open_session(target, application_name=APPLICATION_NAME)
+    try:
+        acting = await copy_transaction.target_of(session, subscription, "on")
+        local = await copy_transaction.begin(acting, table.namespace, table.name)
+        refuse_exceeded(local, [code for code in local.foreign if code.default_of is None])
+        referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))
+        name, note = qualified(table.namespace, table.name), Note("TRUNCATE")
+        acting.acting.become([local], note)
+        acting.pipeline.execute_once(f"DELETE FROM {name}" if referred else f"TRUNCATE {name}", note=note)
+        await acting.pipeline.rows("COMMIT")
+    finally:
+        session.abort()

@@ -1,0 +1,439 @@
+"""The initial copy of a subscription's tables, in parts, by many executors.
+
+    publisher ──▶ executors ──▶ target          COPY into COPY, a part at a time (executor.py)
+        ╎ snapshot  ▲ parts        │ copy_done
+        ╎           │              ▼
+        keeper ──▶ driver       catalog ──▶ launcher: all tables caught up and handed over together
+
+The keeper is this module: it makes a slot with an exported snapshot, keeps the connection that the snapshot hangs on,
+cuts the tables into parts, has them copied, and stores which tables are complete. It runs no Spark in its own
+process, unless it is given a session, so that the death of a driver is an event like any other: the next one copies
+what is missing, from the same snapshot.
+
+All tables of the group are as of one position P. The group has one slot, one origin, one progress row, under the
+relid GROUP, and the tables go from finishedcopy to syncdone together, by one stream from P (worker/handover.py). So
+what apply/table_states.py says of one table holds for each: the copy has the transactions with F < P, the group's
+stream those with P <= F < T, the apply worker the rest.
+
+Kill points considered:
+
+- an executor, its connections: its transaction rolls back; Spark begins the part again, which waits for the other
+  attempt's transaction to be gone and finds out whether it was committed.
+- the driver: the parts it had running may still be committed by their backends, which the claim of copy_done tells
+  the next attempt. The keeper starts the next driver with what is missing.
+- the target: nothing that was committed is lost, but what was not flushed may be, parts and their rows of copy_done
+  alike. The keeper loses its session, and ends.
+- the keeper, or the publisher: the snapshot is gone. Tables that are complete stay so, since the slot has everything
+  after P. Of the others no part can be added: they were empty when they were cut into parts, so they are emptied
+  again and copied from another snapshot, by the next keeper. A table that was not empty is one part, and needs that
+  not. Before that the tables that are complete are handed over, as there is one group at a time.
+- between the creation of the slot and the catalog's row of the copy: the next keeper drops the slot by its name.
+- indexes that are built after the copy: told in indexes.py.
+- after the last table: the slot is the launcher's, and dropped after the hand-over (worker/handover.py, tidy.py).
+
+A row of a part is visible on the target as soon as the part is committed, before the rest of its table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING
+
+import anyio
+
+from subscriber.apply.table_states import State
+from subscriber.catalog import (
+    copy_jobs,
+    hooked_tables,
+    identity,
+    progress_records,
+    replication_names,
+    store,
+    table_names,
+    worker_sessions,
+)
+from subscriber.catalog.connection import Catalog, Connection
+from subscriber.catalog.copy_jobs import GROUP, BulkCopy, Copied
+from subscriber.catalog.schema import ensure_schema
+from subscriber.errors import StatementError, SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher
+from subscriber.spark.copy.driver_process import run_driver
+from subscriber.spark.copy.emptying import empty
+from subscriber.spark.copy.executor import APPLICATION_NAME, Failure, PartTask, copy_parts
+from subscriber.spark.copy.indexes import complete_with_indexes
+from subscriber.spark.copy.plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
+from subscriber.spark.session import MASTER, spark_session
+from subscriber.spark.tasks import run_in_thread
+from subscriber.subscription import Subscription
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+POLL = 0.5  # seconds between two looks at what was copied
+DRIVERS = 5  # times a driver may end without having copied anything
+
+
+@dataclass(frozen=True, slots=True)
+class TableProgress:
+    """How far the copy of one table is. `seconds_left` is None while that cannot be said."""
+
+    name: str
+    rows: int
+    bytes: int
+    total_bytes: int  # about: the publisher's disk has other bytes than COPY
+    parts_done: int
+    parts: int
+    seconds_left: float | None
+
+
+OnProgress = Callable[[str, Sequence[TableProgress]], None]
+
+
+async def copy_tables(
+    target: str,
+    name: str,
+    *,
+    apply_target: str | None = None,
+    spark: SparkSession | None = None,
+    master: str = MASTER,
+    part_bytes: int = PART_BYTES,
+    indexes: bool = False,
+    on_progress: OnProgress = lambda _phase, _tables: None,
+) -> list[TableProgress]:
+    """Copy the tables of subscription `name` that wait for it; what was copied of each.
+
+    `target` is the connection string of the subscription's database, `apply_target` that of the role that applies
+    changes there; None: the same. `spark` is a session to do it in; with None a
+    driver is started for it, as another process, on `master`. With `indexes` those that the publisher's tables have and
+    the target's lack are built after the copy (indexes.py). Catching up and handing over is the launcher's work,
+    which goes on when this is done. `on_progress(phase, tables)` is called about twice a second.
+
+    Raises StatementError if there is no such subscription, ConnectionLost, ServerError, PublisherError, MappingError;
+    and SubscriberError for a table that cannot be copied, when the others have been.
+    """
+    async with Catalog.open(target, APPLICATION_NAME) as catalog:
+        async with catalog.use() as connection:
+            await ensure_schema(connection)
+            await identity.check(connection)
+            subscription = await store.find_subscription(connection, name)
+            if subscription is None:
+                raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            await table_names.require_all(connection, subscription)
+            if not await worker_sessions.register_own(connection, subscription.oid, GROUP):
+                await _wait_for_handover(connection, subscription, on_progress)
+        keeper = _Keeper(catalog, subscription, apply_target or target, spark, master, part_bytes, indexes, on_progress)
+        return await keeper.run()
+
+
+async def _wait_for_handover(connection: Connection, subscription: Subscription, on_progress: OnProgress) -> None:
+    """The launcher has the place while it hands tables over; another keeper for as long as it copies."""
+    while not await worker_sessions.register_own(connection, subscription.oid, GROUP):
+        states = await store.load_relation_states(connection, subscription.oid)
+        if any(state.state == State.DATASYNC for state in states):
+            raise SubscriberError(
+                f'the tables of subscription "{subscription.name}" are being copied by another process',
+                sqlstate="55006",
+            )
+        on_progress("waiting for the launcher to hand tables over", ())
+        await anyio.sleep(POLL)
+
+
+class _Keeper:
+    def __init__(
+        self,
+        catalog: Catalog,
+        subscription: Subscription,
+        target: str,
+        spark: SparkSession | None,
+        master: str,
+        part_bytes: int,
+        indexes: bool,
+        on_progress: OnProgress,
+    ) -> None:
+        self._catalog = catalog
+        self._subscription = subscription
+        self._subid = subscription.oid
+        self._target = target  # of the role that applies changes
+        self._spark = spark
+        self._master = master
+        self._part_bytes = part_bytes
+        self._indexes = indexes
+        self._unbuilt: list[Failure] = []  # indexes, of tables that an earlier keeper has copied
+        self._on_progress = on_progress
+        self._started = monotonic()
+        self._complete: set[int] = set()
+        self._driving = anyio.CancelScope()
+        self._reported: dict[int, TableProgress] = {}
+
+    async def run(self) -> list[TableProgress]:
+        """Until all tables that waited are complete."""
+        subscription = self._subscription
+        async with AsyncExitStack() as stack:
+            publisher = await Publisher.connect(
+                subscription.conninfo,
+                application_name=APPLICATION_NAME,
+                client_encoding=self._catalog.encoding,
+                must_use_password=subscription.must_use_password,
+            )
+            stack.callback(publisher.session.abort)
+            async with self._catalog.use() as connection:
+                sync_id = await identity.sync_id(connection)
+            slot = replication_names.table_sync_slot(self._subid, GROUP, sync_id)
+            tables = []
+            if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, sync_id)):
+                await self._withdraw()
+            if not tables:
+                if self._unbuilt:
+                    raise self._failed([], self._unbuilt)
+                return []
+            created = await publisher.create_slot(slot, snapshot="export", failover=subscription.failover)
+            snapshot = created.snapshot_name or ""
+            plans, failures = await self._plan(tables, snapshot)
+            failures += self._unbuilt
+            if plans:
+                copy = await self._begin(created.consistent_point, {p.relid: len(p.parts) for p in plans})
+                failures += await self._copy(plans, snapshot, copy)
+            else:
+                await publisher.drop_slot(slot)
+                await self._withdraw()
+            if failures:
+                raise self._failed(plans, failures)
+            return await self._progress(plans, copy.copyid)
+
+    # --- what an earlier copy has left ------------------------------------------------------------
+
+    async def _clear_up(self, publisher: Publisher, slot: str) -> bool:
+        """Have what is complete handed over, put back what is not, and drop a slot that nobody will use.
+
+        False if all tables are complete: then the slot is the launcher's, and nobody has to wait for it.
+        """
+        async with self._catalog.use() as connection:
+            copy = await copy_jobs.load(connection, self._subid)
+            if copy is not None:
+                await self._put_back(connection, copy, has_slot=await publisher.slot(slot) is not None)
+            while (copy := await copy_jobs.load(connection, self._subid)) is not None and copy.parts:
+                if not await self._waiting(connection):
+                    return False
+                self._on_progress("waiting for the launcher to hand tables over", ())
+                # The launcher needs the place for it.
+                await worker_sessions.release(connection, self._subid, GROUP, connection.get_server_pid())
+                await anyio.sleep(POLL)
+                while not await worker_sessions.register_own(connection, self._subid, GROUP):
+                    await anyio.sleep(POLL)
+            await copy_jobs.announce(connection, self._subid)
+        await publisher.drop_slot(slot, missing_ok=True, wait=True)
+        return True
+
+    async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
+        """Take the tables out of `copy` that are not complete, or cannot be caught up as their slot is gone."""
+        states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
+        left, complete = 0, list[tuple[int, str, str]]()
+        for relid, parts in copy.parts.items():
+            state = states.get(relid)
+            done = (await copy_jobs.copied(connection, copy.copyid)).get(relid, Copied())
+            if state is not None and len(done.parts) == parts and has_slot:
+                left += 1
+                if state.state == State.DATASYNC:
+                    complete.append((relid, state.namespace, state.name))
+                continue
+            begun = state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY)
+            await copy_jobs.spoil(connection, copy.copyid, relid)
+            if state is not None and begun and (parts > 1 or done.parts):
+                await empty(self._target, self._subscription, state)
+            async with connection.transaction():
+                await copy_jobs.remove_table(connection, copy.copyid, relid)
+                if begun:
+                    await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
+        self._unbuilt += await self._store_complete(connection, complete)
+        if not left:
+            async with connection.transaction():
+                await progress_records.remove(connection, self._subid, GROUP)
+                origin = replication_names.table_sync_origin(self._subid, GROUP)
+                await replication_names.drop_origin(connection, origin, missing_ok=True)
+
+    async def _withdraw(self) -> None:
+        """There is nothing to copy."""
+        async with self._catalog.use() as connection:
+            copy = await copy_jobs.load(connection, self._subid)
+            if copy is not None:
+                await copy_jobs.remove(connection, copy.copyid)
+
+    # --- beginning ----------------------------------------------------------------------------------
+
+    async def _waiting(self, connection: Connection) -> list[store.RelationState]:
+        """The tables that are not complete, whoever copies them.
+
+        Those with hooks are left to the launcher's sync workers: executors know nothing of the program's functions.
+        """
+        with_hooks = await hooked_tables.sources(connection, self._subid)
+        return [
+            table
+            for table in await store.load_relation_states(connection, self._subid, not_ready=True)
+            if table.relid not in with_hooks and table.state in (State.INIT, State.DATASYNC)
+        ]
+
+    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.RelationState]:
+        """The tables that no worker has copied or is copying; their places are ours from now on."""
+        claimed = []
+        async with self._catalog.use() as connection:
+            for table in await self._waiting(connection):
+                if not await worker_sessions.register_own(connection, self._subid, table.relid):
+                    continue
+                now = await store.load_relation_state(connection, self._subid, table.relid)
+                if now is not None and now.state in (State.INIT, State.DATASYNC):
+                    claimed.append(now)
+                else:
+                    await worker_sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
+        for table in claimed:
+            if table.state == State.DATASYNC:  # the worker that left it there has left a slot, too
+                leftover = replication_names.table_sync_slot(self._subid, table.relid, sync_id)
+                await publisher.drop_slot(leftover, missing_ok=True, wait=True)
+        return claimed
+
+    async def _plan(
+        self, tables: Sequence[store.RelationState], snapshot: str
+    ) -> tuple[list[TablePlan], list[Failure]]:
+        self._on_progress("planning", ())
+        async with self._catalog.use() as connection:
+            return await plan_tables(connection, self._subscription, self._target, snapshot, tables, self._part_bytes)
+
+    async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> BulkCopy:
+        """Store that a copy begins at `lsn`."""
+        async with self._catalog.use() as connection, connection.transaction():
+            copy = await copy_jobs.add(connection, self._subid, lsn, parts)
+            await replication_names.create_origin(connection, replication_names.table_sync_origin(self._subid, GROUP))
+            await progress_records.save(connection, self._subid, GROUP, lsn)
+            await store.set_relation_states(connection, self._subid, list(parts), State.DATASYNC)
+        return copy
+
+    # --- copying ------------------------------------------------------------------------------------
+
+    async def _copy(self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy) -> list[Failure]:
+        """Have everything copied that has not been, driver after driver."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch, plans, copy.copyid)
+            failures: list[Failure] = []
+            attempts = 0
+            while missing := await self._missing(plans, snapshot, copy, {f.relid for f in failures}):
+                attempts += 1
+                try:
+                    with anyio.CancelScope() as self._driving:
+                        failures += await self._drive(missing)
+                except SubscriberError:
+                    left = await self._missing(plans, snapshot, copy, {f.relid for f in failures})
+                    if len(left) < len(missing):
+                        attempts = 0
+                    if attempts == DRIVERS:
+                        raise
+            tasks.cancel_scope.cancel()
+        await self._look(plans, copy.copyid)
+        if self._indexes:
+            self._on_progress("building indexes", ())
+            complete = [plan.as_complete for plan in plans if plan.relid in self._complete]
+            async with self._catalog.use() as connection:
+                failures += await self._store_complete(connection, complete)
+        return failures
+
+    async def _missing(
+        self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy, failed: set[int]
+    ) -> list[PartTask]:
+        """The parts that are not there, those of the largest tables first."""
+        async with self._catalog.use() as connection:
+            done = await copy_jobs.copied(connection, copy.copyid)
+        return [
+            task
+            for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
+            if plan.relid not in failed
+            for task in plan.tasks(
+                self._subscription, self._target, snapshot, copy, done.get(plan.relid, Copied()).parts
+            )
+        ]
+
+    async def _drive(self, missing: Sequence[PartTask]) -> list[Failure]:
+        """Have `missing` copied. Raises SubscriberError when the driver ended before that."""
+        tasks = bundle(missing)
+        if self._spark is None:
+            results = await run_driver(self._master, tasks)
+        else:
+            with spark_session(self._spark) as spark:
+                tasks = spread(tasks, spark.sparkContext.defaultParallelism)
+                results = await run_in_thread(spark, copy_parts, tasks)
+        return [failure for failures in results for failure in failures]
+
+    async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
+        while True:
+            await self._look(plans, copyid)
+            await anyio.sleep(POLL)
+
+    async def _look(self, plans: Sequence[TablePlan], copyid: int) -> None:
+        """Store which tables are complete, and tell how far the others are."""
+        progress = await self._progress(plans, copyid)
+        async with self._catalog.use() as connection:
+            pid = connection.get_server_pid()
+            news, complete = [], []
+            for plan, table in zip(plans, progress, strict=True):
+                if table.parts_done == table.parts and plan.relid not in self._complete:
+                    complete.append(plan.as_complete)
+                if self._reported.get(plan.relid) != table:
+                    self._reported[plan.relid] = table
+                    news.append((plan.relid, table))
+            if not self._indexes:
+                await self._store_complete(connection, complete)
+            self._complete.update(relid for relid, _, _ in complete)
+            await store.report_workers(connection, [self._status(relid, table, pid) for relid, table in news])
+        self._on_progress("copying", progress)
+        if self._spark is None and len(self._complete) == len(plans):
+            self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
+
+    async def _store_complete(self, connection: Connection, tables: Sequence[tuple[int, str, str]]) -> list[Failure]:
+        """Synchronously, so that all parts are durable when it is; what was not to be built."""
+        if self._indexes:
+            return await complete_with_indexes(self._subscription, connection, tables)
+        await store.set_relation_states(connection, self._subid, [relid for relid, _, _ in tables], State.FINISHEDCOPY)
+        return []
+
+    def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
+        return store.WorkerStatus(
+            self._subid,
+            relid,
+            "table synchronization",
+            "copied" if relid in self._complete else "copying",
+            pid,
+            copy_rows=table.rows,
+            copy_bytes=table.bytes,
+            copy_total_bytes=table.total_bytes,
+        )
+
+    async def _progress(self, plans: Sequence[TablePlan], copyid: int) -> list[TableProgress]:
+        async with self._catalog.use() as connection:
+            done = await copy_jobs.copied(connection, copyid)
+        passed = monotonic() - self._started
+        return [_table_progress(plan, done.get(plan.relid, Copied()), passed) for plan in plans]
+
+    def _failed(self, plans: Sequence[TablePlan], failures: Sequence[Failure]) -> SubscriberError:
+        first = failures[0]
+        names = {plan.relid: plan.label for plan in plans}
+        tables = sorted({names.get(failure.relid, "") for failure in failures} - {""})
+        return SubscriberError(
+            f'could not copy table "{names[first.relid]}": {first.message}' if first.relid in names else first.message,
+            detail=f"Tables that could not be copied: {', '.join(tables)}." if len(tables) > 1 else None,
+            hint=first.hint,
+            sqlstate=first.sqlstate,
+        )
+
+
+def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProgress:
+    done, parts = len(copied.parts), len(plan.parts)
+    return TableProgress(
+        name=plan.label,
+        rows=copied.rows,
+        bytes=copied.bytes,
+        total_bytes=plan.total_bytes,
+        parts_done=done,
+        parts=parts,
+        seconds_left=round(passed / done * (parts - done)) if done else None,
+    )

@@ -1,0 +1,277 @@
+"""What is to be copied of each table, and how: parts, columns, the role to insert as, text or binary."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+
+import anyio
+from anyio.streams.memory import MemoryObjectSendStream
+
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog.connection import Connection
+from subscriber.catalog.copy_jobs import BulkCopy
+from subscriber.catalog.store import RelationState
+from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Rows
+from subscriber.connection.session import Session
+from subscriber.errors import SubscriberError
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.partitions import Part, cut, whole
+from subscriber.publisher.quoting import identifier, literal, qualified
+from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary
+from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.schema_check import Guard, guard
+
+PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
+BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
+BUNDLE = 32  # and so many of them at most
+
+# Types the server itself comes with. Their binary form is the same everywhere but for those that name an object,
+# which has another OID elsewhere, and one that has no binary form.
+_BUILT_IN = 10000
+_NOT_BINARY = frozenset(
+    (
+        *(24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191),  # regproc … regcollation
+        *(1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192),  # and arrays of them
+        *(1033, 1034),  # aclitem
+    )
+)
+_COLUMN_TYPES = """
+SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
+ WHERE a.attrelid = $1 AND a.attnum > 0 AND NOT a.attisdropped
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TablePlan:
+    """One table. `parts` are in the order in which they are numbered."""
+
+    relid: int  # on the target
+    schema: str
+    name: str
+    parts: tuple[Part, ...]
+    columns: tuple[str, ...]  # the target's
+    selected: str  # the publisher's, as SQL
+    filters: tuple[str, ...]
+    role: str
+    guard: Guard | None
+    runs_foreign_code: bool
+    binary: bool
+    total_bytes: int  # on the publisher's disk
+
+    @property
+    def label(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def as_complete(self) -> tuple[int, str, str]:
+        """What complete_with_indexes() is told."""
+        return self.relid, self.schema, self.name
+
+    def tasks(
+        self, subscription: Subscription, target: str, snapshot: str, copy: BulkCopy, done: set[int]
+    ) -> list[PartTask]:
+        """What executors are to do, without the parts that are `done`; `target` is a connection string."""
+        return [
+            PartTask(
+                source=subscription.conninfo,
+                must_use_password=subscription.must_use_password,
+                target=target,
+                snapshot=snapshot,
+                copyid=copy.copyid,
+                fence=copy.fence,
+                relid=self.relid,
+                number=number,
+                part=part,
+                select=part.select(self.selected, self.filters),
+                schema=self.schema,
+                name=self.name,
+                columns=self.columns,
+                role=self.role,
+                guard=self.guard,
+                runs_foreign_code=self.runs_foreign_code,
+                binary=self.binary,
+                size=self.total_bytes // len(self.parts),
+                is_whole=len(self.parts) == 1,
+            )
+            for number, part in enumerate(self.parts)
+            if number not in done
+        ]
+
+
+async def plan_tables(
+    connection: Connection,
+    subscription: Subscription,
+    target: str,
+    snapshot: str,
+    tables: Sequence[RelationState],
+    part_bytes: int,
+) -> tuple[list[TablePlan], list[Failure]]:
+    """How each of `tables` is to be copied, under the publisher's `snapshot`; why others cannot be.
+
+    `target` is the connection string of the role that applies changes, `connection` the catalog's. The publisher is
+    asked ahead of the target, so that neither waits for the other.
+    """
+    plans, failures = list[TablePlan](), list[Failure]()
+    async with AsyncExitStack() as stack:
+        source = await open_session(
+            subscription.conninfo,
+            application_name=APPLICATION_NAME,
+            settings=SOURCE_SETTINGS,
+            must_use_password=subscription.must_use_password,
+        )
+        stack.callback(source.abort)
+        session = await open_session(target, application_name=APPLICATION_NAME)
+        stack.callback(session.abort)
+        acting = await copy_transaction.target_of(session, subscription, "off")
+        planner = _Planner(subscription, source, acting, connection, part_bytes)
+        found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
+        try:
+            async with anyio.create_task_group() as tasks, answers:
+                tasks.start_soon(planner.look_up, tables, snapshot, found)
+                for table in tables:
+                    try:
+                        plans.append(await planner.plan(table, await answers.receive()))
+                    except SubscriberError as error:
+                        if source.error is not None or session.error is not None:
+                            raise
+                        failures.append(Failure(table.relid, error.message, error.hint, error.sqlstate))
+        except BaseExceptionGroup as group:
+            raise first_error(group) from None
+    return plans, failures
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    table: PublishedTable
+    parts: list[Part]
+
+
+class _Planner:
+    """Plans on three sessions: one of the publisher's, a raw one of the target, and the catalog's."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        source: Session,
+        target: PostgresTarget,
+        connection: Connection,
+        part_bytes: int,
+    ) -> None:
+        self._subscription = subscription
+        self._publisher = Publisher(source)
+        self._target = target
+        self._connection = connection
+        self._part_bytes = part_bytes
+
+    async def look_up(
+        self,
+        tables: Sequence[RelationState],
+        snapshot: str,
+        found: MemoryObjectSendStream[_Published | SubscriberError],
+    ) -> None:
+        """What the publisher says of each table, in their order, under its `snapshot`."""
+        source, publications = self._publisher.session, self._subscription.publications
+        begun = False
+        async with found:
+            for table in tables:
+                try:
+                    if not begun:
+                        await source.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+                        await source.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+                        begun = True
+                    published = await self._publisher.table(table.namespace, table.name, publications)
+                    parts = await cut(source, published.relid, self._part_bytes)
+                    await found.send(_Published(published, parts))
+                except SubscriberError as error:
+                    await found.send(error)
+                    if source.error is not None:
+                        return
+                    await source.query("ROLLBACK")
+                    begun = False
+
+    async def plan(self, table: RelationState, found: _Published | SubscriberError) -> TablePlan:
+        """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
+        if isinstance(found, SubscriberError):
+            raise found
+        published, parts = found.table, found.parts
+        mapping = await self._target.map(as_relation(published))
+        role = self._target.acting.role([mapping.local]).name
+        if len(parts) > 1 and await self._has_rows(mapping):
+            # What is there stays there, so the copy must be able to take itself back: one transaction.
+            parts = [whole(table.namespace, table.name, parts)]
+        return TablePlan(
+            relid=table.relid,
+            schema=table.namespace,
+            name=table.name,
+            parts=tuple(parts),
+            columns=tuple(column.name for column in mapping.attributes),
+            selected=", ".join(identifier(column.name) for column in published.columns),
+            filters=published.row_filters,
+            role=role,
+            guard=guard(mapping.local, role, self._target.acting.owner),
+            runs_foreign_code=mapping.runs_foreign_code,
+            binary=await self._in_binary(table.relid, published),
+            total_bytes=published.total_bytes,
+        )
+
+    async def _has_rows(self, mapping: RelationMapping) -> bool:
+        rows: Rows = []
+        query = f"SELECT FROM {qualified(mapping.local.schema, mapping.local.name)} LIMIT 1"
+        with self._target.asking(mapping, None):
+            pipeline = self._target.pipeline
+            pipeline.execute(query, expect=b"SELECT 0\0", on_result=lambda _note, _tag, found: rows.extend(found))
+        await pipeline.settle()
+        return bool(rows)
+
+    async def _in_binary(self, relid: int, published: PublishedTable) -> bool:
+        """As the subscription says; and without being told where it makes no difference."""
+        if copies_binary(self._subscription.binary or False, self._publisher.server_version):
+            return True
+        types = {row[0]: row[1] for row in await self._connection.fetch(_COLUMN_TYPES, relid)}
+        return all(
+            column.type_oid < _BUILT_IN
+            and column.type_oid not in _NOT_BINARY
+            and types.get(column.name) == column.type_oid
+            for column in published.columns
+        )
+
+
+def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
+    """What is one task: a part of a table that was cut, or whole tables that together have the size of a small part."""
+    bundles: list[tuple[PartTask, ...]] = [(part,) for part in parts if not part.is_whole]
+    together: list[PartTask] = []
+    size = 0
+    for part in [part for part in parts if part.is_whole]:
+        if together and (size + part.size > BUNDLE_BYTES or len(together) == BUNDLE):
+            bundles.append(tuple(together))
+            together, size = [], 0
+        together.append(part)
+        size += part.size
+    return [*bundles, tuple(together)] if together else bundles
+
+
+def spread(bundles: Sequence[tuple[PartTask, ...]], slots: int) -> list[tuple[PartTask, ...]]:
+    """The order to begin them in where `slots` are at work: ranges of so many tables in turns, whole tables at the end.
+
+    Ranges of one table that are copied at the same time fill its indexes at several places, which takes longer and
+    leaves the indexes larger. Of not more tables than that, because those that are complete are safe.
+    """
+    cut = [together for together in bundles if not together[0].is_whole]
+    tables = deque(deque(group) for _, group in itertools.groupby(cut, lambda together: together[0].relid))
+    turns, order = deque[deque[tuple[PartTask, ...]]](), list[tuple[PartTask, ...]]()
+    while turns or tables:
+        while tables and len(turns) < slots:
+            turns.append(tables.popleft())
+        turn = turns.popleft()
+        order.append(turn.popleft())
+        if turn:
+            turns.append(turn)
+    return [*order, *(together for together in bundles if together[0].is_whole)]

@@ -1,0 +1,158 @@
+"""One Delta table of the lake: loaded once, then one commit for each batch, with the position it brings it to.
+
+A commit says its position twice: as an application transaction, which Delta itself keeps the newest of and which
+makes repeating a batch harmless, and in its metadata, where a reader finds the version for a position.
+
+Kill points considered: before the commit nothing has happened; after it the repeated batch sees that the table
+is there already. A commit that adds columns comes before and holds no rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, write_deltalake
+
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.publisher.quoting import identifier
+from subscriber.spark.lake.stage import FROM, OP, STAYS
+
+APPLICATION = "subscriber"
+POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended by then are in
+
+
+def committed(position: Lsn) -> CommitProperties:
+    return CommitProperties(
+        custom_metadata={POSITION: str(position)}, app_transactions=[Transaction(APPLICATION, int(position))]
+    )
+
+
+def position_of(table: DeltaTable) -> Lsn:
+    """The position of a table's newest commit; 0 if it has none."""
+    return Lsn(table.transaction_version(APPLICATION) or 0)
+
+
+def version_at(table: DeltaTable, position: Lsn) -> int | None:
+    """The newest version that has no transaction after `position`; None: the table begins later."""
+    for commit in table.history():
+        text = commit.get(POSITION)
+        if text is not None and Lsn.parse(text) <= position:
+            return int(commit["version"])
+    return None
+
+
+def create(path: Path, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
+    """A table with these rows, in one commit; whatever was there before is replaced."""
+    reader = pa.RecordBatchReader.from_batches(schema, rows)
+    write_deltalake(path, reader, mode="overwrite", schema_mode="overwrite", commit_properties=committed(position))
+
+
+def apply(table: DeltaTable, staged: pa.Table, key: Sequence[str] | None, position: Lsn, *, truncated: bool) -> None:
+    """Bring a table to `position` by what stage.py has written for it, in one commit.
+
+    Does nothing when it is there already. Raises ApplyError when a row that moved is not in the table.
+    """
+    if position_of(table) >= position:
+        return
+    names = [name for name in staged.column_names if not name.startswith((OP, STAYS, FROM))]
+    _follow(table, staged.select(names).schema)
+    if truncated:
+        rows = staged.filter(pc.is_in(staged[OP], pa.array(["u", "+"]))).select(names)
+        write_deltalake(table, _like(table, rows), mode="overwrite", commit_properties=committed(position))
+    elif key is None:
+        _apply_bag(table, staged, names, position)
+    else:
+        _merge(table, _filled(table, staged, names, key), names, key, position)
+
+
+def _follow(table: DeltaTable, schema: pa.Schema) -> None:
+    """Add the columns that the table does not have yet."""
+    known = {field.name for field in table.schema().fields}
+    new = [field for field in Schema.from_arrow(schema).fields if field.name not in known]
+    if new:
+        table.alter.add_columns([Field(field.name, field.type, nullable=True) for field in new])
+
+
+def _like(table: DeltaTable, rows: pa.Table) -> pa.Table:
+    """`rows` with the columns of `table` that they lack, as NULL."""
+    schema = pa.schema(table.schema().to_arrow())
+    columns = [
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
+        for field in schema
+    ]
+    return pa.table(columns, schema=schema)
+
+
+def _apply_bag(table: DeltaTable, staged: pa.Table, names: list[str], position: Lsn) -> None:
+    more = staged.filter(pc.equal(staged[OP], "+")).select(names)
+    fewer = staged.filter(pc.equal(staged[OP], "-")).select(names)
+    if not len(fewer):
+        write_deltalake(table, _like(table, more), mode="append", commit_properties=committed(position))
+        return
+    # Nothing tells equal rows apart: the table is written anew.
+    schema = pa.schema(table.schema().to_arrow())
+    rows = Counter(_hashable(table.to_pyarrow_table().select(schema.names)))
+    less = Counter(_hashable(_like(table, fewer)))
+    if less - rows:
+        raise ApplyError("a row was changed that is not in the lake")
+    left = pa.Table.from_pylist([dict(row) for row in (rows - less).elements()], schema=schema)
+    write_deltalake(
+        table, pa.concat_tables([left, _like(table, more)]), mode="overwrite", commit_properties=committed(position)
+    )
+
+
+def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
+    return [tuple(row.items()) for row in rows.to_pylist()]
+
+
+def _filled(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str]) -> pa.Table:
+    """Rows that have moved, with what stays looked up where they were."""
+    moved = [index for index, op in enumerate(staged[OP].to_pylist()) if op == "m"]
+    if not moved:
+        return staged
+    rows = staged.to_pylist()
+    first = [rows[index][FROM + key[0]] for index in moved]
+    kind = staged.schema.field(key[0]).type
+    condition = pc.is_in(pc.field(key[0]), pa.array(first, kind))
+    before = {
+        tuple(row[name] for name in key): row
+        for row in table.to_pyarrow_dataset().scanner(filter=condition).to_table().to_pylist()
+    }
+    for index in moved:
+        row = rows[index]
+        old = before.get(tuple(row[FROM + name] for name in key))
+        if old is None:
+            raise ApplyError("a row was changed that is not in the lake")
+        for name in names:
+            if row.get(STAYS + name):
+                row[name], row[STAYS + name] = old.get(name), False
+    return pa.Table.from_pylist(rows, schema=staged.schema)
+
+
+def _merge(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str], position: Lsn) -> None:
+    def source(name: str) -> str:
+        return f"source.{identifier(name)}"
+
+    def target(name: str) -> str:
+        return f"target.{identifier(name)}"
+
+    def update(name: str) -> str:
+        if STAYS + name not in staged.column_names:
+            return source(name)
+        return f"CASE WHEN {source(STAYS + name)} THEN {target(name)} ELSE {source(name)} END"
+
+    matches = " AND ".join(f"{target(name)} = {source(name)}" for name in key)
+    merge = table.merge(
+        staged, matches, source_alias="source", target_alias="target", commit_properties=committed(position)
+    )
+    merge = merge.when_matched_delete(predicate=f"{source(OP)} = 'd'")
+    merge = merge.when_matched_update({identifier(name): update(name) for name in names})
+    merge = merge.when_not_matched_insert(
+        {identifier(name): source(name) for name in names}, predicate=f"{source(OP)} <> 'd'"
+    )
+    merge.execute()

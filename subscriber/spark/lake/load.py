@@ -1,0 +1,138 @@
+"""The rows a lake begins with: every published table as of one position, read from the publisher.
+
+A temporary slot gives the position and the snapshot that goes with it, in one transaction of one walsender
+session; the tables are read there with COPY, and the slot is gone with the session. The change log has to
+reach back to before that position, so the archiver is started first.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import aclosing
+from functools import partial
+
+import anyio.from_thread
+import anyio.to_thread
+import pyarrow as pa
+from anyio.lowlevel import EventLoopToken, current_token
+
+from subscriber.changelog.reader import ChangeLog
+from subscriber.errors import StatementError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Relation
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.tables import as_relation, copy_statement
+from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.stage import ToArrow
+from subscriber.spark.sources.arrow_types import arrow_array
+
+CHUNK = 20_000  # rows that become a record batch
+
+_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
+
+
+async def load(
+    lake: Lake,
+    log: ChangeLog,
+    source: str,
+    *,
+    as_text: frozenset[str] = frozenset(),
+    tables: frozenset[str] | None = None,
+    on_rows: Callable[[str, int], None] = lambda *_: None,
+) -> Lsn:
+    """Begin `lake` with the rows that the publisher has now; the position. `on_rows(table, rows so far)` as they come.
+
+    Raises StatementError when the log begins later than that.
+    """
+    lake.begin(log)
+    publisher = await Publisher.connect(source, application_name="subscriber lake")
+    try:
+        session = publisher.session
+        await session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
+        await session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
+        await publisher.begin_snapshot()
+        slot = await publisher.create_slot(f"subscriber_lake_{secrets.token_hex(4)}", snapshot="use", temporary=True)
+        position = slot.consistent_point
+        if position < log.start():
+            raise StatementError(
+                "the change log begins after the rows that were read",
+                detail=f"It begins at {log.start()}; the rows are as of {position}.",
+                hint="Start `subscriber archive` before the lake is loaded.",
+            )
+        publications = log.identity.publications
+        for schema, name in await publisher.tables(publications):
+            label = f"{schema}.{name}"
+            if tables is None or label in tables:
+                table = await publisher.table(schema, name, publications)
+                statement = copy_statement(table, binary=False)
+                rows = _Rows(as_relation(table), ToArrow(lake.directory, as_text), partial(on_rows, label))
+                async with aclosing(session.copy_out(statement)) as payloads:
+                    await anyio.to_thread.run_sync(lake.put, label, rows.schema, position, rows.batches(payloads))
+    finally:
+        publisher.session.abort()
+    await anyio.to_thread.run_sync(lake.finish_load, position)
+    return position
+
+
+class _Rows:
+    """The rows of one COPY in text format as Arrow batches."""
+
+    def __init__(self, relation: Relation, types: ToArrow, on_rows: Callable[[int], None]) -> None:
+        self._label = f"{relation.schema}.{relation.name}"
+        self._names = [column.name for column in relation.columns]
+        self.schema = pa.schema([(column.name, types.kind(self._label, column)) for column in relation.columns])
+        self._on_rows = on_rows
+
+    def batches(self, payloads: AsyncIterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
+        """For any other thread than the event loop's, in which this is called."""
+        return self._batches(payloads, current_token())
+
+    def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
+        rows: list[list[bytes | None]] = []
+        count = 0
+        while lines := anyio.from_thread.run(_next, payloads, token=loop):
+            rows += [_split(line) for line in lines]
+            if len(rows) >= CHUNK:
+                count += len(rows)
+                yield self._batch(rows)
+                self._on_rows(count)
+                rows = []
+        if rows:
+            yield self._batch(rows)
+        self._on_rows(count + len(rows))
+
+    def _batch(self, rows: list[list[bytes | None]]) -> pa.RecordBatch:
+        columns = zip(*rows, strict=True) if self._names else ()
+        arrays = [
+            arrow_array(values, field.type, f"{self._label}.{field.name}")
+            for values, field in zip(columns, self.schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+async def _next(payloads: AsyncIterator[list[bytes]]) -> list[bytes]:
+    """The next lines; empty at the end."""
+    return await anext(payloads, [])
+
+
+def _split(line: bytes) -> list[bytes | None]:
+    """A line of COPY's text format as values."""
+    return [None if field == b"\\N" else _unescaped(field) for field in line.removesuffix(b"\n").split(b"\t")]
+
+
+def _unescaped(field: bytes) -> bytes:
+    if b"\\" not in field:
+        return field
+    first, *rest = field.split(b"\\")
+    parts, escaped = [first], False
+    for part in rest:
+        if escaped:  # the backslash before was escaped by the one before it
+            parts.append(part)
+            escaped = False
+        elif part:
+            parts.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
+        else:
+            parts.append(b"\\")
+            escaped = True
+    return b"".join(parts)

@@ -1,0 +1,227 @@
+"""The Spark session everything in this room runs in: the caller's own, or one that is opened here and cleared up.
+
+    with spark_session() as spark:                         all processors of this machine
+    with spark_session(master="spark://host:7077") as …    a cluster
+    with spark_session(session) as spark:                  the caller's, which stays as it is
+
+Ours says nothing (what goes wrong is raised, not logged), finds a Java by itself (java_runtime.py), keeps its files in
+a temporary directory, and is gone with its processes when the block ends. Tasks are tried again when they fail, also on
+one machine. On executors code of ours needs asyncpg, anyio and this package; where executors are not this machine's
+processes the package is sent to them, and only the libraries have to be there.
+
+The process of the driver being killed ends the JVM, which reads from it, and its Python workers with it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from subscriber.errors import SubscriberError
+from subscriber.spark.java_runtime import java_home
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MASTER = "local[*,4]"  # every processor, four attempts at a task; plain local[*] has one
+MEMORY = "1g"  # of the JVM; rows are in the Python workers and in PostgreSQL
+
+# For work that the JVM only hands out: it starts sooner, and would not run faster otherwise.
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+_LOG4J = """
+rootLogger.level = fatal
+rootLogger.appenderRef.stderr.ref = stderr
+appender.stderr.type = Console
+appender.stderr.name = stderr
+appender.stderr.target = SYSTEM_ERR
+appender.stderr.layout.type = PatternLayout
+appender.stderr.layout.pattern = %d{yyyy-MM-dd HH:mm:ss.SSS} %p %c{1}: %m%n%ex
+logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
+logger.gateway.level = fatal
+logger.repl.name = org.apache.spark.repl.Main
+logger.repl.level = fatal
+"""
+
+# What we want of any session; its caller's `conf` wins.
+_CONF = {
+    "spark.app.name": "subscriber",
+    "spark.driver.memory": MEMORY,
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.sql.session.timeZone": "UTC",
+    # Without these two, small batches to Python workers and each checkpoint wait for tens of milliseconds.
+    "spark.python.unix.domain.socket.enabled": "true",
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
+    "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+}
+_STACK = "-Xss4m"  # stopping a query inside foreachBatch overflows the default stack
+
+
+@contextmanager
+def spark_session(
+    session: SparkSession | None = None,
+    *,
+    master: str = MASTER,
+    conf: Mapping[str, str] = MappingProxyType({}),
+    java_options: str = "",
+) -> Iterator[SparkSession]:
+    """`session` itself, able to run our code; or with None a session that lives as long as the block.
+
+    `master` is Spark's (local[4], local-cluster[2,1,1024], spark://…, yarn, k8s://…), `conf` are more of its
+    settings, `java_options` go to the driver's JVM. Raises SubscriberError without pyspark or Java, and if
+    this process has a session already that was not given.
+    """
+    if session is not None:
+        ship(session)
+        yield session
+        return
+    _check_pyspark()
+    with ExitStack() as stack:
+        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        opened = _open(master, conf, java_options, directory)
+        stack.callback(_close, opened)
+        ship(opened, directory)
+        yield opened
+
+
+def _check_pyspark() -> None:
+    if find_spec("pyspark") is None:
+        raise SubscriberError(
+            "pyspark is not installed", hint="Install it with: pip install 'pgsubscriber[spark]'", sqlstate="58P01"
+        )
+    from pyspark.sql import SparkSession
+
+    if SparkSession.getActiveSession() is not None:
+        raise SubscriberError(
+            "this process has a Spark session already",
+            hint="Pass it on: there can be one only, and it may have been set up for a purpose.",
+            sqlstate="55000",
+        )
+
+
+def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Path) -> SparkSession:
+    from pyspark.sql import SparkSession
+
+    log4j = directory / "log4j2.properties"
+    log4j.write_text(_LOG4J)
+    settings = {
+        **_CONF,
+        "spark.master": master,
+        "spark.local.dir": str(directory / "local"),
+        "spark.sql.warehouse.dir": str(directory / "warehouse"),
+        "spark.driver.extraJavaOptions": f"{_STACK} -Dlog4j2.configurationFile=file:{log4j} {java_options}".rstrip(),
+    }
+    environment = {"JAVA_HOME": str(java_home(directory))}
+    if is_local(master):
+        # The interpreter we run in, not the first python3 of PATH; and no guess at this machine's address.
+        environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+        settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+        environment["SPARK_HOME"] = str(_spark_home(directory / "home"))
+    builder: Any = SparkSession.builder
+    for name, value in {**settings, **conf}.items():
+        builder = builder.config(name, value)
+    with _environment(environment):
+        try:
+            opened: SparkSession = builder.getOrCreate()
+        except BaseException:
+            _end_jvm()
+            raise
+    return opened
+
+
+def is_local(master: str) -> bool:
+    """Whether all processes of the session are this machine's: local[…] and local-cluster[…]."""
+    return master.startswith("local")
+
+
+def _spark_home(home: Path) -> Path:
+    """pyspark's own files, in a place where the executors of local-cluster may write beside them."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    package = Path(next(iter(spec.submodule_search_locations)))
+    home.mkdir()
+    for part in ("bin", "jars", "python", "sbin", "data", "licenses"):
+        if (package / part).exists():
+            (home / part).symlink_to(package / part)
+    return home
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Variables for the processes that are started in the block."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _close(session: SparkSession) -> None:
+    try:
+        session.stop()
+    finally:
+        _end_jvm()
+
+
+def _end_jvm() -> None:
+    """End the JVM, which pyspark would keep until this process ends, and has no public way to end."""
+    from pyspark import SparkContext
+
+    context: Any = SparkContext
+    gateway, context._gateway, context._jvm = context._gateway, None, None
+    if gateway is not None:
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
+
+
+# --- code for executors ---------------------------------------------------------------------------
+
+
+_shipped: set[str] = set()  # applications that have the package
+
+
+def ship(session: SparkSession, directory: Path | None = None) -> None:
+    """Send this package to the session's executors, unless they are forks of this very Python.
+
+    It is served from `directory` as long as the session lives; None: a directory of this process.
+    """
+    context = session.sparkContext
+    if (context.master or "").startswith("local[") or context.applicationId in _shipped:
+        return
+    if directory is None:
+        directory = Path(tempfile.mkdtemp(prefix="subscriber-spark-"))
+        atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    context.addPyFile(str(package_zip(directory)))
+    assert context.applicationId is not None
+    _shipped.add(context.applicationId)
+
+
+def package_zip(directory: Path) -> Path:
+    """This package as an archive that Python imports from."""
+    package = Path(__file__).resolve().parent.parent
+    archive = directory / "subscriber.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:
+        for file in sorted(package.rglob("*.py")):
+            out.write(file, file.relative_to(package.parent))
+    return archive

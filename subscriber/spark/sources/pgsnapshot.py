@@ -1,0 +1,329 @@
+"""`pgsnapshot`: a table of any PostgreSQL server as a Spark data frame, all tables as of one moment, read in parallel.
+
+    from subscriber.spark.sources.pgsnapshot import exported_snapshot, register
+
+    register(spark)
+    with exported_snapshot("postgresql://…/shop") as snapshot:
+        orders = spark.read.format("pgsnapshot").options(**snapshot).option("table", "public.orders").load()
+        items = spark.read.format("pgsnapshot").options(**snapshot).option("table", "public.items").load()
+        …                                              both as of the same moment, until the block ends
+
+    option      means
+    conninfo    the server: a URI or key=value string
+    table       schema.table, written as in SQL
+    snapshot    name of a snapshot that the server has exported; without one the table is one partition, since
+                what one statement sees is one moment, and what several see is not
+    partitions  how many; by default one for each 128 MiB of the table
+    by          ctid (blocks of the table, the default) or the name of an integer column (ranges of its values)
+    text        columns to read as text, separated by commas; * for all that Spark has no type for
+
+Types are exact or refused: what Spark has no type for (intervals, ranges, numeric without precision, …) is an error
+that names the columns, unless they are read as text; and so is a value that its type cannot hold (infinity in a date,
+NaN in numeric(10,2)). COPY sends text, which pyarrow reads; values of a row are in no error.
+"""
+
+from __future__ import annotations
+
+import base64
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+from anyio.from_thread import start_blocking_portal
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+from subscriber.connection.connect import open_session
+from subscriber.connection.session import Session
+from subscriber.display import json_text
+from subscriber.errors import SubscriberError
+from subscriber.protocol.messages import RelationColumn
+from subscriber.publisher.partitions import Part, cut
+from subscriber.publisher.quoting import identifier, literal
+from subscriber.spark.copy.plan import PART_BYTES
+from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.spark.verification.consistent_snapshot import SETTINGS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+APPLICATION_NAME = "subscriber pgsnapshot"
+BATCH = 4 * 1024 * 1024  # bytes of text that become one Arrow batch
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+# Read as they are written: their text is all there is to them.
+_TEXTS = {18, 19, 25, 114, 142, 1042, 1043, 2950, 3802}  # char, name, text, json, xml, bpchar, varchar, uuid, jsonb
+_INTEGERS = {20, 21, 23}
+_COLUMNS = """
+SELECT a.attname, coalesce(base.oid, t.oid), CASE WHEN base.oid IS NULL THEN a.atttypmod ELSE t.typtypmod END,
+       coalesce(base.typtype, t.typtype)
+  FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+  LEFT JOIN pg_catalog.pg_type base ON base.oid = t.typbasetype
+ WHERE a.attrelid = {relid} AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum
+"""
+
+
+def register(spark: SparkSession) -> None:
+    """Make format("pgsnapshot") known to the session."""
+    from subscriber.spark.session import ship
+
+    ship(spark)
+    spark.dataSource.register(PgSnapshot)
+
+
+@contextmanager
+def exported_snapshot(conninfo: str) -> Iterator[dict[str, str]]:
+    """A snapshot of the server that lasts as long as the block, as options for the format."""
+    with start_blocking_portal() as portal:
+        session = portal.call(_open, conninfo)
+        try:
+            portal.call(session.query, _BEGIN)
+            ((name,),) = portal.call(session.rows, "SELECT pg_catalog.pg_export_snapshot()")
+            yield {"conninfo": conninfo, "snapshot": name or ""}
+        finally:
+            portal.call(session.abort)
+
+
+async def _open(conninfo: str) -> Session:
+    return await open_session(
+        conninfo, application_name=APPLICATION_NAME, settings={**SETTINGS, "client_encoding": "UTF8"}
+    )
+
+
+@dataclass
+class Range(InputPartition):
+    """The rows of one partition."""
+
+    select: str
+
+    def __repr__(self) -> str:
+        return "Range()"
+
+
+class PgSnapshot(DataSource):
+    """See the head of the module."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "pgsnapshot"
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        super().__init__(options)
+        for name in ("conninfo", "table"):
+            if name not in options:
+                raise SubscriberError(f'pgsnapshot needs the option "{name}"', sqlstate="22023")
+        self._table = Table(dict(options))
+
+    def schema(self) -> StructType:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        schema: StructType = from_arrow_schema(self._table.read_schema())
+        return schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return _Reader(self._table)
+
+
+class _Reader(DataSourceReader):
+    def __init__(self, table: Table) -> None:
+        self._table = table
+
+    def partitions(self) -> Sequence[InputPartition]:
+        return self._table.partitions()
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, Range)
+        return self._table.read(partition)
+
+
+@dataclass(slots=True)
+class Column:
+    """`kind` is Arrow's type; `sql` gives the value's text."""
+
+    name: str
+    kind: pa.DataType
+    sql: str
+    is_integer: bool
+
+
+class Table:
+    """What the options say, asked for on the driver's side and read on executors. Holds no connection."""
+
+    def __init__(self, options: Mapping[str, str]) -> None:
+        self._options = options
+        self._conninfo = options["conninfo"]
+        self._snapshot = options.get("snapshot")
+        text = options.get("text", "")
+        self._text = {name.strip() for name in text.split(",")} if text else set[str]()
+
+    def read_schema(self) -> pa.Schema:
+        """The columns with their types. Raises SubscriberError if there is no such table, or a type is refused."""
+        with start_blocking_portal() as portal:
+            columns: list[Column] = portal.call(self._in_session, self._columns)
+        return pa.schema([(column.name, column.kind) for column in columns])
+
+    def partitions(self) -> list[Range]:
+        with start_blocking_portal() as portal:
+            found: list[Range] = portal.call(self._in_session, self._plan)
+        return found
+
+    def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
+        """The partition's rows in batches."""
+        schema = self.read_schema()
+        with start_blocking_portal() as portal:
+            batches = self._batches(partition, schema)
+            try:
+                while (batch := portal.call(anext, batches, None)) is not None:
+                    yield batch
+            finally:
+                portal.call(batches.aclose)
+
+    async def _in_session(self, ask: Any) -> Any:
+        session = await _open(self._conninfo)
+        try:
+            await self._begin(session)
+            ((relid,),) = await session.rows(f"SELECT {literal(self._options['table'])}::pg_catalog.regclass::oid")
+            return await ask(session, int(relid or 0))
+        finally:
+            session.abort()
+
+    async def _begin(self, session: Session) -> None:
+        await session.query(_BEGIN)
+        if self._snapshot:
+            await session.query(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
+
+    async def _columns(self, session: Session, relid: int) -> list[Column]:
+        rows = await session.rows(_COLUMNS.format(relid=relid))
+        columns = [
+            self._column(name or "", int(oid or 0), int(modifier or -1), typtype or "")
+            for name, oid, modifier, typtype in rows
+        ]
+        refused = [column.name for column in columns if column.kind is None]
+        if refused:
+            table = self._options["table"]
+            names = json_text(",".join(refused))
+            raise SubscriberError(
+                f"Spark has no type for column{'s' * (len(refused) > 1)} {', '.join(refused)} of {table}",
+                hint=f'Read them as text: .option("text", {names}), or "*" for all such columns.',
+                sqlstate="0A000",
+            )
+        return columns
+
+    def _column(self, name: str, oid: int, modifier: int, typtype: str) -> Column:
+        quoted = identifier(name)
+        kind = arrow_type(RelationColumn(False, name, oid, modifier))
+        if name in self._text:
+            kind = pa.string()
+        elif kind == pa.string() and oid not in _TEXTS and typtype != "e" and "*" not in self._text:
+            kind = None
+        sql = f"pg_catalog.encode({quoted}, 'base64')" if kind == pa.binary() else quoted
+        return Column(name, kind, sql, oid in _INTEGERS)
+
+    async def _plan(self, session: Session, relid: int) -> list[Range]:
+        columns = await self._columns(session, relid)
+        selected = ", ".join(f"{column.sql} AS {identifier(column.name)}" for column in columns)
+        number = int(self._options.get("partitions", "0"))
+        by = self._options.get("by", "ctid")
+        table = f"{self._options['table']}"
+        if not self._snapshot or number == 1:
+            return [Range(f"SELECT {selected} FROM {table}")]
+        if by != "ctid":
+            return await self._by_column(session, selected, by, columns, max(number, 2))
+        size = PART_BYTES
+        if number:
+            parts = await cut(session, relid, PART_BYTES)
+            size = max(1, await _size(session, parts) // number)
+        parts = await cut(session, relid, size)
+        return [Range(part.select(selected)) for part in parts] or [Range(f"SELECT {selected} FROM {table}")]
+
+    async def _by_column(
+        self, session: Session, selected: str, by: str, columns: Sequence[Column], number: int
+    ) -> list[Range]:
+        if not any(column.name == by and column.is_integer for column in columns):
+            raise SubscriberError(f'"{by}" is no integer column of {self._options["table"]}', sqlstate="22023")
+        name, table = identifier(by), self._options["table"]
+        ((low, high),) = await session.rows(f"SELECT min({name}), max({name}) FROM {table}")
+        if low is None or high is None:
+            return [Range(f"SELECT {selected} FROM {table}")]
+        first, width = int(low), int(high) - int(low) + 1
+        edges = [first + width * i // number for i in range(number + 1)]
+        ranges = [f"{name} >= {a} AND {name} < {b}" for a, b in itertools.pairwise(edges) if a < b]
+        ranges.append(f"{name} IS NULL")
+        return [Range(f"SELECT {selected} FROM {table} WHERE {where}") for where in ranges]
+
+    async def _batches(self, partition: Range, schema: pa.Schema) -> AsyncGenerator[pa.RecordBatch, None]:
+        session = await _open(self._conninfo)
+        try:
+            await self._begin(session)
+            # Every value is quoted, so that NULL is what is not.
+            copy = f"COPY ({partition.select}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+            waiting: list[bytes] = []
+            size = 0
+            async for rows in session.copy_out(copy):
+                waiting += rows
+                size += sum(map(len, rows))
+                if size >= BATCH:
+                    for batch in to_arrow(b"".join(waiting), schema):
+                        yield batch
+                    waiting, size = [], 0
+            if waiting:
+                for batch in to_arrow(b"".join(waiting), schema):
+                    yield batch
+        finally:
+            session.abort()
+
+
+async def _size(session: Session, parts: Sequence[Part]) -> int:
+    """Bytes of the heaps that the parts are of."""
+    heaps = ", ".join(literal(heap) for heap in {part.heap for part in parts})
+    rows = await session.rows(
+        f"SELECT sum(pg_catalog.pg_relation_size(h::pg_catalog.regclass)) FROM unnest(ARRAY[{heaps}]) h"
+    )
+    return int(rows[0][0] or 0)
+
+
+def to_arrow(text: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
+    """Whole rows of COPY's csv, every value quoted, as batches of `schema`.
+
+    Raises SubscriberError that names the column with a value which its type cannot hold.
+    """
+    binary = [name for name in schema.names if schema.field(name).type == pa.binary()]
+    types = {name: pa.string() if name in binary else schema.field(name).type for name in schema.names}
+    options = csv.ConvertOptions(
+        column_types=types,
+        null_values=[""],
+        true_values=["t"],
+        false_values=["f"],
+        strings_can_be_null=True,
+        quoted_strings_can_be_null=False,
+    )
+    reading = csv.ReadOptions(column_names=schema.names, block_size=len(text) + 1, use_threads=False)
+    try:
+        parsing = csv.ParseOptions(newlines_in_values=True, ignore_empty_lines=False)
+        table = csv.read_csv(pa.BufferReader(text), reading, parsing, options)
+    except pa.ArrowInvalid as error:
+        raise _refused(error, schema) from None
+    for name in binary:
+        table = table.set_column(schema.names.index(name), name, _decode(table.column(name)))
+    batches: list[pa.RecordBatch] = table.cast(schema).to_batches()
+    return batches
+
+
+def _decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    values = [None if value is None else base64.b64decode(value) for value in column.to_pylist()]
+    return pa.chunked_array([pa.array(values, pa.binary())])
+
+
+def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
+    """pyarrow names the column by its number, and quotes the value."""
+    said = str(error)
+    number = "".join(c for c in said.partition("column #")[2].partition(":")[0] if c.isdigit())
+    name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"
+    return SubscriberError(
+        f'a value of column "{name}" cannot be held by Spark\'s type for it',
+        hint=f'Read the column as text: .option("text", {json_text(name)})',
+        sqlstate="22003",
+    )

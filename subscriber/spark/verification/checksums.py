@@ -1,0 +1,194 @@
+"""Rows of a table as checksums, computed by the server that has them.
+
+Rows are put into buckets by the hash of their key, so that both servers agree on the bucket of a row whatever its
+place, its neighbours or the collation of its key; and sums over a bucket do not depend on an order, so each server can
+work on the parts of its own heap, at the same time, and they are added up.
+
+A value is compared as text, in the form the target's type gives it: `published.note` of varchar and `local.note` of
+text are the same, and so are an integer and a bigint.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import asyncpg
+
+from subscriber.catalog.connection import Connection, translate
+from subscriber.connection.connect import connect
+from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.partitions import Part
+from subscriber.publisher.quoting import identifier, literal
+from subscriber.spark.copy.executor import TRANSIENT
+from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
+
+ROWS_IN_A_BUCKET = 1000  # about; what is looked at again when one row differs
+MOST_BUCKETS = 1 << 16
+
+_FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One side of a compared column. `cast` is the other side's type where it is another one; None: it is the same."""
+
+    name: str
+    cast: str | None
+
+    @property
+    def text(self) -> str:
+        """SQL for the value's text; NULL for NULL. By the type's own output function: a cast to text cuts char(n)."""
+        name = identifier(self.name)
+        said = f"pg_catalog.concat({name})"
+        if self.cast is not None:
+            said = f"pg_catalog.concat({said}::{self.cast})"
+        return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {said} END"  # IS NOT NULL asks a composite for its fields
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """How one server reads its rows: the compared columns in the order of both, and which of them are the key.
+
+    `encoding` is that of the target, in which rows are sent. `converts`: this server has another one.
+    """
+
+    columns: tuple[Column, ...]
+    key: tuple[int, ...]  # indexes; empty: there is none
+    filters: tuple[str, ...] = ()
+    encoding: str = "UTF8"
+    converts: bool = False
+
+    def _rows(self, part: Part) -> str:
+        return part.select(", ".join(f"{c.text} AS c{number}" for number, c in enumerate(self.columns)), self.filters)
+
+    def _hash(self, numbers: Iterable[int]) -> str:
+        """SQL for the hash of some of the columns of _rows()."""
+        return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
+
+    def _hash_text(self, text: str) -> str:
+        if self.converts:
+            text = self._in_hex(text)
+        return f"pg_catalog.hashtextextended({text}, 0)"
+
+    def _in_hex(self, text: str) -> str:
+        return f"pg_catalog.encode(pg_catalog.convert_to({text}, {literal(self.encoding)}), 'hex')"
+
+    def _bucket(self, buckets: int) -> str:
+        return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
+
+    def sums(self, part: Part, buckets: int) -> str:
+        """Rows: bucket, number of rows, sum of their hashes."""
+        row = self._hash(range(len(self.columns)))
+        return (
+            f"SELECT {self._bucket(buckets)} AS bucket, count(*), sum({row})::pg_catalog.text"
+            f" FROM ({self._rows(part)}) r GROUP BY 1"
+        )
+
+    def rows(self, part: Part, buckets: int, wanted: Sequence[int]) -> str:
+        """Rows of these buckets: the key's texts (or of all columns, if there is no key), and each column's hash.
+
+        Texts are bytes in hexadecimal, because an executor's session cannot say each in Unicode.
+        """
+        key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
+        hashes = ", ".join(self._hash_text(f"c{n}") for n in range(len(self.columns)))
+        listed = ", ".join(map(str, wanted))
+        return (
+            f"SELECT ARRAY[{key}]::pg_catalog.text[], ARRAY[{hashes}]::pg_catalog.int8[]"
+            f" FROM ({self._rows(part)}) r WHERE {self._bucket(buckets)} IN ({listed})"
+        )
+
+
+def buckets_for(rows: int) -> int:
+    """A power of two."""
+    return min(MOST_BUCKETS, 1 << max(0, (rows // ROWS_IN_A_BUCKET)).bit_length())
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What an executor asks one of the servers. The connection string is part of it, so it is never printed."""
+
+    conninfo: str
+    must_use_password: bool
+    snapshot: str
+    part: Part
+    sql: str
+
+    def __repr__(self) -> str:
+        return f"Question(of {self.part.heap})"
+
+
+Answer = list[tuple[object, ...]]
+
+
+def ask(question: Question) -> Answer | SubscriberError:
+    """The rows; or why there are none. Raises ConnectionLost for what another attempt may not meet."""
+    return anyio.run(_ask, question)
+
+
+async def _ask(question: Question) -> Answer | SubscriberError:
+    try:
+        connection = await connect(
+            question.conninfo,
+            application_name=APPLICATION_NAME,
+            settings=SETTINGS,
+            must_use_password=question.must_use_password,
+        )
+        try:
+            return await _answer(connection, question)
+        finally:
+            connection.terminate()
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        found = translate(error)
+    except SubscriberError as error:
+        found = error
+    if found.sqlstate.startswith(TRANSIENT):
+        raise ConnectionLost(found.message)
+    return SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
+
+
+async def _answer(connection: Connection, question: Question) -> Answer:
+    part = question.part
+    async with connection.transaction(isolation="repeatable_read", readonly=True):
+        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(question.snapshot)}")
+        await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
+        with parsing("the file of a table"):
+            filenode = await connection.fetchval(_FILENODE, part.heap)
+        if filenode != part.filenode:
+            raise SubscriberError(
+                f'table "{part.schema}.{part.name}" was rewritten while it was compared',
+                hint="Compare again when VACUUM FULL, TRUNCATE or whatever it was is over.",
+                sqlstate="55000",
+            )
+        with parsing("rows"):
+            return [tuple(row) for row in await connection.fetch(question.sql)]
+
+
+# --- what the answers say -------------------------------------------------------------------------
+
+Sums = dict[int, tuple[int, int]]  # bucket -> rows, sum of hashes
+
+
+def add_up(answers: Iterable[Answer]) -> Sums:
+    """The buckets of all parts of one side. Numbers of buckets become part of the next question to both sides.
+
+    Raises ProtocolError for anything else than numbers: a server says itself of which types its answer is.
+    """
+    rows: dict[int, int] = defaultdict(int)
+    sums: dict[int, int] = defaultdict(int)
+    with parsing("sums of rows"):
+        for answer in answers:
+            for bucket, count, total in answer:
+                if type(bucket) is not int or type(count) is not int:
+                    raise TypeError
+                rows[bucket] += count
+                sums[bucket] += int(str(total))
+    return {bucket: (rows[bucket], sums[bucket]) for bucket in rows}
+
+
+def differing(source: Sums, target: Sums) -> list[int]:
+    """The buckets that are not the same, in order."""
+    return sorted(bucket for bucket in source.keys() | target.keys() if source.get(bucket) != target.get(bucket))

@@ -1,0 +1,163 @@
+"""Both sides of a subscription as of one position of the publisher's WAL, while writing and applying go on.
+
+    worker held where it is                       at X, say
+    publisher: temporary slot, its snapshot       at L >= X; exactly the transactions that finish before L
+    worker goes on, and is held before L          the target has exactly those, too
+    target: snapshot
+    worker goes on
+
+Nothing has to be guessed or looked at twice: what differs in the two snapshots, differs. The worker stands still for
+as long as the slot takes and it needs from X to L, which is moments; unless the publisher has a transaction that
+runs for long, for which a new slot waits. Then the worker is let go and it is tried again, a few times.
+
+The snapshots are handed on to connections that hold nothing but them: the slot, which holds WAL, is gone by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+import anyio
+
+from subscriber.catalog import pause_requests, replication_names, store, worker_sessions
+from subscriber.catalog.connection import Catalog, Connection, encoding_of
+from subscriber.connection.connect import open_session
+from subscriber.connection.session import Session
+from subscriber.connection.settings import NO_TIMEOUTS
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.quoting import literal
+from subscriber.subscription import Subscription
+
+APPLICATION_NAME = "subscriber verify"
+ATTEMPTS = 5
+SLOT_PATIENCE = 10.0  # seconds for the publisher's running transactions to end
+HOLD_PATIENCE = 60.0  # seconds for the worker to finish what it is in, and to reach the position
+RESTART_PATIENCE = 2.0  # seconds without a worker: one that only starts again is back by then
+POLL = 0.01  # seconds
+
+# Values are compared as text, which must not depend on what a role or a database has set.
+SETTINGS = {
+    "datestyle": "ISO",
+    "intervalstyle": "postgres",
+    "extra_float_digits": "3",
+    "bytea_output": "hex",
+    "timezone": "UTC",
+    "row_security": "off",
+    **NO_TIMEOUTS,
+}
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+
+
+@dataclass(frozen=True, slots=True)
+class CommonSnapshot:
+    """`source` and `target` are names for SET TRANSACTION SNAPSHOT, the sessions are in transactions with them."""
+
+    lsn: Lsn
+    source: str
+    target: str
+    source_session: Session
+    target_session: Session
+
+
+@asynccontextmanager
+async def common_snapshot(catalog: Catalog, target: str, subscription: Subscription) -> AsyncIterator[CommonSnapshot]:
+    """Both sides at one position; the snapshots last as long as the block.
+
+    Raises SubscriberError when no worker is there to be held, or the publisher's transactions do not end.
+    """
+    async with AsyncExitStack() as stack, catalog.use() as connection:
+        if not await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER):
+            raise SubscriberError(f'subscription "{subscription.name}" is being verified already', sqlstate="55006")
+        source_session = await _open(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
+        target_session = await _open(stack, target)
+        try:
+            lsn, source = await _source_at_rest(connection, subscription, source_session)
+            await target_session.query(_BEGIN)
+            snapshot = await _export(target_session)
+        finally:
+            if not connection.is_closed():
+                with anyio.CancelScope(shield=True):
+                    await pause_requests.release(connection, subscription.oid)
+                    await worker_sessions.release(
+                        connection, subscription.oid, pause_requests.HOLDER, connection.get_server_pid()
+                    )
+        yield CommonSnapshot(lsn, source, snapshot, source_session, target_session)
+
+
+async def _open(stack: AsyncExitStack, conninfo: str, *, must_use_password: bool = False) -> Session:
+    session = await open_session(
+        conninfo, application_name=APPLICATION_NAME, settings=SETTINGS, must_use_password=must_use_password
+    )
+    stack.callback(session.abort)
+    return session
+
+
+async def _export(session: Session) -> str:
+    """A name of the snapshot that the session's transaction has."""
+    rows = await session.rows("SELECT pg_catalog.pg_export_snapshot()")
+    with parsing("a snapshot"):
+        ((name,),) = rows
+    return name or ""
+
+
+async def _source_at_rest(connection: Connection, subscription: Subscription, session: Session) -> tuple[Lsn, str]:
+    """Have the worker held at the position of a snapshot of the publisher: both, with `session` in the snapshot."""
+    for _ in range(ATTEMPTS):
+        held_at = await _hold(connection, subscription, Lsn(0))
+        publisher = await Publisher.connect(
+            subscription.conninfo,
+            application_name=APPLICATION_NAME,
+            client_encoding=encoding_of(connection),
+            must_use_password=subscription.must_use_password,
+        )
+        try:
+            with anyio.move_on_after(SLOT_PATIENCE):
+                slot = await publisher.create_slot(
+                    _slot_name(subscription, publisher), snapshot="export", temporary=True
+                )
+                await session.query(_BEGIN)
+                await session.query(f"SET TRANSACTION SNAPSHOT {literal(slot.snapshot_name or '')}")
+                snapshot = await _export(session)
+                if held_at > slot.consistent_point:
+                    raise SubscriberError("the apply worker is ahead of its publisher")
+                await _hold(connection, subscription, slot.consistent_point)
+                return slot.consistent_point, snapshot
+        finally:
+            publisher.session.abort()
+        await pause_requests.release(connection, subscription.oid)
+        await anyio.sleep(SLOT_PATIENCE / 2)
+    raise SubscriberError(
+        "no snapshot of the publisher could be taken",
+        detail="Transactions that run there have not ended in time.",
+        hint="Look for them in pg_stat_activity, by xact_start.",
+        sqlstate="55000",
+    )
+
+
+def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
+    return replication_names.table_sync_slot(subscription.oid, pause_requests.HOLDER, str(publisher.session.pid))
+
+
+async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:
+    """Have the worker stop at `stop_at`, 0 for where it is; where it stands."""
+    await pause_requests.ask(connection, subscription.oid, stop_at)
+    seen = anyio.current_time()
+    with anyio.move_on_after(HOLD_PATIENCE):
+        while anyio.current_time() < seen + RESTART_PATIENCE:
+            found = await pause_requests.load(connection, subscription.oid)
+            if found is not None and found.held_at is not None:
+                return found.held_at
+            if await worker_sessions.holder(connection, subscription.oid, store.APPLY_WORKER) is not None:
+                seen = anyio.current_time()
+            await anyio.sleep(POLL)
+    raise SubscriberError(
+        f'the apply worker of subscription "{subscription.name}" does not reach the position to compare at',
+        detail=f"It is asked to stop at {stop_at}." if stop_at else "It does not come to the end of a transaction.",
+        hint="See what it is waiting for, or whether it is running at all, with: subscriber status",
+        sqlstate="55000",
+    )

@@ -1,0 +1,157 @@
+"""Conflicts that do not stop the stream, noticed in the answers to statements that were sent ahead.
+
+The row of an UPDATE or DELETE that is not there, and the one that somebody else wrote last. Nothing waits for
+this: by the time an answer says so, what came after may have been sent, and fail. So what there is still to ask
+is kept until it is answered, in another session if need be: the transaction that it is about may be committed.
+
+A report shows values as text. Those that came in binary the target prints, so that the same conflict reads the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from subscriber.apply.conflicts import types
+from subscriber.apply.conflicts.types import Writer
+from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.connection.pipeline import Pipeline, Rows
+from subscriber.protocol.messages import Delete, Update
+from subscriber.targets.postgres.conflicts.row_lookup import printed, to_print
+from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+from subscriber.targets.postgres.sql import row_statements
+from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, searched
+from subscriber.targets.postgres.sql.row_statements import Plan
+
+# A block in which a question about the rows of a table is queued: PostgresTarget.asking().
+Asking = Callable[[RelationMapping, object], AbstractContextManager[None]]
+
+
+@dataclass(slots=True, eq=False)
+class _Question:
+    plan: Plan
+    new: Row
+    old: Row
+    note: Note
+    on_answer: Callable[[Rows], None]
+
+
+class Noticing:
+    """For one apply session."""
+
+    def __init__(self, pipeline: Pipeline, asking: Asking, on_conflict: OnConflict, origin: str) -> None:
+        self._pipeline = pipeline
+        self._asking = asking
+        self._on_conflict = on_conflict
+        self.origin = origin  # its name, whether the target has it or not
+        self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
+        self._open: dict[_Question, None] = {}  # in order; asked or not, and not answered
+
+    def answered(self, note: object, tag: str, rows: Rows) -> None:
+        """A statement did not do what it should to exactly one row."""
+        assert isinstance(note, Note)
+        if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
+            return
+        if tag.split()[-1] != "0":
+            return
+        if not note.mapping.local.row_may_be_suppressed:  # else look_for() has told
+            self._report_missing(note)
+
+    def look_for(self, row: int, new: Row, old: Row, note: Note) -> None:
+        """Is the row there that is about to be changed? Where a BEFORE trigger may refuse, the change does not tell."""
+        mapping = note.mapping
+        if mapping is None or note.resolved or not mapping.local.row_may_be_suppressed:
+            return
+
+        def absent(_note: object, _tag: str, _rows: Rows) -> None:
+            self._report_missing(note)
+
+        plan = row_statements.lock(mapping, row)
+        formats, parameters = bind(plan, new, old)
+        self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=absent)
+
+    def _report_missing(self, note: Note) -> None:
+        mapping, change = note.mapping, note.change
+        assert mapping is not None
+        assert isinstance(change, Update | Delete)
+        values = searched(change).split()
+
+        def report(leaf: Partition | None) -> None:
+            self._in_text(change, note, lambda shown: self._on_conflict(types.missing(mapping, shown, leaf), note))
+
+        def routed(rows: Rows) -> None:
+            number = rows[0][0] if rows else None
+            report(mapping.local.partitions[int(number)] if number is not None else None)
+
+        if mapping.local.partitions:
+            self._ask(_Question(row_statements.find_partition(mapping, values[0]), NO_ROW, values, note, routed))
+        else:
+            report(None)
+
+    def _in_text(self, change: Update | Delete, note: Note, report: Callable[[Update | Delete], None]) -> None:
+        """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
+        mapping = note.mapping
+        assert mapping is not None
+        asked = to_print(mapping, change)
+        if asked is None:
+            report(change)
+            return
+        plan, new, old = asked
+        self._ask(_Question(plan, new, old, note, lambda rows: report(printed(mapping, change, new[0], old[0], rows))))
+
+    def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
+        """Was the row that is about to be changed written by somebody else than this subscription?"""
+        mapping, change = note.mapping, note.change
+        if self.origin_id is None or note.resolved or mapping is None or not isinstance(change, Update | Delete):
+            return
+
+        def found(_note: object, _tag: str, rows: Rows) -> None:
+            others = [row for row in rows if not types.is_ours(row[2], self.origin)]
+            if others:
+                self._in_text(change, note, lambda shown: report(shown, others))
+
+        def report(shown: Update | Delete, rows: Rows) -> None:
+            for time, origin_id, origin, label, xid, *values in rows:
+                writer = Writer(xid or "", time, origin_id != "0", origin)
+                leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
+                self._on_conflict(types.differs(mapping, shown, writer, values, leaf), note)
+
+        plan = row_statements.written_by_another(mapping, row, self.origin_id)
+        formats, parameters = bind(plan, new, old)
+        self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
+
+    @property
+    def unanswered(self) -> bool:
+        return bool(self._open)
+
+    def ask_again(self) -> None:
+        """What was skipped; once the refused transaction has been rolled back and every answer is back."""
+        for question in self._open:
+            self._send(question)
+
+    async def ask_elsewhere(self, pipeline: Pipeline, asking: Asking) -> None:
+        """What this session, which has failed, does not answer any more."""
+        self._pipeline, self._asking = pipeline, asking
+        self.ask_again()
+        await pipeline.settle()
+
+    def _ask(self, question: _Question) -> None:
+        self._open[question] = None
+        self._send(question)
+
+    def _send(self, question: _Question) -> None:
+        """Ask in whatever transaction is being sent just now; if that is refused and this skipped, at ask_again()."""
+
+        def answered(_note: object, _tag: str, rows: Rows) -> None:
+            if question in self._open:  # or both sessions have answered
+                del self._open[question]
+                question.on_answer(rows)
+
+        plan, note = question.plan, question.note
+        formats, parameters = bind(plan, question.new, question.old)
+        assert note.mapping is not None
+        with self._pipeline.attempt(self._pipeline.awaits_attempts):
+            with self._asking(note.mapping, note):
+                self._pipeline.execute(plan.sql, formats, parameters, note=note, types=plan.types, on_result=answered)
+            self._pipeline.sync()

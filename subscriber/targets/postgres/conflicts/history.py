@@ -1,0 +1,112 @@
+"""The history of conflicts: what each was about and what was done, in subscriber.conflict_history.
+
+Kill points considered, W the worker:
+
+- A conflict that does not stop the stream is recorded in the transaction that applies the change, which is also the
+  one that moves the progress: both are there, or neither is and the change comes again.
+- One that stops the stream takes its transaction back, so it is recorded in a transaction of its own afterwards. If W
+  is killed before that, the change comes again, the same conflict with it. If W is killed after that, it comes again
+  as well, and finds its line: `occurrences` counts the attempts, a line is one conflict.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from subscriber.apply.conflicts.policy import Outcome, Rule
+from subscriber.apply.conflicts.types import Conflict, LocalRow
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.connection.pipeline import Pipeline
+from subscriber.protocol.messages import moment
+from subscriber.subscription import ConflictHistory
+from subscriber.targets.postgres.session.progress import ProgressRecord
+
+_COLUMNS = (
+    "relid",
+    "relation",
+    "conflict_type",
+    "index_name",
+    "key",
+    "remote_xid",
+    "remote_finish_lsn",
+    "remote_commit_time",
+    "local_xid",
+    "local_origin",
+    "local_commit_time",
+    "policy",
+    "resolution",
+    "local_row",
+    "remote_row",
+)
+# Bytes that are no text in the encoding of the session: views could not show them.
+_NO_TEXT = re.compile("[\udc80-\udcff]")
+_RECORD = "SELECT subscriber.record_conflict($1, $2, $3)"
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What of a subscription's conflicts is recorded, and how."""
+
+    subid: int
+    kept: ConflictHistory
+    with_rows: bool
+
+    def record(
+        self,
+        pipeline: Pipeline,
+        progress: ProgressRecord,
+        conflict: Conflict,
+        relid: int,
+        transaction: RemoteTransaction,
+        rule: Rule,
+        resolution: str,
+        note: object,
+    ) -> None:
+        """Queue what records a conflict with the transaction that is open. `relid` is the mapped table's."""
+        if self.kept is ConflictHistory.NONE:
+            return
+        for line in self._lines(conflict, relid, transaction, rule, resolution):
+            pipeline.execute(_RECORD, parameters=pipeline.texts((*progress.shown, line)), note=note)
+
+    def error_lines(self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule) -> list[str]:
+        """What is to be recorded of a conflict that has stopped the stream, see store.record_conflict_error()."""
+        if self.kept is ConflictHistory.NONE:
+            return []
+        return list(self._lines(conflict, relid, transaction, rule, Outcome.ERROR))
+
+    def _lines(
+        self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule, resolution: str
+    ) -> Iterator[str]:
+        """A JSON object with _COLUMNS for each row that was in conflict, or one if there was none."""
+        rows: tuple[LocalRow | None, ...] = conflict.local_rows or (None,)
+        for row in rows:
+            key = conflict.key
+            if row is not None and row.index is not None:
+                key = {name: row.values.get(name) for name in row.key}
+            writer = row.writer if row is not None else None
+            values = (
+                relid,
+                conflict.relation,
+                conflict.type,
+                row.index if row is not None else None,
+                dict(key) if key else None,
+                transaction.xid,
+                str(transaction.finish_lsn),
+                _time(transaction.commit_time),
+                writer.xid if writer is not None else None,
+                writer.origin if writer is not None else None,
+                _time(writer.committed) if writer is not None else None,
+                str(rule),
+                resolution,
+                dict(row.values) if row is not None and self.with_rows else None,
+                dict(conflict.remote) if conflict.remote is not None and self.with_rows else None,
+            )
+            line = json.dumps(dict(zip(_COLUMNS, values, strict=True)), ensure_ascii=False)
+            yield _NO_TEXT.sub(lambda found: f"\\\\x{ord(found[0]) - 0xDC00:02x}", line)
+
+
+def _time(microseconds: int | None) -> str | None:
+    return None if microseconds is None else moment(microseconds).isoformat()

@@ -1,0 +1,391 @@
+"""Changes that have to look before they are applied, because their subscription has a policy for conflicts.
+
+The reference path sends a statement and learns from its answer, if at all, that there was a conflict. Here the
+rows that matter are looked at and locked first, in the same transaction: the one that an UPDATE or DELETE is about, and
+those that have a key the change would give to another row. What is to be done is decided (apply/conflicts/policy.py),
+recorded (history.py), and what is left of the change is applied as any other. It waits for each answer; what needs no
+policy does not come here.
+
+A row that comes up between the look and the statement makes the statement fail, as without a policy, and the next
+attempt finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from subscriber.apply.conflicts import types
+from subscriber.apply.conflicts.policy import Outcome, Policies, Policy, Rule, decide
+from subscriber.apply.conflicts.types import Conflict, ConflictType
+from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import ConflictError
+from subscriber.protocol.encodings import encode
+from subscriber.protocol.messages import Delete, Insert, Update, moment
+from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
+from subscriber.subscription import ConflictHistory
+from subscriber.targets.postgres.conflicts.history import History
+from subscriber.targets.postgres.conflicts.row_lookup import Found, Looking, columns_of
+from subscriber.targets.postgres.session.progress import ProgressRecord
+from subscriber.targets.postgres.session.roles import Acting
+from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+from subscriber.targets.postgres.sql import lookup_queries, row_statements
+from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns, searched
+from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
+
+
+class Resolver(Protocol):
+    """An async function that decides about conflicts, for conflict_policy = 'call name'.
+
+    It is given a Conflict and answers with the name of a policy ("apply_remote", "keep_local", "last_update_wins",
+    "error", …), or with values, by column, that the row shall have on the target: texts are read as the server reads
+    them, None is NULL, of anything else str() is. What it leaves out is what the publisher sent, or stays as it is.
+
+    It is awaited while the target's transaction is open and the rows are locked, and asked again if the transaction has
+    to be repeated. Whatever it raises stops the subscription until it is asked again, a few seconds later.
+    """
+
+    async def __call__(self, conflict: Conflict, /) -> str | Mapping[str, object]: ...
+
+
+RowChange = Insert | Update | Delete
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The conflict that ended the session."""
+
+    conflict: Conflict
+    rule: Rule
+    mapping: RelationMapping
+    transaction: RemoteTransaction
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    outcome: Outcome
+    rule: Rule
+    row: Mapping[str, str | None] | None = None  # what a function wants the row to have
+
+
+class Resolving:
+    """For one apply session."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        acting: Acting,
+        on_conflict: OnConflict,
+        policies: Policies,
+        history: History,
+        resolvers: Mapping[str, Resolver],
+        origin: str,
+    ) -> None:
+        """`resolvers` has every function that the policies name; `origin` is the subscription's."""
+        self.looking = Looking(pipeline, timed=False)
+        self.refusal: Refusal | None = None
+        self._pipeline = pipeline
+        self._acting = acting
+        self._on_conflict = on_conflict
+        self._policies = policies
+        self._history = history
+        self.progress: ProgressRecord | None = None  # set once the session is resumed
+        self._resolvers = resolvers
+        self._origin = origin
+        self._concerned: dict[tuple[str, str, type], bool] = {}
+
+    def concerns(self, mapping: RelationMapping, change: RowChange) -> bool:
+        """Whether `change` has to come here."""
+        local, kind = mapping.local, type(change)
+        key = (local.schema, local.name, kind)
+        concerned = self._concerned.get(key)
+        if concerned is None:
+            noticed = kind is not Insert and self._history.kept is ConflictHistory.ALL
+            concerned = noticed or self._policies.concern((local.schema, local.name), kind)
+            self._concerned[key] = concerned
+        return concerned
+
+    async def resolve(self, change: RowChange, note: Note) -> RowChange | None:
+        """What is left to be applied of `change`, None for nothing; the session acts as the table's owner.
+
+        Raises ConflictError if the policy is to stop, and MappingError.
+        """
+        if isinstance(change, Insert):
+            return await self._insert(change, note)
+        row_statements.require_search(_mapping(note))
+        old = change.old.split() if change.old is not None else NO_ROW
+        if isinstance(change, Delete):
+            return await self._delete(change, old, note)
+        return await self._update(change, old, note)
+
+    # --- one kind of change each ----------------------------------------------------------------
+
+    async def _insert(self, change: Insert, note: Note) -> Insert | None:
+        """Into whatever holds the row's keys, if the policy says so."""
+        mapping = _mapping(note)
+        holders = await self._holders(change.new, note)
+        if not holders:
+            return change
+        found = await self._unique(change, holders, note)
+        decision = await self._decide(found, note)
+        if decision.outcome is Outcome.KEEP:
+            self._settle(found, decision, "skipped", note)
+            return None
+        # The row with the same identity stays, so that what only the target knows of it does.
+        kept = next((row for row, _, key in holders if set(key) == set(mapping.local.identity)), holders[0][0])
+        self._settle(found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note)
+        self._make_way([row for row, *_ in holders if row.place != kept.place], note)
+        new = _with(mapping, change.new, decision.row) if decision.row is not None else change.new
+        status, values = new.split()
+        self._run_at(kept.place, lookup_queries.update_at_place(mapping, status), (status, values), note)
+        return None
+
+    async def _update(self, change: Update, old: Row, note: Note) -> RowChange | None:
+        mapping = _mapping(note)
+        row = await self._searched(NEW if change.old is None else OLD, change.new.split(), old, note)
+        if row is None:
+            return await self._missing(change, note)
+        if self._is_anothers(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
+            found = types.differs(
+                mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
+            )
+            decision = await self._decide(found, note)
+            self._settle(found, decision, _APPLIED[decision.outcome], note)
+            if decision.outcome is Outcome.KEEP:
+                return None
+            if decision.row is not None:
+                change = replace(change, new=_with(mapping, change.new, decision.row))
+        return await self._update_to_key(change, row, note)
+
+    async def _update_to_key(self, change: Update, row: Found, note: Note) -> Update | None:
+        """The row is there and may be changed; does somebody hold the key it would get?"""
+        mapping = _mapping(note)
+        if not self._policies.concern_keys((mapping.local.schema, mapping.local.name)):
+            return change
+        holders = [holder for holder in await self._holders(change.new, note) if holder[0].place != row.place]
+        if not holders:
+            return change
+        found = await self._unique(change, holders, note)
+        decision = await self._decide(found, note)
+        if decision.outcome is Outcome.KEEP:
+            self._settle(found, decision, "skipped", note)
+            return None
+        self._settle(found, decision, "replaced", note)
+        self._make_way([holder for holder, *_ in holders], note)
+        return change if decision.row is None else replace(change, new=_with(mapping, change.new, decision.row))
+
+    async def _delete(self, change: Delete, old: Row, note: Note) -> RowChange | None:
+        mapping = _mapping(note)
+        row = await self._searched(OLD, NO_ROW, old, note)
+        if row is None:
+            return await self._missing(change, note)
+        if not self._is_anothers(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
+            return change
+        found = types.differs(
+            mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
+        )
+        decision = await self._decide(found, note)
+        self._settle(found, decision, "updated" if decision.row is not None else _APPLIED[decision.outcome], note)
+        if decision.outcome is Outcome.KEEP:
+            return None
+        if decision.row is None:
+            return change
+        nothing = TupleData.join(bytes([UNCHANGED]) * len(mapping.attributes), [None] * len(mapping.attributes))
+        return Update(change.xid, change.relid, change.old_part, change.old, _with(mapping, nothing, decision.row))
+
+    async def _missing(self, change: Update | Delete, note: Note) -> Insert | None:
+        mapping = _mapping(note)
+        leaf = await self._partition(change, note)
+        found = types.missing(mapping, await self._as_text(change, note), leaf)
+        decision = await self._decide(found, note)
+        new = None
+        if decision.outcome is Outcome.APPLY:
+            if decision.row is not None:
+                nothing = TupleData.join(bytes([NULL]) * len(mapping.attributes), [None] * len(mapping.attributes))
+                new = _with(mapping, change.new if isinstance(change, Update) else nothing, decision.row)
+            elif isinstance(change, Update):
+                new = change.new
+        # Of a large value that did not change nothing was sent: there is no whole row to insert.
+        if new is None or UNCHANGED in new.split()[0]:
+            self._settle(found, decision, "skipped", note)
+            return None
+        self._settle(found, decision, "inserted", note)
+        return await self._insert(Insert(change.xid, change.relid, new), note)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    async def _searched(self, row: int, new: Row, old: Row, note: Note) -> Found | None:
+        """The row that an UPDATE or DELETE is about, locked."""
+        mapping = _mapping(note)
+        require_columns(mapping, (new, old)[row][0])
+        if mapping.search is None:
+            plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.own_first)
+            self._run(plan, new, old, note)
+        plan = lookup_queries.searched(mapping, row, timed=self.looking.timed)
+        (found,) = await self.looking.find([plan], new, old, note)
+        return found[0] if found else None
+
+    async def _holders(self, new: TupleData, note: Note) -> list[tuple[Found, str, list[str]]]:
+        """Rows that have a key of the new row, locked, each with the unique index and its columns."""
+        mapping = _mapping(note)
+        row = new.split()
+        require_columns(mapping, row[0])
+        indexes = await self.looking.unique_indexes(mapping, row, note=note)
+        plans = [lookup_queries.holders(mapping, places, timed=self.looking.timed) for _, _, places in indexes]
+        answers = await self.looking.find(plans, row, NO_ROW, note) if plans else []
+        return [(holder, *index[:2]) for index, rows in zip(indexes, answers, strict=True) for holder in rows]
+
+    async def _unique(
+        self, change: Insert | Update, holders: list[tuple[Found, str, list[str]]], note: Note
+    ) -> Conflict:
+        mapping = _mapping(note)
+        label = holders[0][0].label
+        names = tuple(column.name for column in mapping.local.columns)
+        rows = [found.local_row(mapping, names, index, key) for found, index, key in holders]
+        shown = await self.looking.as_text(mapping, change, note)
+        return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
+
+    async def _partition(self, change: Update | Delete, note: Note) -> Partition | None:
+        """Where the missing row would be."""
+        mapping = _mapping(note)
+        if not mapping.local.partitions:
+            return None
+        values = searched(change).split()
+        number = await self.looking.value(row_statements.find_partition(mapping, values[0]), values, note)
+        return mapping.local.partitions[int(number)] if number is not None else None
+
+    async def _as_text(self, change: Update | Delete, note: Note) -> Update | Delete:
+        return await self.looking.as_text(_mapping(note), change, note)
+
+    def _is_anothers(self, row: Found, what: ConflictType, mapping: RelationMapping) -> bool:
+        """Whether the row was written last by somebody else, as far as the target can tell.
+
+        What a table was copied with is dropped when it is done, and its rows have an origin that does not exist. Where
+        times are compared these count as anybody's. Any other policy takes them for ours, or it would keep what was
+        copied from the publisher against what the publisher does next.
+        """
+        writer = row.writer
+        if writer.committed is None or types.is_ours(writer.origin, self._origin):
+            return False
+        if writer.foreign and (writer.origin is None or writer.origin.startswith(f"{self._origin}_")):
+            rule = self._policies.rule((mapping.local.schema, mapping.local.name), what)
+            return rule.policy in (Policy.DEFAULT, Policy.LAST_UPDATE_WINS)
+        return True
+
+    # --- deciding ---------------------------------------------------------------------------------
+
+    async def _decide(self, found: Conflict, note: Note) -> _Decision:
+        mapping, transaction = _mapping(note), _transaction(note)
+        table = mapping.local.schema, mapping.local.name
+        rule = self._policies.rule(table, found.type, several_rows=found.several_rows)
+        policy = rule.policy
+        if rule.function is not None:
+            answer = await self._call(rule, found, note)
+            if isinstance(answer, Mapping):
+                return _Decision(Outcome.APPLY, rule, answer)
+            policy = answer
+        outcome = decide(policy, found, transaction.commit_time, self._origin)
+        if outcome is Outcome.ERROR:
+            raise self._refuse(found, rule, note)
+        return _Decision(outcome, rule)
+
+    async def _call(self, rule: Rule, found: Conflict, note: Note) -> Policy | Mapping[str, str | None]:
+        """What the function answers. Whatever is wrong with that is an error that stops the stream."""
+        assert rule.function is not None
+        mapping = _mapping(note)
+        time = moment(_transaction(note).commit_time)
+        try:
+            answer = await self._resolvers[rule.function](replace(found, commit_time=time))
+        except Exception as error:  # the exception's own text may have values
+            what = f'Conflict resolver "{rule.function}" raised {type(error).__name__}.'
+            raise self._refuse(found, rule, note, what) from error
+        if isinstance(answer, Mapping):
+            unknown = sorted(str(name) for name in answer if name not in {c.name for c in mapping.attributes})
+            if not unknown:
+                return {name: _text(value) for name, value in answer.items()}
+            what = f"gave values for columns that are not replicated: {', '.join(unknown)}."
+        elif answer in list(Policy) and answer != Policy.CALL:
+            return Policy(answer)
+        else:
+            what = "answered with neither a policy nor a row."
+        raise self._refuse(found, rule, note, f'Conflict resolver "{rule.function}" {what}')
+
+    def _refuse(self, found: Conflict, rule: Rule, note: Note, hint: str | None = None) -> ConflictError:
+        """The error that stops the stream."""
+        mapping, transaction = _mapping(note), _transaction(note)
+        self.refusal = Refusal(found, rule, mapping, transaction)
+        error = ConflictError(
+            found.message, detail=found.detail, exact_detail=found.exact_detail, conflict_type=found.type
+        )
+        error.hint = hint
+        error.context.append(error_context(self._origin, note.message, mapping.label, None, transaction))
+        return error
+
+    def _settle(self, found: Conflict, decision: _Decision, resolution: str, note: Note) -> None:
+        """Tell of the conflict, and record it with the transaction."""
+        mapping, rule = _mapping(note), decision.rule
+        if rule.policy is not Policy.DEFAULT:
+            found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')
+        self._on_conflict(found, note)
+        role = self._acting.step_back(note)
+        assert self.progress is not None
+        self._history.record(
+            self._pipeline, self.progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
+        )
+        self._acting.resume(role, note)
+
+    # --- making way -------------------------------------------------------------------------------
+
+    def _make_way(self, rows: list[Found], note: Note) -> None:
+        """Delete rows of the target."""
+        for place in dict.fromkeys(row.place for row in rows):
+            self._run_at(place, lookup_queries.delete_at_place(_mapping(note)), NO_ROW, note)
+
+    def _run_at(self, place: str, plan: Plan, new: Row, note: Note) -> None:
+        if not _mapping(note).local.partitioned:
+            place = place.partition(" ")[2]
+        self._pipeline.execute(lookup_queries.SET_PLACE, parameters=self._pipeline.texts((place,)), note=note)
+        self._run(plan, new, NO_ROW, note)
+
+    def _run(self, plan: Plan, new: Row, old: Row, note: Note) -> None:
+        formats, parameters = bind(plan, new, old)
+        self._pipeline.execute(plan.sql, formats, parameters, note=note)
+
+
+_APPLIED = {Outcome.APPLY: "applied", Outcome.KEEP: "skipped"}
+
+
+def _mapping(note: Note) -> RelationMapping:
+    assert note.mapping is not None
+    return note.mapping
+
+
+def _transaction(note: Note) -> RemoteTransaction:
+    assert note.transaction is not None
+    return note.transaction
+
+
+def _leaf(mapping: RelationMapping, label: str) -> Partition | None:
+    return next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
+
+
+def _with(mapping: RelationMapping, row: TupleData, given: Mapping[str, str | None]) -> TupleData:
+    """`row` with the given values in it, as text."""
+    status, values = row.split()
+    changed = bytearray(status)
+    for index, column in enumerate(mapping.attributes):
+        if column.name in given:
+            value = given[column.name]
+            changed[index] = NULL if value is None else TEXT
+            values[index] = None if value is None else encode(value, mapping.codec)
+    return TupleData.join(bytes(changed), values)
+
+
+def _text(value: object) -> str | None:
+    """A value a function gave: texts are taken as they are."""
+    if value is None or isinstance(value, str):
+        return value
+    return f"\\x{value.hex()}" if isinstance(value, bytes | bytearray) else str(value)

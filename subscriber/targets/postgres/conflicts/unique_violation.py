@@ -1,0 +1,62 @@
+"""Which rows are in the way when a unique index refuses a change: asked afterwards, on a session of its own.
+
+The built-in worker looks into every unique index before it reports a conflict. Here the server has
+refused the statement and the transaction is rolled back; so the rows may have changed since, or be gone,
+and then the server's own error is all there is to say. Indexes on expressions and partial ones are left
+out, and deferrable ones are not enforced for replicated changes at all.
+
+Source: check_exclusion_or_unique_constraint(), FindConflictTuple() and CheckAndReportConflict() in
+execReplication.c.
+"""
+
+from __future__ import annotations
+
+from subscriber.apply.conflicts import types
+from subscriber.apply.conflicts.types import Conflict
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import ServerError
+from subscriber.protocol.messages import Insert, Update
+from subscriber.targets.postgres.conflicts.row_lookup import Looking, columns_of
+from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.sql import lookup_queries
+
+UNIQUE_VIOLATION = "23505"
+
+_HAS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')"
+_COMMIT_TIMES_SINCE = 140000  # server version from which the origin can be asked for with the time
+
+
+async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Conflict | None:
+    """The conflict behind a unique violation of the statement `note` is about; None if it is gone.
+
+    `pipeline` is a fresh one, on a session with the apply worker's settings.
+    """
+    mapping, change = note.mapping, note.change
+    if error.sqlstate != UNIQUE_VIOLATION or mapping is None or not isinstance(change, Insert | Update):
+        return None
+    schema, table = error.fields.get("s", mapping.local.schema), error.fields.get("t", mapping.local.name)
+    label = f"{schema}.{table}"
+    looking = Looking(pipeline, timed=await tracks_commit_times(pipeline))
+    columns = columns_of(mapping, label)
+    new = change.new.split()
+    old = change.old.split() if isinstance(change, Update) and change.old is not None else new
+    indexes = await looking.unique_indexes(mapping, new, (schema, table))
+    searched = old[0] if isinstance(change, Update) else None
+    plans = [
+        lookup_queries.in_the_way(mapping, (schema, table), places, searched=searched, timed=looking.timed)
+        for _, _, places in indexes
+    ]
+    found = [
+        row.local_row(mapping, columns, index, key)
+        for (index, key, _), rows in zip(indexes, await looking.find(plans, new, old), strict=True)
+        for row in rows
+    ]
+    if not found:
+        return None
+    return types.unique(mapping, await looking.as_text(mapping, change), label, columns, found)
+
+
+async def tracks_commit_times(pipeline: Pipeline) -> bool:
+    """Whether the target can say when, and through which origin, a row was written."""
+    version = pipeline.session.server_version
+    return version >= _COMMIT_TIMES_SINCE and await pipeline.rows(_HAS_COMMIT_TIMES) == [("on",)]

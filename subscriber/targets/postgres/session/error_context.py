@@ -1,0 +1,104 @@
+"""What an error of an apply session means to whoever reads it: its CONTEXT, or that the table has another shape."""
+
+from __future__ import annotations
+
+import re
+
+from subscriber.apply.relation_map import LocalRelation, RelationMapping
+from subscriber.apply.transaction import error_context
+from subscriber.connection.pipeline import Pipeline
+from subscriber.display import sql_identifier
+from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
+from subscriber.targets.postgres.session import schema_check
+from subscriber.targets.postgres.session.progress import ALTERED, OUT_OF_STEP
+from subscriber.targets.postgres.session.roles import Acting
+from subscriber.targets.postgres.session.statement_context import Note
+
+INSUFFICIENT_PRIVILEGE = "42501"
+INTERNAL_ERROR = "XX000"
+MOVED = "another session has moved the progress of this subscription"  # as the functions of the schema say it
+
+_MOVES = ("subscriber.advance(", "subscriber.finish_copy(")
+
+# CONTEXT of an error in a parameter: unnamed portal parameter $1 = '...'  (bind_param_error_callback() in postgres.c).
+# Translations keep $1 at the end of the words, except the Spanish one without a $ and the Korean one with words behind.
+_PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parámetro )(\d+)(?: 매개 변수)?(?: = .*)?", re.DOTALL)
+
+
+def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: str) -> SubscriberError:
+    """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
+
+    `error` is the pipeline's.
+    """
+    if _is_overtaken(error):
+        return ServerError({"S": "ERROR", "V": "ERROR", "C": OUT_OF_STEP, "M": MOVED})
+    if error.sqlstate == ALTERED:
+        return StaleCatalog(error.message)
+    if error.sqlstate == schema_check.CHANGED:
+        return StaleMapping(error.message)
+    note = pipeline.failed_note
+    if not isinstance(note, Note) or note.transaction is None:
+        return error
+    if note.may_be_stale and error.sqlstate.startswith(schema_check.OF_AN_OLD_SHAPE):
+        return StaleMapping(error.message)
+    if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
+        error = row_security(error, note.mapping, acting)
+        if note.mapping.local.closed_schemas and error.hint is None:
+            error.hint = _open_schemas(note.mapping.local, acting)
+    if pipeline.session.error is None:
+        add_context(error, note, origin)
+    return error
+
+
+def _is_overtaken(error: SubscriberError) -> bool:
+    """Whether a move of the progress record has met another session's, which committed while the move waited for it.
+
+    Large objects are a system catalog, whose updates do not wait for the new version of a row: the server only says
+    "tuple concurrently updated", in its language. Its function and ours are named in every language.
+    """
+    if not isinstance(error, ServerError) or error.sqlstate != INTERNAL_ERROR:
+        return False
+    context = error.fields.get("W", "")
+    return error.fields.get("R") == "simple_heap_update" and any(name in context for name in _MOVES)
+
+
+def add_context(error: SubscriberError, note: Note, origin: str) -> None:
+    """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
+    column = _failed_column(error, note)
+    if column is not None:
+        error.context.clear()  # names the parameter, and shows its value if the server is so configured
+    relation = note.mapping.label if note.mapping is not None else None
+    error.context.append(error_context(origin, note.message, relation, column, note.transaction))
+
+
+def _open_schemas(local: LocalRelation, acting: Acting) -> str:
+    """The error may be that one, or of a privilege on the table: the hint says which is which."""
+    role = sql_identifier(acting.name([local]))
+    schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
+    return f"Role {role} may not use schema {schemas} either. To grant that: GRANT USAGE ON SCHEMA {schemas} TO {role};"
+
+
+def row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:
+    """With row_security = off the server refuses where rows would be left out; say what that means here."""
+    if error.fields.get("R") != "check_enable_rls":
+        return error
+    role = acting.name([mapping.local])
+    return ServerError(
+        {
+            **error.fields,
+            "C": "0A000",
+            "M": f'user "{role}" cannot replicate into relation with row-level security enabled: '
+            f'"{mapping.local.name}"',
+        }
+    )
+
+
+def _failed_column(error: SubscriberError, note: Note) -> str | None:
+    """The column whose value could not be read; None when the error is no such one."""
+    if len(error.context) != 1 or note.plan is None or note.mapping is None:
+        return None
+    found = _PARAMETER.fullmatch(error.context[0])
+    if found is None or int(found[1]) > len(note.plan.parameters):
+        return None
+    _, index = note.plan.parameters[int(found[1]) - 1]
+    return note.mapping.attributes[index].name

@@ -1,0 +1,112 @@
+"""Keeping a session in order while code of others runs in it: triggers, defaults, domains of the target's tables.
+
+Such code can leave anything behind that SQL can: another role, settings, prepared statements under names of ours,
+cursors, temporary tables, locks, LISTEN. So foreign code only runs in a session whose role has nothing more than the
+owners of the code (migrations/versions/0015_foreign_code.py). Then there is nothing to steal. It remains to see to it
+that the next statement does what it is to do:
+
+- before a guarded table is touched in a transaction, it is locked and compared (schema_check.py), so that its owner
+  cannot put code there meanwhile;
+- while the transaction goes on after foreign code, statements are parsed anew each time, under no name;
+- after each change that has run foreign code, all settings and the role are set again;
+- constraint triggers that wait for the end of the transaction run before progress is moved, as the table's owner;
+  those that make themselves wait again run in COMMIT, as the session's own role, which has nothing more;
+- after the transaction, DISCARD ALL.
+
+What all that does not undo hurts the tables of the code's owner only: a transaction made read-only fails, and is tried
+again. Progress is moved by functions that ask for the worker's fence, which is sent as a parameter and kept nowhere.
+"""
+
+from __future__ import annotations
+
+from subscriber.apply.relation_map import LocalRelation, RelationMapping, how_to_trust
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
+from subscriber.targets.postgres.session import schema_check
+from subscriber.targets.postgres.session.roles import Acting
+from subscriber.targets.postgres.session.statement_context import Note
+
+_RUN_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
+
+
+class Containing:
+    """For one apply session."""
+
+    def __init__(self, pipeline: Pipeline, acting: Acting, shapes_: schema_check.Shapes) -> None:
+        self.settings: tuple[str, ...] = ()  # statements that make the session what it was
+        self._pipeline = pipeline
+        self._acting = acting
+        self._shapes = shapes_
+        self._last: LocalRelation | None = None  # whose code ran last in this transaction
+        self._partitioned: LocalRelation | None = None  # one that this transaction guards
+
+    @property
+    def used(self) -> bool:
+        """Whether foreign code has run in this transaction."""
+        return self._last is not None
+
+    def began(self) -> None:
+        """A transaction has begun."""
+        self._partitioned = None
+
+    def guard(self, local: LocalRelation, mode: str, note: object) -> None:
+        """Queue the lock and the comparison, in the transaction that is going to touch the table."""
+        if local.partitioned:
+            self._partitioned = local
+        if local.schema in local.closed_schemas:  # the owner cannot name it
+            self._acting.step_back(note)
+        else:
+            self._acting.become([local], note)
+        self._pipeline.execute(schema_check.lock(local, mode), note=note)
+        self._acting.step_back(note)
+        self._shapes.check(local, self._acting.owner, note)
+
+    def refuse_to_prepare(self) -> None:
+        """Before PREPARE TRANSACTION. Raises MappingError if the transaction guards a partitioned table.
+
+        Two transactions cannot hold the lock for that. The next one would wait for COMMIT PREPARED, which is later in
+        the stream.
+        """
+        local = self._partitioned
+        if local is not None:
+            raise MappingError(
+                f'partitioned table "{local.schema}.{local.name}" cannot be changed by a prepared transaction here',
+                detail=f'The session\'s role may do more than its owner, "{local.owner}", or the owner of a partition,'
+                " who could attach another one with code of its own.",
+                hint=how_to_trust([local.owner]),
+                sqlstate="42501",
+            )
+
+    def begin(self, mapping: RelationMapping) -> None:
+        """The next statements run the table's foreign code."""
+        self._last = mapping.local
+        self._pipeline.unnamed = True
+
+    def set_again(self, note: object) -> None:
+        """Queue what makes the session ours again, as far as that goes inside of the transaction."""
+        self._pipeline.execute("RESET ALL", note=note)
+        self._acting.reset(note)
+        for statement in self.settings:
+            self._pipeline.execute(statement, note=note)
+
+    def run_deferred(self, note: Note) -> None:
+        """Queue what runs the constraint triggers that wait for the end of the transaction."""
+        if self._last is not None:
+            self._acting.become([self._last], note)
+            self._pipeline.execute(_RUN_DEFERRED, note=note)
+            self.set_again(note)
+
+    def clean(self) -> None:
+        """Queue what leaves nothing of it; the transaction has been ended by what was queued before."""
+        if self._last is None:
+            return
+        self._last = None
+        note = Note("DISCARD")
+        self._pipeline.execute("DISCARD ALL", note=note)
+        self._pipeline.sync()
+        self._pipeline.forget()
+        self._shapes.forget()
+        for statement in self.settings:
+            self._pipeline.execute(statement, note=note)
+        self._pipeline.sync()
+        self._pipeline.unnamed = False

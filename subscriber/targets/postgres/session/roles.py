@@ -1,0 +1,148 @@
+"""As which role changes are applied: the table's owner, or the subscription's (run_as_owner).
+
+The session itself is that of whoever runs the launcher, most often a superuser. Code that a table brings
+along (triggers, defaults, constraints, index expressions) must not run with these rights, or whoever owns
+a table could have them. So each change runs as the owner of its table, if the subscription's owner may
+SET ROLE to it, or as the subscription's owner if the subscription says so. The server then checks
+privileges and row-level security for that role, as it does for everybody. What is ours, progress and the
+look at the table's shape, runs as the session's own role.
+
+A role may lack USAGE on the schema of its own table, or of a type. The built-in worker knows both by their OIDs. Here a
+statement is parsed by the session's own role then, and executed by the other. It is parsed for each use: what the
+server parses again by itself, after ANALYZE for one, it would parse as the wrong role.
+
+PostgreSQL marks the switch as a security-restricted operation, in which the role cannot be set back. SQL has no way to
+do that: code that the change runs can set the role to "none", and has the rights of the session's own role then. So
+the role is set for what the server checks, and protects nothing. What protects is that code of roles which the session
+must not trust only runs where the session's role can do no more than they (foreign_code.py).
+
+Source: SwitchToUntrustedUser() in usercontext.c, TargetPrivilegesCheck() in worker.c.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from subscriber.apply.relation_map import LocalRelation
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.session.introspection import Terms
+
+_HAS_PRIVILEGE = "SELECT pg_catalog.has_table_privilege($1::pg_catalog.name, $2::pg_catalog.oid, $3)"
+_SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """Who acts. `knows_names`: it may use the schemas of what statements name."""
+
+    name: str
+    knows_names: bool = True
+
+
+NOBODY = Role("none")  # the session's own role
+
+
+class Acting:
+    """The role of a session's transaction. Until subscribe() is called it is never changed."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._session_user = ""
+        self._run_as_owner = False
+        self._now: Role | None = NOBODY  # None: whatever role it has
+        self.owner = ""  # of the subscription; empty: nobody in particular
+        self.terms = Terms()
+
+    async def subscribe(self, subscription: Subscription, *, replica_role: bool) -> None:
+        """Apply for this subscription from now on."""
+        self.owner, self._run_as_owner = subscription.owner, subscription.run_as_owner
+        self.terms = Terms(self.owner, self._run_as_owner, subscription.trusted_owners, replica_role)
+        ((user,),) = await self._pipeline.rows("SELECT session_user")
+        self._session_user = user or ""
+
+    def adopt(self, other: Acting) -> None:
+        """Act as the session of `other` does, which has the same role."""
+        self.owner, self.terms = other.owner, other.terms
+        self._run_as_owner, self._session_user = other._run_as_owner, other._session_user
+
+    def began(self) -> None:
+        """A transaction has begun; the last one's role ended with it."""
+        self._now = NOBODY
+        self._pipeline.parsing = None
+
+    def become(self, tables: Sequence[LocalRelation], note: object) -> None:
+        """Queue the switch for a change of `tables`. Raises MappingError if it is not allowed."""
+        self._switch(self.role(tables), note)
+
+    async def name_tables(self, tables: Sequence[LocalRelation], privilege: str, note: object) -> None:
+        """After become(), before a command that looks names up when it is executed.
+
+        Where the role may not use a schema the session's own role runs the command. Raises MappingError if the other
+        lacks the privilege.
+        """
+        if self._pipeline.parsing is None:
+            return
+        name = self.name(tables)
+        self.step_back(note)
+        for table in tables:
+            if await self._pipeline.rows(_HAS_PRIVILEGE, name, str(table.oid), privilege) != [("t",)]:
+                raise MappingError(
+                    f'permission denied for table "{table.schema}.{table.name}"',
+                    detail=f'Changes are applied as role "{name}", which lacks {privilege}.',
+                    sqlstate="42501",
+                )
+
+    def role(self, tables: Sequence[LocalRelation]) -> Role:
+        """The role for a change of `tables`. Raises MappingError."""
+        if not self.owner:
+            return NOBODY
+        role = self.owner
+        if not self._run_as_owner:
+            for table in tables:
+                if not table.may_set_role:
+                    raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
+            if len({table.owner for table in tables}) == 1:
+                role = tables[0].owner
+        if role == self._session_user:
+            return NOBODY
+        return Role(role, knows_names=not any(table.closed_schemas for table in tables))
+
+    def name(self, tables: Sequence[LocalRelation]) -> str:
+        """The role for a change of `tables`, by its name."""
+        role = self.role(tables)
+        return self._session_user if role == NOBODY else role.name
+
+    def step_back(self, note: object) -> Role:
+        """Queue the switch to the session's own role; the role until now, for resume()."""
+        before = self._now or NOBODY
+        self._switch(NOBODY, note)
+        return before
+
+    def resume(self, role: Role, note: object) -> None:
+        self._switch(role, note)
+
+    def reset(self, note: object) -> None:
+        """Queue the switch to the session's own role, whatever role it has by now."""
+        self._now = None
+        self._switch(NOBODY, note)
+
+    def _switch(self, role: Role, note: object) -> None:
+        if role == self._now:
+            return
+        self._pipeline.parsing = None
+        if self._now is None or role.name != self._now.name:
+            self._pipeline.execute(_SET_ROLE, parameters=self._pipeline.texts((role.name,)), note=note)
+        self._now = role
+        if not role.knows_names:
+            self._pipeline.parsing = self._as_session
+
+    @contextmanager
+    def _as_session(self, note: object) -> Iterator[None]:
+        """Within the block names are looked up by the session's own role; privileges are checked at execution."""
+        role = self.step_back(note)
+        yield
+        self.resume(role, note)

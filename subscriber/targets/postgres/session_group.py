@@ -1,0 +1,224 @@
+"""Batches of different rows side by side, each in a session of its own, committed in the publisher's order.
+
+Theory of operation. The sessions are lanes: the worker's own, and more if the subscription has any (apply_sessions). A
+batch of whole transactions is sent through a lane that has no open transaction, if no row of it is touched by what is
+under way in other lanes. Its COMMIT, with progress before it, is sent in its turn: when everything before it is
+committed, or is going to be before it in the same session. So each commit leaves what the publisher had at that moment,
+and readers of the target see nothing that the publisher's did not see.
+
+Rows are told apart by their keys; a table with more than one unique index, in which different rows can meet, counts as
+one row. Foreign keys need no order: an apply worker's session does not check them (session_replication_role).
+Tables whose triggers do fire are never in a batch. What is not a batch of whole transactions waits until all lanes
+are done, and goes through the worker's own.
+
+The first refusal ends it all: what is not committed is rolled back in every lane, and applied again one by one in
+the worker's own (batch_applier.py). So nothing depends on knowing how rows may meet. Keys may be equal though their
+bytes are not: then a statement hits another number of rows than it was given, and fails, or two batches wait for each
+other. Of that the server knows nothing when the later one waits for its turn; worker/apply/lock_waits.py finds the
+first one waiting for a lock, and has the others step back: retreat().
+
+Kill points considered, besides those of batch_applier.py: a worker may die with transactions open in any lane; only
+that whose turn it is can have its COMMIT under way, and it moves the progress row from where those before it have left
+it. The next worker ends every lane's backend before it reads that row (worker/streaming/setup.py).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import anyio
+
+from subscriber.apply.batch.batch import Batch, Portion
+from subscriber.apply.batch.table_batch import TableBatch
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import Note
+
+UNDER_WAY = 4  # batches sent and not answered, and one more for each further lane
+WORTH_A_LANE = 1000  # changes; with fewer a batch waits for the answer to what is under way
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """What was sent and is not answered yet; of one transaction or several."""
+
+    portions: list[Portion]
+    mappings: dict[int, RelationMapping]
+    lane: PostgresTarget
+    position: Lsn  # before it
+    within: bool  # the target's transaction has begun with earlier portions
+    fresh: set[int]  # tables that were mapped just before
+    tables: list[TableBatch] | None = None  # what it touches; None: anything
+    commit: Callable[[], None] | None = None  # sends its COMMIT; None: it was sent, or there is none
+
+    @property
+    def end_lsn(self) -> Lsn | None:
+        """None: it ends with a portion."""
+        return self.portions[-1].end_lsn
+
+    def meets(self, tables: Iterable[TableBatch]) -> bool:
+        """Whether something of it, or anything at all, has to be done before `tables`."""
+        return self.tables is None or any(
+            mine.mapping.local.oid == other.mapping.local.oid and mine.meets(other)
+            for mine in self.tables
+            for other in tables
+        )
+
+
+class Lanes:
+    """What one worker has under way, in the order of the stream."""
+
+    def __init__(self, own: PostgresTarget, wake: Callable[[], None]) -> None:
+        self.attempts: deque[Attempt] = deque()
+        self.all: list[PostgresTarget] = [own]
+        self._own = own
+        self._wake = wake
+        self._answered = anyio.Event()
+        self._retreating = False
+        self._recovering = False
+        own.pipeline.on_trouble = self.something_happened
+
+    def join(self, lane: PostgresTarget) -> None:
+        """Use this session as well from now on."""
+        self._own.share_progress(lane)
+        lane.pipeline.on_trouble = self.something_happened
+        self.all.append(lane)
+        self.something_happened()
+
+    @property
+    def several(self) -> bool:
+        return len(self.all) > 1
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def free_for(self, batch: Batch, *, whole: bool) -> PostgresTarget | None:
+        """The lane that is to have `batch`; None: something has to be answered first.
+
+        `whole`: it has nothing but whole transactions.
+        """
+        if len(self.attempts) >= UNDER_WAY + len(self.all) - 1:
+            return None
+        own = self._own
+        if not self.several:
+            return own
+        if not whole:
+            return own if all(attempt.lane is own and attempt.commit is None for attempt in self.attempts) else None
+        if not own.pipeline.only_attempts:  # nobody has looked at the rows of what came before
+            return own if all(attempt.lane is own for attempt in self.attempts) else None
+        tables = list(batch.tables.values())
+        for lane in sorted(self._idle(), key=self._load):
+            if not any(attempt.meets(tables) for attempt in self.attempts if attempt.lane is not lane):
+                return lane
+        return None
+
+    def add(self, attempt: Attempt) -> None:
+        """Its statements have been queued, its COMMIT not."""
+        self.attempts.append(attempt)
+        self.commit_in_turn()
+        attempt.lane.pipeline.flush()  # its turn may be long in coming
+
+    def worth_a_lane(self, batch: Batch) -> bool:
+        """Whether to send `batch` though something is under way and more could be gathered."""
+        return batch.rows >= WORTH_A_LANE and self.several and any(not self._load(lane) for lane in self.all)
+
+    def _idle(self) -> list[PostgresTarget]:
+        """Those without a transaction whose COMMIT has to wait for its turn."""
+        waiting = {id(attempt.lane) for attempt in self.attempts if attempt.commit is not None}
+        return [lane for lane in self.all if id(lane) not in waiting]
+
+    def _load(self, lane: PostgresTarget) -> int:
+        return sum(attempt.lane is lane for attempt in self.attempts)
+
+    def commit_in_turn(self) -> None:
+        """Send what COMMITs may be sent by now; none where a session is lost, which whoever watches it tells."""
+        if self._recovering or not self.attempts or self.attempts[0].lane.pipeline.error is not None:
+            return
+        lane = self.attempts[0].lane
+        for attempt in self.attempts:
+            if attempt.lane is not lane:
+                return
+            if attempt.commit is not None:
+                commit, attempt.commit = attempt.commit, None
+                commit()
+
+    @property
+    def position(self) -> Lsn | None:
+        """The end of the last transaction that was sent; None where only the worker's own session knows."""
+        return self.attempts[-1].end_lsn if self.attempts else None
+
+    # --- what became of it ------------------------------------------------------------------------
+
+    @property
+    def refused(self) -> bool:
+        """Whether something was refused, or cannot go on as it was sent."""
+        return self._retreating or any(lane.pipeline.refused is not None for lane in self.all)
+
+    def something_happened(self) -> None:
+        self._answered.set()
+        self._wake()
+
+    def done(self, attempt: Attempt) -> None:
+        self.attempts.remove(attempt)
+        self.commit_in_turn()
+        self.something_happened()
+
+    async def answer(self) -> None:
+        """Wait for an answer that matters here. Raises the error of a session that is lost."""
+        self._answered = anyio.Event()
+        for lane in self.all:
+            lane.pipeline.flush()
+        self._raise_error()
+        await self._answered.wait()
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        for lane in self.all:
+            if lane.pipeline.error is not None:
+                raise lane.pipeline.error
+
+    async def recover(self) -> tuple[SubscriberError | None, object, list[Attempt]]:
+        """After a refusal: roll back all that is not committed; why (None: retreat()), its note, and what it was.
+
+        Of a refused portion the worker's own transaction is left as it is: the caller goes back to the savepoint.
+        """
+        self._recovering = True
+        lanes = list(self.all)  # whoever joins meanwhile has nothing to roll back
+        for attempt in self.attempts:
+            if attempt.commit is not None:
+                attempt.commit = None
+                attempt.lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                attempt.lane.rolled_back()
+        for lane in lanes:
+            lane.pipeline.sync()  # before anything is waited for: one of them may hold a lock that another needs
+            lane.pipeline.flush()
+        errors = {id(lane): await lane.pipeline.recover() for lane in lanes}
+        attempts, self.attempts = list(self.attempts), deque()
+        for lane in lanes:
+            if errors[id(lane)][0] is not None and not (lane is self._own and attempts and attempts[0].within):
+                lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                lane.rolled_back()
+                await lane.pipeline.settle()
+        self._recovering = self._retreating = False
+        foremost = [errors[id(attempt.lane)] for attempt in attempts[:1]]
+        error, note = next(((e, n) for e, n in [*foremost, *errors.values()] if e is not None), (None, None))
+        return error, note, attempts
+
+    # --- locks ------------------------------------------------------------------------------------
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """Of all lanes, that whose turn it is first."""
+        return list(dict.fromkeys([lane.pipeline for lane in (*(a.lane for a in self.attempts), *self.all)]))
+
+    def retreat(self) -> bool:
+        """The first lane waits for a lock: have the others roll back, if they have anything open."""
+        if self._recovering or all(attempt.commit is None for attempt in self.attempts):
+            return False
+        self._retreating = True
+        self.something_happened()
+        return True

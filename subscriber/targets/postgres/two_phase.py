@@ -1,0 +1,175 @@
+"""Transactions that the publisher prepared: prepared here, then committed or rolled back when it says so.
+
+PREPARE TRANSACTION cannot move the progress with it: the record would stay locked until COMMIT PREPARED, and the
+very next transaction needs it. COMMIT PREPARED runs in no transaction block at all. So each takes two steps,
+and a restart finds in subscriber.prepared which of them were done:
+
+    PREPARE            1  the changes, and a row that is `committed`: seen once they are
+                       2  the progress, and a row that is not `committed`: it waits, and since when
+    COMMIT PREPARED    1  COMMIT PREPARED
+                       2  the progress, and both rows go
+    ROLLBACK PREPARED  1  ROLLBACK PREPARED
+                       2  the progress, and the row that is left goes
+
+The publisher's name for the transaction is not used: two subscriptions may get the same one. Ours has the
+subscription's OID and the publisher's xid.
+
+Kill points considered, of the worker, its connection, or the target:
+- before PREPARE is done: the target rolls back; everything comes again.
+- after PREPARE, before the progress: it comes again from its BEGIN PREPARE. Its name is among the prepared ones,
+  so its changes are passed over and only step 2 is done.
+- after COMMIT PREPARED, before the progress: it comes again. The name is gone and the `committed` row is seen: step
+  2 only. Where neither is there, somebody has resolved it by hand, and going on would lose it: an error.
+- after ROLLBACK PREPARED, before the progress: it comes again; an unknown one is no error, since what was
+  prepared before the slot had two-phase enabled was never sent.
+- a crash of the target takes back progress that was not flushed, never a PREPARE or COMMIT PREPARED, which
+  PostgreSQL flushes always: the same cases.
+- a backend of a dead worker that still works on a PREPARE is registered as that worker's; we read after it has ended.
+
+Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransactionGid() and LookupGXact() in twophase.c.
+"""
+
+from __future__ import annotations
+
+import re
+
+from subscriber import telemetry
+from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.errors import ApplyError
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import Note
+
+_PREPARED = r"""
+SELECT gid FROM pg_catalog.pg_prepared_xacts
+ WHERE database = pg_catalog.current_database() AND gid LIKE 'pg\_gid\_' || $1 || '\_%'
+"""
+_MARK = "SELECT subscriber.mark_prepared($1, $2, $3, $4)"
+_NOTE = "SELECT subscriber.note_prepared($1, $2, $3, $4, $5, $6, $7)"
+_FIND = "SELECT f.committed, f.prepare_end_lsn FROM subscriber.find_prepared($1, $2, $3) f"
+_FORGET = "SELECT subscriber.forget_prepared($1, $2, $3)"
+
+
+def gid_prefix(subid: int) -> str:
+    """What the names of all transactions begin with that a subscription has prepared on the target."""
+    return f"pg_gid_{subid}_"
+
+
+class TwoPhase:
+    """The prepared transactions of one subscription, for its apply worker; not safe for two tasks at once."""
+
+    def __init__(self, target: PostgresTarget, subid: int) -> None:
+        self._target = target
+        self._subid = subid
+        self._prepared: set[str] = set()
+
+    async def load(self) -> None:
+        """Find out what is prepared; when the worker has its locks, and before its first message."""
+        rows = await self._target.pipeline.rows(_PREPARED, str(self._subid))
+        # Whoever may prepare a transaction on the target chooses its name.
+        ours = re.compile(f"{gid_prefix(self._subid)}[0-9]{{1,10}}", re.ASCII)
+        self._prepared = {name for (name,) in rows if name is not None and ours.fullmatch(name)}
+
+    def is_prepared(self, xid: int) -> bool:
+        """Whether the publisher's transaction `xid` waits here, prepared."""
+        return self.gid(xid) in self._prepared
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that waits here, prepared."""
+        return sorted(self._prepared)
+
+    def forget(self, name: str) -> None:
+        """Somebody else has resolved it."""
+        self._prepared.discard(name)
+
+    def gid(self, xid: int) -> str:
+        return f"{gid_prefix(self._subid)}{xid}"
+
+    async def prepare(self, target: PostgresTarget, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """Prepare what `target` has of the transaction, on its session, unless that was done before a restart."""
+        gid = self.gid(transaction.xid)
+        if gid in self._prepared:
+            return
+        # Questions that come of the answers are asked before PREPARE. After it they would wait for the locks it keeps.
+        await target.pipeline.settle()
+        if not transaction.changed:  # also one that has nothing for us: COMMIT PREPARED will look for it
+            target.begin(transaction)
+        note = Note("PREPARE", transaction)
+        target.run_deferred(note)
+        target.acting.step_back(note)
+        pipeline = target.pipeline
+        pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
+        target.set_origin(end_lsn, transaction.commit_time, note)
+        target.prepare(gid, note)
+        await pipeline.settle()
+        self._prepared.add(gid)
+
+    def note(self, transaction: RemoteTransaction, end_lsn: Lsn) -> RemoteTransaction:
+        """After prepare(): the transaction of our own that says so, and is to be committed then."""
+        own, note = self._begin(transaction, "PREPARE")
+        at = str(moment(transaction.commit_time))
+        parameters = self._key(transaction.xid, self.gid(transaction.xid), transaction.gid, str(end_lsn), at)
+        self._target.pipeline.execute(_NOTE, parameters=parameters, note=note)
+        return own
+
+    async def commit(self, message: CommitPrepared, transaction: RemoteTransaction) -> RemoteTransaction:
+        """COMMIT PREPARED; the transaction of our own that is to be committed then.
+
+        `transaction` stands for what the message is about. Raises ApplyError if nothing of that name was prepared.
+        """
+        gid = self.gid(message.xid)
+        if gid in self._prepared:
+            note = Note(message.message_type, transaction)
+            self._target.set_origin(message.end_lsn, message.commit_time, note)
+            await self._alone(f"COMMIT PREPARED '{gid}'", note)
+            self._prepared.remove(gid)
+        elif not transaction.skipped and ("t", None) not in await self._rows(message.xid):
+            error = ApplyError(
+                f'prepared transaction with identifier "{gid}" does not exist',
+                detail="The publisher has committed it; it was rolled back on the target by somebody else.",
+                hint="Its changes are lost here. Apply them by hand, then skip it with ALTER SUBSCRIPTION ... SKIP.",
+                sqlstate="42704",
+            )
+            error.context.append(error_context(self._target.origin, message.message_type, transaction=transaction))
+            raise error
+        return self._forget(transaction, message.message_type)
+
+    async def rollback(self, message: RollbackPrepared, transaction: RemoteTransaction) -> RemoteTransaction:
+        """ROLLBACK PREPARED, if it is here; the transaction of our own that is to be committed then."""
+        gid = self.gid(message.xid)
+        if gid in self._prepared:
+            known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
+            if known is None or Lsn.parse(known) == message.prepare_end_lsn:
+                note = Note(message.message_type, transaction)
+                self._target.set_origin(message.rollback_end_lsn, message.rollback_time, note)
+                await self._alone(f"ROLLBACK PREPARED '{gid}'", note)
+                self._prepared.remove(gid)
+        else:
+            telemetry.log(telemetry.DEBUG, f'prepared transaction "{gid}" was rolled back and is not here')
+        return self._forget(transaction, message.message_type)
+
+    async def _alone(self, sql: str, note: Note) -> None:
+        """Run what may be no part of a transaction, which a pipeline's statements between two Syncs are."""
+        await self._target.settle()
+        self._target.pipeline.execute_once(sql, note=note)
+        await self._target.settle()
+
+    def _forget(self, transaction: RemoteTransaction, what: str) -> RemoteTransaction:
+        own, note = self._begin(transaction, what)
+        if self.gid(transaction.xid) not in self._prepared:
+            self._target.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
+        return own
+
+    def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, Note]:
+        own = RemoteTransaction(transaction.xid, transaction.finish_lsn, transaction.commit_time)
+        own.skipped = transaction.skipped
+        self._target.begin(own)
+        return own, Note(what, own)
+
+    async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
+        return await self._target.pipeline.rows(_FIND, *self._target.progress.shown, str(xid))
+
+    def _key(self, xid: int, *more: str | None) -> bytes:
+        return self._target.pipeline.texts((*self._target.progress.shown, str(xid), *more))

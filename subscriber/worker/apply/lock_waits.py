@@ -1,0 +1,279 @@
+"""What an apply worker waits for, when its target does not answer.
+
+A backend that waits for a lock says nothing. So when no answer has come for a moment, another session asks the
+server who is in the way:
+
+- a parallel worker of ours, whose transaction ends later in the stream than what waits: a deadlock that no
+  server can see. That worker gives up, and its transaction is applied from its file when it ends.
+- whoever holds what the first of the worker's lanes needs: the others step back (targets/postgres/session_group.py),
+  since whoever it is may be one of them, or wait for one. The same deadlock otherwise.
+- a transaction prepared by this subscription: the same, but what is prepared stays. A parallel worker that waits
+  for it gives up. That happens without a fault of anybody after a restart: what is prepared is there from the
+  start then, and what is streamed again may have had, and rolled back, what was prepared later. For the leader,
+  which applies nothing but what was committed, there is no such way out. But what the publisher has rolled back by
+  now is rolled back here too, at once: the publisher may have sent it in part only (ReorderBufferPrepare() in
+  reorderbuffer.c), and so it may hold rows that it did not hold there. Otherwise an error says so.
+- anybody else: told in `status`, and waited for. After ten seconds the log says so, too, and also if it is no lock that
+  keeps the target from answering.
+
+Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
+deadlock detector; of the second PostgreSQL's worker knows nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from time import monotonic
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.connection import Catalog, Connection
+from subscriber.errors import ApplyError
+from subscriber.publisher.quoting import identifier, literal
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.two_phase import TwoPhase, gid_prefix
+from subscriber.worker.status import Report
+from subscriber.worker.streaming.parallel_worker import ParallelWorker, Pool
+
+RolledBack = Callable[[int], Awaitable[bool]]
+
+INTERVAL = 0.1  # seconds between two looks
+PATIENCE = 10.0  # seconds without an answer until the log tells of it
+SHOWN_AFTER = 10  # looks without an answer until others are told of it
+
+BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
+# What is prepared belongs to no process; all its locks, that on its own xid among them, have one virtual transaction.
+PREPARED_BLOCKERS = """
+SELECT DISTINCT x.gid
+  FROM pg_catalog.pg_locks w
+  JOIN pg_catalog.pg_locks h ON h.granted AND h.pid IS NULL AND h.locktype = w.locktype
+       AND (h.database, h.relation, h.page, h.tuple, h.transactionid, h.classid, h.objid, h.objsubid)
+           IS NOT DISTINCT FROM
+           (w.database, w.relation, w.page, w.tuple, w.transactionid, w.classid, w.objid, w.objsubid)
+  JOIN pg_catalog.pg_locks o ON o.pid IS NULL AND o.virtualtransaction = h.virtualtransaction
+       AND o.locktype = 'transactionid' AND o.granted
+  JOIN pg_catalog.pg_prepared_xacts x ON x.transaction = o.transactionid
+ WHERE w.pid = $1::int AND NOT w.granted
+"""
+NAMES = """
+SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
+"""
+# What a session waits for, and with which statement. Its parameters are no part of the text.
+WAITS_WITH = """
+SELECT pg_catalog.format('%s of %s: %s', w.locktype, coalesce(w.relation::pg_catalog.regclass::text, 'a transaction'),
+                         pg_catalog.left(a.query, 500))
+  FROM pg_catalog.pg_locks w JOIN pg_catalog.pg_stat_activity a ON a.pid = w.pid
+ WHERE w.pid = ANY ($1::int[]) AND NOT w.granted LIMIT 1
+"""
+PREPARED_BY = "SELECT x.owner::text FROM pg_catalog.pg_prepared_xacts x WHERE x.gid = $1"
+
+
+class Waits:
+    """For one apply worker. `pool`: None without parallel workers, `two_phase`: None without prepared transactions.
+
+    `rolled_back(xid)` asks the publisher whether its transaction `xid` was rolled back.
+    """
+
+    def __init__(
+        self,
+        target: PostgresTarget,
+        subid: int,
+        catalog: Catalog,
+        report: Report,
+        pool: Pool | None,
+        two_phase: TwoPhase | None = None,
+        rolled_back: RolledBack | None = None,
+    ) -> None:
+        self._two_phase = two_phase
+        self._rolled_back = rolled_back
+        self._target = target
+        self._subid = subid
+        self._prefix = gid_prefix(subid)
+        self._catalog = catalog
+        self._report = report
+        self._workers: list[ParallelWorker] = pool.workers if pool is not None else []
+
+    async def run(self) -> None:
+        """Until cancelled. Raises ApplyError if waiting longer is of no use."""
+        seen: object = None
+        looks, since, told = 0, monotonic(), False
+        while True:
+            await anyio.sleep(INTERVAL)
+            waiting = self._who_waits()
+            looks = looks + 1 if waiting and waiting == seen else 0
+            seen = waiting
+            if looks:
+                holders = await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
+                silent = monotonic() - since
+                unlocked = f"an answer of the target, for {silent:.0f} s" if silent > PATIENCE else None
+                self._report.status.waiting_for = holders or unlocked
+                if silent > PATIENCE and not told:
+                    _say(silent, list(waiting), holders)
+                    told = True
+                continue
+            if told:
+                what = f"the target answers again, after {monotonic() - since:.0f} s"
+                telemetry.log(telemetry.LOG, what, event="target.answers")
+            since, told = monotonic(), False
+            self._report.status.waiting_for = None
+
+    def _who_waits(self) -> Mapping[int, object]:
+        """The backends whose answer is needed now, and what stands for that answer."""
+        awaited = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.awaited]
+        pipelines = [*self._target.pipelines, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
+        return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
+
+    async def _look(self, waiting: Sequence[int], *, shown: bool) -> str | None:
+        """Who holds what is waited for, if that is to be shown and not ended here."""
+        ours = {worker.pid: worker for worker in self._workers if worker.pid is not None}
+        async with self._catalog.use() as connection:
+            rows = await connection.fetch(BLOCKERS, [*waiting, *(pid for pid in ours if pid not in waiting)])
+            blockers = {row[0]: row[1] for row in rows}
+            prepared = {
+                pid: [row[0] for row in await connection.fetch(PREPARED_BLOCKERS, pid)]
+                for pid in waiting
+                if 0 in blockers.get(pid, ())
+            }
+            if blockers.get(self._target.pipelines[0].session.pid) and self._target.retreat():
+                return None
+            victim = self._victim(waiting, blockers, prepared, ours)
+            if victim is not None and victim.pid is not None:
+                await worker_sessions.terminate_session(connection, self._subid, victim.pid)
+                return None
+            others = {pid for waiter in waiting for pid in blockers.get(waiter, ()) if pid}
+            names = await connection.fetch(NAMES, list(others)) if shown and others else []
+        if not shown:
+            return None
+        gids = [gid for found in prepared.values() for gid in found]
+        for gid in gids:
+            if gid.startswith(self._prefix):
+                if not await self._forestall(gid):
+                    raise _hopeless(gid, await self._waits_with(waiting))
+                return None
+        found = [f'process {row[0]} ("{row[1]}")' for row in names]
+        found += [f'prepared transaction "{gid}"' for gid in gids]
+        return ", ".join(found) or None
+
+    async def _waits_with(self, waiting: Sequence[int]) -> str:
+        async with self._catalog.use() as connection:
+            return str(await connection.fetchval(WAITS_WITH, list(waiting)) or "nothing any more")
+
+    async def _forestall(self, gid: str) -> bool:
+        """Roll back what is prepared here and is no more on the publisher; whether `gid` was among that.
+
+        If others were, a row that is equal to the one waited for may be free now: the next attempt will take it.
+        """
+        if self._two_phase is None or self._rolled_back is None:
+            return False
+        gone = [name for name in self._two_phase.names if await self._rolled_back(int(name.rpartition("_")[2]))]
+        for name in gone:
+            what = f'prepared transaction "{name}" is in the way, and rolled back as on the publisher'
+            telemetry.log(telemetry.LOG, what)
+            async with self._catalog.use() as connection:
+                await _roll_back(connection, name)
+            self._two_phase.forget(name)
+        return gid in gone
+
+    def _victim(
+        self,
+        waiting: Sequence[int],
+        blockers: Mapping[int, Sequence[int]],
+        prepared: Mapping[int, Sequence[str]],
+        ours: Mapping[int, ParallelWorker],
+    ) -> ParallelWorker | None:
+        """The parallel worker that has given up now; None if that would not help."""
+        holder = _holder(waiting, blockers, ours)
+        if holder is not None:
+            _give_up(
+                holder,
+                f"Process {waiting[0]} waits for process {holder.pid}, a parallel apply worker, which waits for the end"
+                f" of remote transaction {holder.xid}, which comes later in the stream.",
+            )
+            return holder
+        stuck = _stuck(prepared, ours, self._prefix)
+        if stuck is None:
+            return None
+        worker, gid = stuck
+        _give_up(
+            worker,
+            f"Process {worker.pid}, a parallel apply worker of remote transaction {worker.xid}, waits for prepared"
+            f' transaction "{gid}", whose end comes later in the stream.',
+        )
+        return worker
+
+
+def _say(silent: float, waiting: Sequence[int], holders: str | None) -> None:
+    process = f"Process {', '.join(map(str, waiting))} of the target waits for"
+    telemetry.log(
+        telemetry.WARNING,
+        f"no answer from the target for {silent:.0f} s",
+        detail=f"{process} {holders}."
+        if holders
+        else f"{process} no lock: the statement takes long, or the network has lost it.",
+        event="target.silent",
+    )
+
+
+def _give_up(victim: ParallelWorker, why: str) -> None:
+    telemetry.log(
+        telemetry.ERROR,
+        "deadlock detected",
+        detail=why,
+        hint=f"Nothing need be done: remote transaction {victim.xid} will be applied from its file when it ends.",
+        event="parallel.deadlock",
+        xid=victim.xid,
+    )
+    victim.give_up()
+
+
+def _holder(
+    waiting: Sequence[int], blockers: Mapping[int, Sequence[int]], workers: Mapping[int, ParallelWorker]
+) -> ParallelWorker | None:
+    """A parallel worker that somebody waits for, and that itself waits for the stream; None if there is none."""
+    reached, todo = set(waiting), list(waiting)
+    while todo:
+        for pid in blockers.get(todo.pop(), ()):
+            worker = workers.get(pid)
+            if worker is None or pid in reached:
+                continue
+            if worker.assignment is not None and not worker.assignment.awaited:
+                return worker
+            reached.add(pid)
+            todo.append(pid)
+    return None
+
+
+def _stuck(
+    prepared: Mapping[int, Sequence[str]], workers: Mapping[int, ParallelWorker], prefix: str
+) -> tuple[ParallelWorker, str] | None:
+    """A parallel worker that waits for what is prepared under a name with `prefix`, and that name."""
+    for pid, gids in prepared.items():
+        for gid in gids:
+            if pid in workers and gid.startswith(prefix):
+                return workers[pid], gid
+    return None
+
+
+def _hopeless(gid: str, waits_with: str) -> ApplyError:
+    return ApplyError(
+        f'a lock that is needed is held by prepared transaction "{gid}" of this subscription',
+        detail="It will be committed or rolled back by a message that comes later in the stream, so waiting"
+        f" for it would never end. Waits for {waits_with}",
+        hint="The tables have a constraint or unique index that the publisher's have not. Drop it, or finish the"
+        " prepared transaction on the publisher with two_phase off for a time.",
+        sqlstate="55006",
+    )
+
+
+async def _roll_back(connection: Connection, gid: str) -> None:
+    """Roll back a prepared transaction as the role that has prepared it, which the server insists on."""
+    owner = await connection.fetchval(PREPARED_BY, gid)
+    if owner is None:
+        return
+    await connection.execute(f"SET ROLE {identifier(owner)}")
+    try:
+        await connection.execute(f"ROLLBACK PREPARED {literal(gid)}")
+    finally:
+        await connection.execute("RESET ROLE")

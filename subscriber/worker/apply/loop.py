@@ -1,0 +1,273 @@
+"""From the change stream to the target: the loop that apply workers and table sync workers share.
+
+Four tasks for one connection pair:
+
+    reader     takes what the walsender sent, answers keepalives at once through the feedback task,
+               and queues the rest; stops reading while QUEUE bytes wait
+    loop       decodes, asks the dispatcher what to do, and has the target do it
+    feedback   tells the publisher how far we are (publisher/feedback.py)
+    flushing   makes committed transactions durable, so that they can be confirmed (worker/wal_flush.py)
+
+A position is noted where it stands in the stream, never when it arrives: a keepalive that was received
+while transactions before it wait in the queue must not be confirmed before they are.
+
+Kill points considered: between any two of reading, sending, committing, flushing and confirming, the
+process may end. Nothing here is needed after a restart: the target's progress row and the slot are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+
+from subscriber.apply.progress import Positions, Progress
+from subscriber.apply.table_states import NOWHERE
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_from_publisher
+from subscriber.publisher.feedback import Feedback
+from subscriber.publisher.receive_queue import Inbox
+from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import Wants
+from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply.confirmed_position import Confirming
+from subscriber.worker.apply.skip import Skipping
+from subscriber.worker.apply.transactions import Transactions
+from subscriber.worker.exception_groups import root_cause
+from subscriber.worker.session.applier import Counters
+from subscriber.worker.streaming.spooled_transactions import Streamed
+
+LARGE = 2 * 1024  # messages of one transaction
+TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
+
+MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
+
+
+class ApplyLoop:
+    def __init__(
+        self,
+        stream: ReplicationStream,
+        target: PostgresTarget,
+        start: Lsn,
+        *,
+        wants: Wants,
+        at_boundary: Callable[[Lsn], Awaitable[bool]],
+        flush: Callable[[], Awaitable[None]] | None,
+        sender_timeout: float,
+        skipping: Skipping | None = None,
+        incomplete: Callable[[], bool] = lambda: False,
+        streamed: Streamed | None = None,
+        parallel: bool = False,
+        two_phase: TwoPhase | None = None,
+        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
+        confirming: Confirming | None = None,
+        before: Callable[[Lsn], Awaitable[None]] | None = None,
+        unattended: Callable[[Lsn], bool] = lambda _: False,
+    ) -> None:
+        """`wants(table, finish_lsn)` says whether changes of a target table are ours to apply.
+
+        `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
+        true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
+        While `incomplete()` is true the applied position is reported as it was before. `streamed` and
+        `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
+        `beside` runs as long as the loop.
+        `before(finish_lsn)` is waited for before anything of a transaction can be seen on the target.
+        Where `unattended(position)` is true neither this nor `at_boundary` would do anything, and they need not be
+        called, nor at any position before.
+        `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
+        """
+        self.progress = Progress(start)
+        self.counters = Counters()
+        self.streamed = streamed
+        self.position = start  # end of what has been processed between transactions
+        self._stream = stream
+        self._target = target
+        self._at_boundary = at_boundary
+        self._flush = flush
+        self._incomplete = incomplete
+        self._confirming = confirming
+        self._applied = NOWHERE  # as reported
+        self._beside = beside
+        self._transactions = Transactions(
+            target,
+            wants,
+            self.progress,
+            self.counters,
+            self._commit_done,
+            skipping,
+            streamed,
+            parallel,
+            two_phase,
+            before,
+            unattended,
+        )
+        self._inbox = Inbox(stream)
+        self._committed = anyio.Event()
+        target.wake = self.wake
+        self._feedback = Feedback(
+            stream,
+            self._positions,
+            sender_timeout=sender_timeout,
+            reading=self._inbox.has_room,
+            patient=flush is not None,
+        )
+
+    def _positions(self) -> Positions:
+        positions = self.progress.positions
+        if self._confirming is not None:
+            between = self._transactions.idle
+            flush = self._confirming.allow(positions.flush, recorded=self.progress.recorded, between=between)
+            positions = positions._replace(flush=flush)
+        if self._incomplete():
+            return positions._replace(apply=self._applied)
+        self._applied = positions.apply
+        return positions
+
+    @property
+    def needed(self) -> Lsn:
+        """The position at which everything received so far is applied: of an open transaction its end."""
+        transaction = self._transactions.open
+        return self.position if transaction is None else max(self.position, Lsn(transaction.finish_lsn + 1))
+
+    @property
+    def one_by_one(self) -> Mapping[str, int]:
+        """Changes that were not applied set-based, by the reason why."""
+        return self._target.one_by_one
+
+    def wake(self) -> None:
+        """Make the loop look at its boundary again, if it is waiting."""
+        self._inbox.wake()
+
+    async def run(self) -> None:
+        """Until at_boundary() says so, the stream ends, or an error; everything given is settled at the end."""
+        try:
+            async with anyio.create_task_group() as tasks:
+                for task in self._beside:
+                    tasks.start_soon(task)
+                if self.streamed is not None:
+                    await self.streamed.open(tasks, self.progress)
+                tasks.start_soon(self._inbox.fill, self._feedback)
+                tasks.start_soon(self._feedback.run)
+                tasks.start_soon(self._target.pipeline.watch)
+                if self._flush is not None:
+                    tasks.start_soon(self._flushing, self._flush)
+                if self._confirming is not None:
+                    tasks.start_soon(self._confirming.run, self._feedback.moved)
+                await self._loop()
+                await self._target.settle()
+                tasks.cancel_scope.cancel()
+        except BaseExceptionGroup as group:
+            raise root_cause(group) from None
+        finally:
+            if self.streamed is not None:
+                await self.streamed.close()
+
+    # --- applying -------------------------------------------------------------------------------
+
+    async def _loop(self) -> None:
+        if await self._at_boundary(self.position):
+            return
+        inside = sent = 0  # messages since the end of a transaction; how many had ended then
+        while True:
+            left = min(TURN, len(self._inbox.waiting))
+            inside += left
+            few = self._target.expect_few(self._transactions.idle and self._inbox.has_few)
+            while left > 0:
+                taken, size = (0, 0) if few else self._take_many(left)
+                if taken:
+                    await self._transactions.make_room()
+                    self._inbox.took(size)  # not before, see _take()
+                elif await self._take():
+                    return
+                left -= taken or 1
+            if self._transactions.idle or self.progress.sent != sent:
+                inside, sent = 0, self.progress.sent
+            self._inbox.in_large = inside > LARGE
+            if not self._inbox.waiting:
+                await self._target.rest()
+            self._target.pipeline.flush()
+            self.progress.note(self.position)
+            self._tell()
+            if self._transactions.idle and await self._at_boundary(self.position):
+                return
+            if self._inbox.waiting:
+                await anyio.lowlevel.checkpoint()
+            else:
+                await self._inbox.wait()
+
+    def _take_many(self, limit: int) -> tuple[int, int]:
+        """What can be taken as it came, up to `limit` payloads; how many, and their bytes."""
+        waiting = self._inbox.waiting
+        first, before = waiting[0], len(waiting)
+        if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
+            return 0, 0
+        size = self._transactions.take(waiting, limit)
+        if size:
+            self.counters.bytes += size
+            _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
+            self.position = max(self.position, Lsn(start), self._transactions.ended)
+        return before - len(waiting), size
+
+    async def _take(self) -> bool:
+        """Handle the next payload of the queue; true when the loop is to end."""
+        payload = self._inbox.waiting.popleft()
+        size = len(payload)
+        self.counters.bytes += size
+        envelope = decode_from_publisher(payload)
+        del payload  # of a large one the envelope has a copy
+        is_end = False
+        if isinstance(envelope, XLogData):
+            is_end = await self._message(envelope)
+        elif envelope is not None:
+            self.counters.last_send_time = envelope.send_time
+            self.counters.latest_end = max(self.counters.latest_end, envelope.end)
+            self._received(envelope.end)
+        self._inbox.took(size)  # not before: with a large one in hand no other is to be received
+        return is_end
+
+    def _received(self, position: Lsn) -> None:
+        if position > self.position:
+            self.position = position
+
+    async def _message(self, envelope: XLogData) -> bool:
+        """Handle one pgoutput message; true when the loop is to end."""
+        self.counters.last_send_time = envelope.send_time
+        end_lsn = await self._transactions.receive(envelope.payload)
+        if end_lsn is not None:
+            self._received(end_lsn)
+            if await self._at_boundary(self.position):
+                return True
+        self._received(max(envelope.start, envelope.end))
+        return False
+
+    # --- confirming -----------------------------------------------------------------------------
+
+    def _commit_done(self, number: int) -> None:
+        reach(Point.COMMITTED)
+        self.progress.commit_done(number)
+        if self.streamed is not None:
+            self.streamed.committed()
+        if self._flush is None:
+            self.progress.made_durable(number)
+        else:
+            self._committed.set()
+        self._tell()
+
+    def _tell(self) -> None:
+        """Have the publisher told how far we are, unless there is more to do and a flush is going to say more."""
+        if self._flush is None or not self._inbox.waiting:
+            self._feedback.moved()
+
+    async def _flushing(self, flush: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            await self._committed.wait()
+            self._committed = anyio.Event()
+            number = self.progress.committed
+            await flush()
+            reach(Point.FLUSHED)
+            self.progress.made_durable(number)
+            self._feedback.moved()

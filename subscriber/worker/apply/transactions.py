@@ -1,0 +1,290 @@
+"""Whole transactions: how each kind begins, is applied, and ends with its progress.
+
+    BEGIN … COMMIT                     applied as it comes, committed
+    BEGIN PREPARE … PREPARE            applied as it comes, prepared (targets/postgres/two_phase.py)
+    COMMIT / ROLLBACK PREPARED         what was prepared is resolved
+    STREAM … STREAM COMMIT / PREPARE   kept, then applied and committed or prepared (worker/streaming/)
+
+All of them end in the publisher's order, each with a transaction on the target that moves the progress row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import anyio.lowlevel
+
+from subscriber import telemetry
+from subscriber.apply.batch.batch import Ends
+from subscriber.apply.dispatcher import (
+    Abort,
+    Action,
+    Close,
+    CloseBlock,
+    Dispatcher,
+    Open,
+    OpenBlock,
+    Replay,
+    Resolve,
+)
+from subscriber.apply.progress import Progress
+from subscriber.apply.table_states import NOWHERE
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.errors import ProtocolError
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder, in_place
+from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import Wants
+from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply.skip import Skipping
+from subscriber.worker.session.applier import Applier, Counters
+from subscriber.worker.streaming.spooled_transactions import Streamed
+
+
+class Transactions:
+    """For one apply loop; see there for what the arguments mean. `on_committed(number)` is Progress' number."""
+
+    def __init__(
+        self,
+        target: PostgresTarget,
+        wants: Wants,
+        progress: Progress,
+        counters: Counters,
+        on_committed: Callable[[int], None],
+        skipping: Skipping | None,
+        streamed: Streamed | None,
+        parallel: bool,
+        two_phase: TwoPhase | None,
+        before: Callable[[Lsn], Awaitable[None]] | None = None,
+        unattended: Callable[[Lsn], bool] = lambda _: False,
+    ) -> None:
+        self.ended = NOWHERE  # the end of the last transaction that take() has taken
+        self._target = target
+        self._wants = wants
+        self._progress = progress
+        self._counters = counters
+        self._on_committed = on_committed
+        self._skipping = skipping
+        self._streamed = streamed
+        self._two_phase = two_phase
+        self._before = before
+        self._unattended = unattended
+        self._dispatcher = Dispatcher(codec=target.codec)
+        self._applier = Applier(target, self._dispatcher, wants, counters)
+        self._decoder = Decoder(parallel=parallel)
+
+    @property
+    def idle(self) -> bool:
+        """Whether the stream stands between two transactions."""
+        return self._dispatcher.idle
+
+    @property
+    def open(self) -> RemoteTransaction | None:
+        """The transaction that is being received; None between two, and in a stream block."""
+        return self._dispatcher.transaction
+
+    # --- what needs nobody's attention ------------------------------------------------------------
+
+    def take(self, waiting: deque[bytes], limit: int) -> int:
+        """Take what the target, or in a stream block its file, can have as the walsender sent it; its bytes.
+
+        That is changes of rows, and whole small transactions where nobody has to look at them: decoding, asking and
+        noting for each of them would take longer than what it is about. 0 where receive() has to see the next message.
+        Afterwards make_room() has to be awaited, and `ended` is where the last whole one ended.
+        """
+        if self._dispatcher.block is not None:
+            return self._blocks().keep_changes(waiting, limit)
+        size, stop = 0, max(0, len(waiting) - limit)
+        while (left := len(waiting) - stop) > 0:
+            taken = self._take_transactions(waiting, left) if self.idle else self._applier.take(waiting, left)
+            if not taken:
+                break
+            size += taken
+        return size
+
+    async def make_room(self) -> None:
+        """After take()."""
+        if self._dispatcher.block is not None:
+            await self._blocks().make_room()
+        else:
+            await self._target.make_room()
+
+    def _take_transactions(self, waiting: deque[bytes], limit: int) -> int:
+        """Small ones, from BEGIN to COMMIT; their bytes."""
+        if not self._unattended(self._target.position):
+            return 0
+        ends = Ends(self._unattended, self._on_committed, self._progress.sent + 1)
+        taken = self._applier.take_transactions(waiting, limit, ends)
+        if taken is None:
+            return 0
+        reach(Point.COMMIT_READY, self._target.pipeline.flush)
+        self._progress.commit_sent(taken.end_lsn, taken.transactions)
+        reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        self.ended = taken.end_lsn
+        return taken.bytes
+
+    # --- one message after another ------------------------------------------------------------------
+
+    async def receive(self, payload: bytes) -> Lsn | None:
+        """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
+        if payload and self._dispatcher.keeps(payload[0]):
+            assert self._streamed is not None
+            if self._streamed.keep(payload):
+                await self._streamed.write()
+            return None
+        action = await self._applier.handle(self._decoder.decode(in_place(payload)))
+        return None if action is None else await self._act(action)
+
+    async def _act(self, action: Action) -> Lsn | None:
+        """What is to be done beside changes; where the transaction ended, if it did."""
+        match action:
+            case Open():
+                await self._wait_before(action.transaction.finish_lsn)
+                self._open(action.transaction)
+            case Close():
+                await self._close(action.transaction, action.end_lsn)
+                return action.end_lsn
+            case Resolve():
+                return await self._resolve(action.message)
+            case OpenBlock():
+                await self._blocks().open_block(action)
+            case CloseBlock():
+                await self._blocks().close_block()
+            case Abort():
+                self._target.pipeline.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
+                await self._blocks().abort(action.message)
+            case Replay():
+                await self._wait_before(action.transaction.finish_lsn)
+                await self._replay(self._blocks(), action.transaction, action.end_lsn)
+                return action.end_lsn
+        return None
+
+    async def _wait_before(self, finish_lsn: Lsn) -> None:
+        """Nothing of a transaction that finishes there is visible on the target yet."""
+        if self._before is not None:
+            await self._before(finish_lsn)
+
+    def _open(self, transaction: RemoteTransaction) -> None:
+        if self._skipping is not None:
+            self._skipping.open(transaction)
+        if transaction.gid is not None:
+            transaction.present = self._prepared().is_prepared(transaction.xid)
+
+    async def _close(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """The transaction has been applied: commit or prepare it."""
+        self._counters.transactions += 1
+        if transaction.gid is not None:
+            two_phase = self._prepared()
+            await self._target.alone(transaction)
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            await two_phase.prepare(self._target, transaction, end_lsn)
+            reach(Point.PREPARED)
+            transaction = two_phase.note(transaction, end_lsn)
+        await self._commit(transaction, end_lsn)
+
+    async def _commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        if self._skipping is not None and self._skipping.concerns(transaction):
+            await self._target.alone(transaction)
+            self._skipping.close(self._target, transaction)
+        if transaction.changed:
+            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            number = self._progress.commit_sent(end_lsn)
+            await self._target.commit(transaction, end_lsn, partial(self._on_committed, number))
+            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        else:
+            self._progress.note(end_lsn)
+
+    async def _resolve(self, message: CommitPrepared | RollbackPrepared) -> Lsn:
+        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        self._counters.transactions += 1
+        if isinstance(message, CommitPrepared):
+            transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
+            end_lsn = message.end_lsn
+            await self._wait_before(transaction.finish_lsn)
+            self._open(transaction)
+            await self._target.alone(transaction)
+            own = await self._prepared().commit(message, transaction)
+        else:
+            transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
+            end_lsn = message.rollback_end_lsn
+            await self._wait_before(transaction.finish_lsn)
+            await self._target.alone(transaction)
+            own = await self._prepared().rollback(message, transaction)
+        reach(Point.RESOLVED)
+        await self._commit(own, end_lsn)
+        return end_lsn
+
+    def _prepared(self) -> TwoPhase:
+        if self._two_phase is None:
+            raise ProtocolError("a prepared transaction came, and two-phase commit was not asked for")
+        return self._two_phase
+
+    def _blocks(self) -> Streamed:
+        if self._streamed is None:
+            raise ProtocolError("a streamed transaction came, and streaming was not asked for")
+        return self._streamed
+
+    # --- streamed transactions ------------------------------------------------------------------
+
+    async def _replay(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+        """A streamed transaction has ended: what was kept of it is applied, unless a parallel worker has done that."""
+        self._open(transaction)
+        if transaction.skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
+            await streamed.give_up(transaction.xid)
+            await self._apply_kept(streamed, transaction)
+            await self._close(transaction, end_lsn)
+        await streamed.forget(transaction.xid)
+
+    async def _apply_kept(self, streamed: Streamed, transaction: RemoteTransaction) -> None:
+        """Of one that is passed over only what it says of tables: the publisher will not say it again."""
+        # An Applier binds hooks to tables when it maps them.
+        known = self._dispatcher.relations if self._target.hooks is None else None
+        applier = Applier(
+            self._target, Dispatcher.replaying(transaction, known, self._target.codec), self._wants, self._counters
+        )
+        decoder = Decoder()
+        async for records in streamed.read(transaction.xid):
+            await applier.take_kept([message for _, _, message in records], decoder)
+            self._target.pipeline.flush()
+            await anyio.lowlevel.checkpoint()
+        if transaction.gid is None:
+            self._dispatcher.relations.take_over(applier.dispatcher.relations)
+
+    async def _end_by_worker(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
+        """Whether a parallel worker had the transaction, and has ended it in its place in the order."""
+        assignment = streamed.assignment(transaction)
+        if assignment is None:
+            return False
+
+        async def end(target: PostgresTarget) -> None:
+            self._target.share_progress(target)
+            if transaction.gid is not None:
+                await self._prepared().prepare(target, assignment.transaction, end_lsn)
+            else:
+                if self._skipping is not None:
+                    self._skipping.close(target, assignment.transaction)
+                if assignment.transaction.changed:
+                    await target.commit(assignment.transaction, end_lsn, lambda: None)
+                    await target.settle()
+
+        await self._target.settle()  # the worker goes on from where all before it has left the progress
+        if not await assignment.finish(end):
+            return False
+        self._counters.transactions += 1
+        self._counters.changes += assignment.applied
+        what = "COMMIT" if transaction.gid is None else "PREPARE"
+        telemetry.log(telemetry.DEBUG, f"finished processing the STREAM {what} command", xid=transaction.xid)
+        if transaction.gid is not None:
+            await self._commit(self._prepared().note(transaction, end_lsn), end_lsn)
+            return True
+        self._dispatcher.relations.take_over(assignment.relations)
+        if assignment.transaction.changed:
+            self._target.follow(end_lsn)
+            self._on_committed(self._progress.commit_sent(end_lsn))
+        else:
+            self._progress.note(end_lsn)
+        return True

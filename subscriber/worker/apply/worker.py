@@ -1,0 +1,394 @@
+"""The apply worker of one subscription: from connecting to both servers to the end of the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
+
+from subscriber import telemetry
+from subscriber.apply.conflicts.types import Conflict
+from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.table_states import State
+from subscriber.apply.transaction import error_context
+from subscriber.catalog import progress_records, store
+from subscriber.catalog.replication_names import apply_origin
+from subscriber.connection.errors import libpq_message
+from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.publisher.answers import count, parsing
+from subscriber.publisher.commands import StreamOptions
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.targets.postgres.batch_applier import BatchingTarget
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.known_tables import KnownTables
+from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply.confirmed_position import resume_confirming
+from subscriber.worker.apply.lock_waits import Waits
+from subscriber.worker.apply.look_ahead import look_ahead, wait_for_pause
+from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.pause import Holding
+from subscriber.worker.apply.skip import Skipping
+from subscriber.worker.apply.value_format import choose
+from subscriber.worker.context import Surroundings
+from subscriber.worker.error_hints import refusal
+from subscriber.worker.leftover_slots import tidy
+from subscriber.worker.session.apply_session import claim, explained, open_target, resume
+from subscriber.worker.session.apply_sessions import ApplySessions
+from subscriber.worker.status import Report
+from subscriber.worker.streaming.setup import Streaming, end_earlier_workers
+from subscriber.worker.table_states import Tables
+from subscriber.worker.wal_flush import Flusher
+
+# The publisher gives an xid of 32 bits; this is the youngest with these that there is.
+_XACT_STATUS = """
+SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::xid8)
+  FROM (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint AS next) s
+"""
+
+
+class ApplyWorker:
+    """Runs once; its supervisor makes another after an error. Every error that leaves run() has its CONTEXT."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        around: Surroundings,
+        tables: Tables,
+        report: Report,
+        start_sync: Callable[[int], None],
+        is_syncing: Callable[[int], bool],
+        skip_lsn: Callable[[], Lsn],
+        skipped: Callable[[], None],
+        holding: Holding,
+        text_because: str | None,
+        known: KnownTables,
+    ) -> None:
+        """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
+        position to skip, 0 for none, `skipped` is called when it has been cleared.
+        `text_because` is why values must not come in binary, unless the subscription says so (value_format.py).
+        `known` outlives the worker.
+        """
+        self.subscription = subscription
+        self._around = around
+        self._catalog = around.catalog
+        self._tables = tables
+        self._report = report
+        self._start_sync = start_sync
+        self._is_syncing = is_syncing
+        self._skip_lsn = skip_lsn
+        self._skipped = skipped
+        self._holding = holding
+        self._text_because = text_because
+        self._known = known
+        self._settle: Callable[[], Awaitable[None]]
+        self.left_over = False  # tidy() could not drop everything
+
+    async def run(self, on_started: Callable[[], None]) -> None:
+        """Until the stream ends (EndOfStream) or fails; `on_started` is called once changes flow."""
+        subscription = self.subscription
+        slot = subscription.slot_name
+        if slot is None:
+            raise PublisherError("subscription has no replication slot set", sqlstate="55000")
+        async with open_target(
+            self._around.apply_target,
+            self._catalog,
+            subscription.name,
+            subscription.oid,
+            0,
+            self._conflict,
+            subscription,
+            self._around.resolvers,
+            batching=True,
+        ) as target:
+            self._report.status.pid = target.pipeline.session.pid
+            target.known = self._known
+            target.hooks = self._around.hooks.get(subscription.name)
+            self._tell_limits(target.means.limits)
+            publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
+            try:
+                await self._stream(target, publisher, slot, on_started)
+            except SubscriberError as error:
+                raise await explained(error, target, self._around.apply_target, self._catalog) from error
+            finally:
+                publisher.session.abort()
+
+    async def _stream(
+        self, target: BatchingTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
+    ) -> None:
+        subscription = self.subscription
+        await end_earlier_workers(self._catalog, subscription.oid)
+        claimed = await self._claim(publisher)
+        start = claimed.position
+        sync_id = self._around.sync_id
+        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, sync_id, self._tables)
+        await resume(target, claimed)
+        info = await publisher.slot(slot)
+        confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)
+        # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
+        # so the slot may stand further than the row. A table must not be handed over below that.
+        position = max(start, (info and info.confirmed_flush) or start)
+        sender_timeout = await read_sender_timeout(publisher)
+        two_phase = await self._two_phase(target)
+        options = stream_options(
+            subscription, binary=self._in_binary(target, publisher), two_phase=two_phase is not None
+        )
+        streaming = Streaming(subscription, self._around, self._tables, two_phase, self._skip_lsn)
+        await streaming.prepare(target, options, publisher.server_version, self._conflict)
+        stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
+        self._settle = target.settle
+        waits = Waits(
+            target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
+        )
+        loop: ApplyLoop = ApplyLoop(
+            stream,
+            target,
+            position,
+            wants=self._tables.applies,
+            at_boundary=self._process_tables,
+            flush=flush_for(subscription, self._around.flusher),
+            sender_timeout=sender_timeout,
+            incomplete=self._tables.incomplete,
+            confirming=confirming,
+            skipping=Skipping(subscription.name, self._skip_lsn, self._skipped),
+            streamed=streaming.streamed,
+            parallel=streaming.parallel,
+            two_phase=two_phase,
+            beside=[
+                waits.run,
+                ApplySessions(subscription, self._around, target, self._conflict).run,
+                partial(self._look_ahead, target, lambda: loop.position),
+            ],
+            before=self._before,
+            unattended=self._unattended,
+        )
+        streaming.position = lambda: loop.position
+        self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED
+        self._report.follow(loop)
+        self._tables.on_change = loop.wake
+        on_started()
+        try:
+            await loop.run()
+        finally:
+            self._tables.on_change = None
+
+    async def _look_ahead(self, target: PostgresTarget, position: Callable[[], Lsn]) -> None:
+        """At every table, once: an error that comes again is no reason to look at all of them again.
+
+        The changes of a backlog need the processor more.
+        """
+        await wait_for_pause(position)
+        terms = target.acting.terms
+        if not self._known.complete:
+            self._known.complete = True
+            tables = list(self._tables.names.values())
+            await look_ahead(self._around.apply_target, self.subscription.name, tables, terms, self._known)
+        target.check_ahead(self._known.all(terms))
+
+    def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
+        """Whether values are to come in binary."""
+        subscription, status = self.subscription, self._report.status
+        form = choose(subscription, target.hooks, publisher.server_version, self._text_because)
+        target.same_types_only = form.binary and subscription.binary is None
+        status.format, status.format_reason = form.name, form.reason
+        return form.binary
+
+    def _unattended(self, position: Lsn) -> bool:
+        """Whether nobody has to look at a transaction that begins or ends at `position`."""
+        pending = self.subscription.two_phase is TwoPhaseState.PENDING
+        return not (pending or self._tables.unready or self._skip_lsn() or self._holding.concerns(position))
+
+    async def _before(self, finish_lsn: Lsn) -> None:
+        """A transaction is about to be applied, or skipped."""
+        await self._holding.stay(finish_lsn, self._settle)
+        if finish_lsn == self._skip_lsn():
+            self._tables.watch(None)
+
+    async def _rolled_back(self, xid: int) -> bool:
+        """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
+        publisher = await connect_publisher(
+            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
+        )
+        try:
+            rows = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
+            with parsing(f"transaction {xid}"):
+                return rows[0][0] == "aborted"
+        finally:
+            publisher.session.abort()
+
+    async def _two_phase(self, target: PostgresTarget) -> TwoPhase | None:
+        """Prepared transactions, if the subscription has them; a pending one has them from now on if it may."""
+        subscription = self.subscription
+        if subscription.two_phase is TwoPhaseState.DISABLED:
+            return None
+        if subscription.two_phase is TwoPhaseState.PENDING:
+            async with self._catalog.use() as connection:
+                if not await store.enable_two_phase(connection, subscription.oid):
+                    return None
+            self.subscription = replace(subscription, two_phase=TwoPhaseState.ENABLED)
+        two_phase = TwoPhase(target, subscription.oid)
+        await two_phase.load()
+        return two_phase
+
+    async def _claim(self, publisher: Publisher) -> ProgressClaim:
+        """The progress record, after making sure that it is about this publisher."""
+        subid = self.subscription.oid
+        identity = await publisher.identify_system()
+        self._report.recovery.resumed(identity.position)
+        claimed = await claim(self._catalog, self.subscription, 0)
+        if claimed is None:
+            raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')
+        async with self._catalog.use() as connection:
+            found = await store.load_subscription(connection, subid)
+            known = found and found.system_id
+            check_publisher(identity, int(known) if known else None, claimed.position)
+            reached = await store.load_reached(connection, subid)
+        same = found is not None and found.timeline_system == str(identity.systemid)
+        timeline = found.timeline if found is not None and same else None
+        end = await check_timeline(publisher, identity, timeline, reached)
+        async with self._catalog.use() as connection, connection.transaction():
+            if end is not None and claimed.confirmed is not None and claimed.confirmed > end:
+                # What was confirmed after the end has another meaning on the new timeline.
+                await progress_records.save_confirmed(connection, subid, None)
+                await progress_records.save_confirmed(connection, subid, end)
+                claimed = replace(claimed, confirmed=end)
+            await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+        if end is not None:
+            telemetry.log(
+                telemetry.LOG,
+                f"the publisher continues on timeline {identity.timeline}; timeline {timeline} ended at {end}",
+                event="publisher.timeline",
+            )
+        return claimed
+
+    def _tell_limits(self, limits: tuple[str, ...]) -> None:
+        """Once, not at each attempt."""
+        for limit in limits:
+            if limit not in self._report.status.limits:
+                telemetry.log(telemetry.WARNING, limit, event="target.limit")
+        self._report.status.limits = limits
+
+    def _conflict(self, found: Conflict, note: Note) -> None:
+        self._report.counts[f"confl_{found.type}"] += 1
+        log_conflict(apply_origin(self.subscription.oid), found, note)
+
+    # --- the apply worker's part in table synchronization (apply/table_states.py) -----------------------
+
+    async def _process_tables(self, position: Lsn) -> bool:
+        """At a boundary: hand over, take over, and have started what has not begun. Never ends the loop."""
+        await self._holding.stay(position, self._settle)
+        for table in list(self._tables.unready.values()):
+            if table.state is State.SYNCDONE:
+                if position >= table.lsn:
+                    await self._make_ready(table.relid, table.lsn)
+            elif self._is_syncing(table.relid):
+                if table.state is State.SYNCWAIT:
+                    self._tables.hand_over(table.relid, position)
+                if table.state is State.CATCHUP:  # or an apply worker before us has moved it there
+                    await self._wait_for_sync(table.relid)
+            else:
+                self._start_sync(table.relid)
+        if self.subscription.two_phase is TwoPhaseState.PENDING and self._tables.all_ready:
+            name = self.subscription.name
+            telemetry.log(
+                telemetry.LOG,
+                f'logical replication apply worker for subscription "{name}" will restart'
+                " so that two_phase can be enabled",
+                event="worker.restart",
+            )
+            raise StaleCatalog("two_phase can be enabled")
+        return False
+
+    async def _wait_for_sync(self, relid: int) -> None:
+        """Stay where we are, which is not after the position that the sync worker is catching up to."""
+        table = self._tables.get(relid)
+        assert table is not None
+
+        def handed_over() -> bool:
+            gone = self._tables.get(relid) is not table or not self._is_syncing(relid)
+            return gone or table.state is not State.CATCHUP
+
+        await self._tables.wait_until(handed_over)
+
+    async def _make_ready(self, relid: int, lsn: Lsn) -> None:
+        await self._settle()  # the other tables are as far as this one only when what was sent is committed
+        async with self._catalog.use() as connection:
+            await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
+            reach(Point.READY_STORED)
+            self._tables.move(relid, State.READY, lsn)
+
+
+async def connect_publisher(subscription: Subscription, application_name: str, worker: str, encoding: str) -> Publisher:
+    """Connect as the subscription says; an error names the worker that could not.
+
+    `encoding` is that of the target's database, in which rows are sent.
+    """
+    try:
+        return await Publisher.connect(
+            subscription.conninfo,
+            application_name=application_name,
+            client_encoding=encoding,
+            must_use_password=subscription.must_use_password,
+        )
+    except (ServerError, ConnectionLost) as error:
+        what = f'{worker} for subscription "{subscription.name}" could not connect to the publisher'
+        raise ConnectionLost(
+            f"{what}: {libpq_message(error)}",
+            detail=error.detail,
+            hint=error.hint or refusal(error.sqlstate),
+            sqlstate=error.sqlstate,
+        ) from error
+
+
+def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:
+    """What the subscription asks of the stream; table sync workers never ask for `two_phase`."""
+    return StreamOptions(
+        publications=subscription.publications,
+        binary=binary,
+        streaming=subscription.streaming.option,
+        two_phase=two_phase,
+        origin=subscription.origin,
+    )
+
+
+def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
+    """None where a commit is durable as soon as it is answered."""
+    return flusher.flush if subscription.synchronous_commit == "off" else None
+
+
+async def read_sender_timeout(publisher: Publisher) -> float:
+    """The publisher's wal_sender_timeout for this session, in seconds; 0 for none."""
+    rows = await publisher.session.rows("SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'")
+    with parsing("wal_sender_timeout"):
+        return count(rows[0][0]) / 1000
+
+
+def log_notice(fields: dict[str, str]) -> None:
+    """A NOTICE or WARNING that came with the stream."""
+    severity = fields.get("V", fields.get("S", "NOTICE"))
+    level = telemetry.WARNING if severity == "WARNING" else telemetry.LOG
+    telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
+
+
+def log_conflict(origin: str, found: Conflict, note: Note) -> None:
+    """Report a conflict that does not stop the stream."""
+    transaction, mapping = note.transaction, note.mapping
+    assert transaction is not None
+    assert mapping is not None
+    context = error_context(origin, note.message, mapping.label, None, transaction)
+    telemetry.log(
+        telemetry.LOG,
+        found.message,
+        detail=found.detail,
+        exact_detail=found.exact_detail,
+        context=[context],
+        event="apply.conflict",
+        relation=found.relation,
+        conflict_type=found.type.value,
+        xid=transaction.xid,
+        finish_lsn=transaction.finish_lsn,
+    )

@@ -1,0 +1,246 @@
+"""What a mirror does with the changes of the stream: those of several transactions become one of the target.
+
+A change says which row there is to be, or what of it, and by which key it is known. Where the program has a hook for
+the table, that makes another change of it, or none (apply/hooks/table_hook.py), with the names that the target has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+from anyio.streams.memory import MemoryObjectReceiveStream
+
+from subscriber import telemetry
+from subscriber.apply.hooks import table_hook
+from subscriber.apply.hooks.table_hook import TableHook, bind
+from subscriber.apply.sentinels import UNCHANGED, Missing
+from subscriber.apply.table_states import NOWHERE
+from subscriber.change_stream.changes import Change, Delete, Insert, Truncate, Update
+from subscriber.change_stream.rows import Relation, Row
+from subscriber.change_stream.transaction import Transaction
+from subscriber.errors import ApplyError, MappingError
+from subscriber.lsn import Lsn
+from subscriber.protocol import messages, tuple_data
+from subscriber.protocol.messages import OldPart, ReplicaIdentity
+from subscriber.protocol.tuple_data import TupleData
+from subscriber.targets.sqlalchemy.table import TargetTable, Texts
+from subscriber.targets.sqlalchemy.target import SqlTarget, Writer
+
+TURNS = 20  # of the event loop, in which another transaction may be read before what there is is committed
+TOGETHER = 5000  # changes of small transactions that become one of the target
+
+Piece = tuple[list[Change], Transaction | None]  # changes; the transaction, when it ends with them
+
+
+class RefusedTogether(Exception):
+    """A transaction was refused after others had been applied in the same one of the target, up to `lsn`."""
+
+    def __init__(self, lsn: Lsn) -> None:
+        self.lsn = lsn
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A table as the publisher has described it; `table` None: the mirror began without it."""
+
+    relation: Relation
+    table: TargetTable | None
+    hook: TableHook | None
+
+
+class MirrorApply:
+    """Changes of the stream, written to the tables of the mirror."""
+
+    def __init__(self, there: SqlTarget, position: Lsn) -> None:
+        self._there = there
+        self.position = position  # durable on the target
+        self.one_by_one_until = NOWHERE  # transactions of the publisher before this stay transactions on the target
+        self._known: dict[int, _Known] = {}
+        self._ignored: set[str] = set()
+
+    async def together(self, piece: Piece, received: MemoryObjectReceiveStream[Piece]) -> list[Transaction]:
+        """The transaction that begins with `piece`, and those that wait behind it: all of them, or nothing."""
+        ended: list[Transaction] = []
+        most = TOGETHER if self.position >= self.one_by_one_until else 0
+        changes = 0
+        try:
+            async with self._there.transaction(self.position) as writer:
+                while True:
+                    batch, transaction = piece
+                    for change in batch:
+                        await self._change(writer, change)
+                    changes += len(batch)
+                    if transaction is None:
+                        piece = await received.receive()
+                        continue
+                    ended.append(transaction)
+                    assert transaction.end_lsn is not None
+                    writer.reached = transaction.end_lsn
+                    following = await _waiting(received) if changes < most else None
+                    if following is None:
+                        break
+                    piece = following
+        except ApplyError as error:
+            if most and ended and ended[-1].end_lsn is not None:
+                raise RefusedTogether(ended[-1].end_lsn) from error
+            raise
+        self.position = writer.reached
+        return ended
+
+    async def _change(self, writer: Writer, change: Change) -> None:
+        match change:
+            case Truncate(relations):
+                for relation in relations:
+                    if (table := self._find(relation).table) is not None:
+                        await writer.truncate(table)
+            case Insert(relation) | Update(relation) | Delete(relation):
+                known = self._find(relation)
+                if known.table is None:
+                    return
+                if known.hook is None:
+                    await _plain(writer, known.table, change)
+                elif (hooked := await known.hook.change(_as_message(change))) is not None:
+                    await _hooked(writer, known.table, known.hook, hooked)
+
+    def _find(self, relation: Relation) -> _Known:
+        known = self._known.get(relation.relid)
+        if known is None or known.relation is not relation:
+            known = self._known[relation.relid] = self._described(relation)
+        return known
+
+    def _described(self, relation: Relation) -> _Known:
+        table = self._there.tables.get((relation.schema, relation.name))
+        if table is None:
+            self._tell_ignored(relation)
+            return _Known(relation, None, None)
+        names, key = set(relation.by_name), set(relation.key)
+        hook = None if self._there.hooks is None else bind(self._there.hooks, _as_relation(relation))
+        if hook is not None:
+            names = set(hook.sources)
+            key = {name for name, source in hook.sources.items() if source in key}
+            hook.found_by([hook.sources[name] for name in table.key if name in names])
+        table.require(sorted(names))
+        if not set(table.key) <= key:
+            raise MappingError(
+                f'the key of table "{relation}" is not the one that the mirror began with',
+                detail=f"It was {', '.join(table.key)}.",
+                hint="Give it that replica identity again, or begin the mirror anew.",
+            )
+        return _Known(relation, table, hook)
+
+    def _tell_ignored(self, relation: Relation) -> None:
+        """Once for each table."""
+        if str(relation) not in self._ignored:
+            self._ignored.add(str(relation))
+            telemetry.log(
+                telemetry.WARNING,
+                f'changes of table "{relation}" are passed over: the mirror began without it',
+                event="mirror.table",
+                relation=str(relation),
+            )
+
+
+async def _waiting(received: MemoryObjectReceiveStream[Piece]) -> Piece | None:
+    """What the next transaction begins with, if it is there already."""
+    for _ in range(TURNS):
+        await anyio.lowlevel.checkpoint()
+        try:
+            return received.receive_nowait()
+        except anyio.WouldBlock:
+            continue
+        except anyio.EndOfStream:
+            break
+    return None
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+async def _plain(writer: Writer, table: TargetTable, change: Insert | Update | Delete) -> None:
+    """A change as it came."""
+    match change:
+        case Insert(_, new):
+            await writer.upsert(table, _sent(new))
+        case Update(relation, old, new):
+            row = _sent(new)
+            await _update(writer, table, row if old is None else _key(table, old), row, len(relation.columns))
+        case Delete(_, old):
+            await writer.delete(table, _key(table, old))
+
+
+async def _hooked(writer: Writer, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
+    """What the hook has made of one."""
+    names = [column.name for column in hook.relation.columns]
+    match change:
+        case messages.Insert(new=new):
+            await writer.upsert(table, _texts(names, new))
+        case messages.Update(old=old, new=new):
+            row = _texts(names, new)
+            await _update(writer, table, row if old is None else _texts(names, old), row, len(names))
+        case messages.Delete(old=old):
+            await writer.delete(table, _texts(names, old))
+
+
+async def _update(writer: Writer, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
+    """A row that is whole, with the key that it had, is written over; others need what is there."""
+    if len(row) == columns and table.key_of(row) == table.key_of(key):
+        await writer.upsert(table, row)
+    elif not await writer.update(table, key, row):
+        raise ApplyError(
+            f'a row of table "{table.table.name}" that is to be changed is not there',
+            detail="Somebody else has written to the target.",
+        )
+
+
+def _sent(row: Row) -> Texts:
+    """What has a value, or is NULL."""
+    return {name: text for name, text in row.texts().items() if not isinstance(text, Missing)}
+
+
+def _key(table: TargetTable, row: Row) -> Texts:
+    found: dict[str, Any] = {name: row.text(name) for name in table.key}
+    return found
+
+
+def _texts(names: list[str], row: TupleData) -> Texts:
+    """The same of a row that went through a hook."""
+    return {
+        name: None if value is None else value.decode("utf-8", "surrogateescape")
+        for name, status, value in zip(names, *row.split(), strict=True)
+        if status != tuple_data.UNCHANGED
+    }
+
+
+# --- what a hook sees ---------------------------------------------------------------------------
+
+
+def _as_relation(relation: Relation) -> messages.Relation:
+    columns = [messages.RelationColumn(c.is_key, c.name, c.type_oid, c.type_modifier) for c in relation.columns]
+    identity = relation.replica_identity
+    return messages.Relation(None, relation.relid, relation.schema, relation.name, identity, tuple(columns))
+
+
+def _as_message(change: Insert | Update | Delete) -> table_hook.Change:
+    relid, whole = change.relation.relid, change.relation.replica_identity is ReplicaIdentity.FULL
+    part = OldPart.ROW if whole else OldPart.KEY
+    match change:
+        case Insert(_, new):
+            return messages.Insert(None, relid, _data(new))
+        case Update(_, old, new) if old is not None:
+            return messages.Update(None, relid, part, _data(old), _data(new))
+        case Update(_, _, new):
+            return messages.Update(None, relid, None, None, _data(new))
+        case Delete(_, old):
+            return messages.Delete(None, relid, part, _data(old))
+
+
+def _data(row: Row) -> TupleData:
+    values = [row.raw(name) for name in row]
+    status = bytes(
+        tuple_data.TEXT if isinstance(value, bytes) else tuple_data.UNCHANGED if value is UNCHANGED else tuple_data.NULL
+        for value in values
+    )
+    return TupleData.join(status, [value if isinstance(value, bytes) else None for value in values])

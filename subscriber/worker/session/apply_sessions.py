@@ -1,0 +1,65 @@
+"""The further sessions of an apply worker with apply_sessions > 1, see targets/postgres/session_group.py."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog import replication_names
+from subscriber.catalog.grammar.options import MAX_APPLY_SESSIONS
+from subscriber.errors import SubscriberError
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.batch_applier import BatchingTarget
+from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.worker.context import Surroundings
+from subscriber.worker.session.parallel_session import parallel_session
+
+FIRST = 8193  # the number of the first: those of streamed transactions count from 1, and are at most 1024
+
+
+class ApplySessions:
+    """For one apply worker, whose own session is `leader`."""
+
+    def __init__(
+        self, subscription: Subscription, around: Surroundings, leader: BatchingTarget, on_conflict: OnConflict
+    ) -> None:
+        self._subscription = subscription
+        self._around = around
+        self._leader = leader
+        self._on_conflict = on_conflict
+
+    async def run(self) -> None:
+        """Open them and keep them until cancelled; fewer where the target has no more room. Raises if one is lost."""
+        subscription = self._subscription
+        further = subscription.apply_sessions - 1
+        await self._drop_origins(further)
+        if not further or not self._leader.batching or subscription.decides_conflicts:
+            return  # there will be no batches
+        async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
+            for number in range(FIRST, FIRST + further):
+                session = parallel_session(subscription, self._around, self._leader, number, self._on_conflict)
+                try:
+                    target = await stack.enter_async_context(session)
+                except SubscriberError as error:
+                    telemetry.log(
+                        telemetry.WARNING,
+                        f"transactions are applied in {number - FIRST + 1} sessions instead of {further + 1}",
+                        detail=error.message,
+                        hint="Sessions need max_connections, and their origins max_active_replication_origins.",
+                        event="apply_sessions.fewer",
+                    )
+                    return
+                tasks.start_soon(target.pipeline.watch)
+                self._leader.join(target)
+            await anyio.sleep_forever()
+
+    async def _drop_origins(self, further: int) -> None:
+        """Those of more sessions than these, of which there once were more: servers have room for few."""
+        subid = self._subscription.oid
+        numbers = range(FIRST + further, FIRST + MAX_APPLY_SESSIONS - 1)
+        gone = {replication_names.table_sync_origin(subid, number) for number in numbers}
+        async with self._around.catalog.use() as connection:
+            for name in gone.intersection(await replication_names.find_origins(connection, subid)):
+                await replication_names.drop_origin(connection, name, missing_ok=True)

@@ -1,0 +1,155 @@
+"""What a worker does about conflicts: preparing its session for the policies, and recording what stopped it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.apply.conflicts.policy import Policy, Rule, parse_policies
+from subscriber.apply.conflicts.types import Conflict
+from subscriber.apply.relation_map import RelationMapping
+from subscriber.catalog import store
+from subscriber.catalog.connection import Catalog
+from subscriber.catalog.grammar.conflict_options import needs_commit_times
+from subscriber.connection.connect import open_session
+from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
+from subscriber.protocol.messages import Insert, Update
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.conflicts import unique_violation
+from subscriber.targets.postgres.conflicts.history import History
+from subscriber.targets.postgres.conflicts.resolution import Refusal, Resolver, Resolving
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+
+PATIENCE = 10.0  # seconds for all questions about what made a transaction fail
+LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # somebody who waits for the table may have locked it
+
+
+def obey(
+    target: PostgresTarget, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
+) -> None:
+    """Have the session follow the subscription's options for conflicts; before it is resumed.
+
+    Raises ApplyError (42883) if a function is not among `resolvers`.
+    """
+    policies = parse_policies(subscription.conflict_policy)
+    history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
+    target.policies, target.history = policies, history
+    for name in sorted(policies.functions - resolvers.keys()):
+        raise ApplyError(
+            f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',
+            hint="Run the subscription in a program that registers it, with running(resolvers=...), or give the"
+            " subscription another conflict_policy.",
+            sqlstate="42883",
+        )
+    if subscription.decides_conflicts:
+        target.resolving = Resolving(
+            target.pipeline, target.acting, on_conflict, policies, history, resolvers, target.origin
+        )
+
+
+def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: bool) -> None:
+    """Raises StatementError (55000) if a policy needs to know who wrote a row and when, and the target does not."""
+    needing = target.policies.needs_commit_times
+    if needing is not None and not tracked:
+        raise needs_commit_times(needing)
+    if needing is not None and not with_origin:
+        raise StatementError(
+            f'conflict policy "{needing}" needs replication origins on the target',
+            detail="Without them replicated changes look like local ones, written when they were applied.",
+            hint="Run the subscription as a role that may use the functions for replication origins.",
+            sqlstate="55000",
+        )
+
+
+async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: Catalog) -> SubscriberError:
+    """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
+
+    Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
+    """
+    note = target.pipeline.failed_note
+    refusal = target.resolving.refusal if target.resolving is not None else None
+    violated = (
+        isinstance(error, ServerError)
+        and error is target.pipeline.error
+        and error.sqlstate == unique_violation.UNIQUE_VIOLATION
+        and isinstance(note, Note)
+    )
+    if refusal is None and not violated and not target.noticing.unanswered:
+        return error
+    try:  # else the server's own error has to do
+        with anyio.fail_after(PATIENCE):
+            session = await open_session(conninfo, application_name="subscriber conflict")
+            try:
+                asking = PostgresTarget(session, target.origin, lambda *_: None)
+                asking.means = target.means
+                await asking.configure("off")
+                asking.pipeline.execute(LOCK_TIMEOUT, note=Note("SET"))
+                asking.acting.adopt(target.acting)
+                await target.noticing.ask_elsewhere(asking.pipeline, asking.asking)
+                if refusal is not None:
+                    await _record(catalog, target, refusal)
+                elif violated and isinstance(error, ServerError) and isinstance(note, Note):
+                    return await _investigated(asking, catalog, target, error, note)
+            finally:
+                session.abort()
+    except (SubscriberError, TimeoutError) as unknown:
+        telemetry.log(
+            telemetry.WARNING,
+            "the conflicts of the transaction that failed are not all known",
+            detail=str(unknown) or f"The target has not answered within {PATIENCE:g} seconds.",
+            event="conflict.unknown",
+        )
+    return error
+
+
+async def _investigated(
+    asking: PostgresTarget, catalog: Catalog, target: PostgresTarget, error: ServerError, note: Note
+) -> SubscriberError:
+    if note.mapping is None or note.transaction is None:
+        return error
+    with asking.asking(note.mapping, note):
+        conflict = await unique_violation.investigate(asking.pipeline, error, note)
+    if conflict is None:
+        return error
+    table = note.mapping.local.schema, note.mapping.local.name
+    rule = target.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
+    if _decidable(target, rule, note.mapping, note):
+        return LateConflict(conflict.message)
+    with suppress(SubscriberError):  # the error is more important than its record
+        await _record(catalog, target, Refusal(conflict, rule, note.mapping, note.transaction))
+    return _as_error(conflict, error)
+
+
+def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, note: Note) -> bool:
+    """Whether the next look finds what is in the way, and the policy does not stop because of it.
+
+    Indexes that only a partition has are not looked into: trying at once would never end.
+    """
+    if target.resolving is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
+        return False
+    return target.resolving.concerns(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
+
+
+async def _record(catalog: Catalog, target: PostgresTarget, refusal: Refusal) -> None:
+    if target.history is None:
+        return
+    relid = refusal.mapping.local.oid
+    lines = target.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
+    async with catalog.use() as connection, connection.transaction():
+        for line in lines:
+            await store.record_conflict_error(connection, target.history.subid, line)
+
+
+def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:
+    refused = ConflictError(
+        conflict.message,
+        detail=conflict.detail,
+        exact_detail=conflict.exact_detail,
+        conflict_type=conflict.type.value,
+    )
+    refused.context = error.context
+    return refused

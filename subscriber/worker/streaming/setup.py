@@ -1,0 +1,143 @@
+"""How an apply worker takes part in streaming: its spool, and its parallel workers, as subscription and servers allow.
+
+The target's own settings count, as they do for the built-in worker: max_parallel_apply_workers_per_subscription,
+debug_logical_replication_streaming = immediate (nothing is applied before it has ended), and log_min_messages,
+for those who read our log as the server's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from time import monotonic
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
+from subscriber.apply.relation_map import LocalRelation
+from subscriber.apply.table_states import NOWHERE, State
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.connection import Catalog
+from subscriber.errors import ApplyError, ConnectionLost
+from subscriber.lsn import Lsn
+from subscriber.publisher.commands import StreamOptions, negotiated_streaming
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.context import Surroundings
+from subscriber.worker.session.parallel_session import parallel_session
+from subscriber.worker.streaming.parallel_worker import Pool
+from subscriber.worker.streaming.spooled_transactions import Streamed
+from subscriber.worker.table_states import Tables
+
+DEFAULT_WORKERS = 2  # where the server is older than the setting
+
+_SETTINGS = """
+SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription', true)::int,
+       pg_catalog.current_setting('debug_logical_replication_streaming', true),
+       pg_catalog.current_setting('log_min_messages')
+"""
+
+_PATIENCE = 30.0  # seconds for sessions of an earlier worker to end
+_POLL = 0.05  # seconds
+
+
+async def end_earlier_workers(catalog: Catalog, subid: int) -> None:
+    """End the further sessions of an earlier apply worker, whose place this one has now, and wait until they are gone.
+
+    Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more. Raises
+    ConnectionLost if one does not end.
+    """
+    deadline = monotonic() + _PATIENCE
+    while True:
+        async with catalog.use() as connection:
+            living = await worker_sessions.living(connection, subid)
+            earlier = {number: pid for number, pid in living.items() if 0 < number < FIRST_NORMAL_OID}
+            for number in earlier:
+                await worker_sessions.terminate(connection, subid, number)
+        if not earlier:
+            return
+        if monotonic() > deadline:
+            backends = ", ".join(map(str, earlier.values()))
+            raise ConnectionLost(f"backends of an earlier worker of this subscription do not end: {backends}")
+        await anyio.sleep(_POLL)
+
+
+class Streaming:
+    """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        around: Surroundings,
+        tables: Tables,
+        two_phase: TwoPhase | None,
+        skip_lsn: Callable[[], Lsn],
+    ) -> None:
+        self.streamed: Streamed | None = None
+        self.pool: Pool | None = None
+        self.parallel = False
+        self.position: Callable[[], Lsn] = lambda: NOWHERE  # how far the stream has been processed
+        self._subscription = subscription
+        self._around = around
+        self._tables = tables
+        self._two_phase = two_phase
+        self._skip_lsn = skip_lsn
+        self._leader: PostgresTarget
+
+    async def prepare(
+        self, leader: PostgresTarget, options: StreamOptions, publisher_version: int, on_conflict: OnConflict
+    ) -> None:
+        """Find out what there will be; before the stream starts."""
+        streaming = negotiated_streaming(options, publisher_version)
+        if streaming == "off":
+            return
+        around, subid = self._around, self._subscription.oid
+        self._leader = leader
+        self.parallel = streaming == "parallel"
+        if self.parallel:
+            size, _, _ = await self._settings()
+            self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
+        spool = around.spool.spool(around.sync_id, subid, 0)
+        self.streamed = Streamed(spool, subid, self.pool, self._may_go_ahead, self._wants)
+
+    async def _settings(self) -> tuple[int | None, str | None, str]:
+        async with self._around.catalog.use() as connection:
+            ((size, debug, messages),) = await connection.fetch(_SETTINGS)
+            return size, debug, messages
+
+    async def _may_go_ahead(self, xid: int) -> bool:
+        """Whether a transaction that begins to be streamed may be applied at once."""
+        _, debug, messages = await self._settings()
+        telemetry.follow_server(messages)
+        if debug == "immediate":
+            telemetry.log(
+                telemetry.LOG,
+                "logical replication apply worker will serialize the remaining changes of remote transaction"
+                f" {xid} to a file",
+                event="parallel.serialize",
+                xid=xid,
+            )
+            return False
+        prepared_before = self._two_phase is not None and self._two_phase.is_prepared(xid)
+        # A policy may have to know when the transaction is committed.
+        decides = self._subscription.decides_conflicts
+        return not (self._skip_lsn() or self._tables.unready or prepared_before or decides)
+
+    def _wants(self, local: LocalRelation, _finish_lsn: Lsn) -> bool:
+        """Whether a parallel worker applies changes of a table. Raises ApplyError where it cannot be known yet."""
+        table = self._tables.find(local)
+        if table is None:
+            return False
+        if table.state is not State.READY or not table.applies(self.position()):
+            raise ApplyError(
+                f'logical replication parallel apply worker for subscription "{self._subscription.name}" will stop',
+                detail="Cannot handle streamed replication transactions using parallel apply workers until all"
+                " tables have been synchronized.",
+            )
+        return True
+
+    def _connect(self, number: int, on_conflict: OnConflict) -> AbstractAsyncContextManager[PostgresTarget]:
+        return parallel_session(self._subscription, self._around, self._leader, number, on_conflict)

@@ -1,0 +1,314 @@
+"""The launcher: runs all enabled subscriptions of one target database.
+
+Only one launcher leads on a database at a time: the one with the lease in table `launcher`
+(catalog/worker_sessions.py). It renews the lease on a connection of its own, every third of `takeover_after`. A second
+launcher waits as a standby. It takes over within a second if the backend of the first one has ended, and after
+`takeover_after` seconds if the first one does not renew its lease: because it is frozen, or because a proxy keeps its
+backend alive. Work of the first one that is still under way cannot be committed after the takeover
+(targets/postgres/session/progress.py).
+
+A launcher that loses its connection, or its lease, stops all workers before it tries again. It does the same when the
+target falls silent. A machine that is gone, its address perhaps another's by now, resets nothing; TCP would continue
+for a quarter of an hour to send bytes that no machine receives.
+
+A database without subscriptions is not kept open, so that it can be dropped: LINGER seconds after the
+last one is gone the launcher leaves, and comes back every EMPTY_POLL seconds to see whether there is one.
+
+Statements on subscriptions are noticed at once through LISTEN; every POLL seconds the catalog is read
+anyway, should a notification be lost.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+from types import MappingProxyType
+from typing import Any
+
+import anyio
+import asyncpg
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.apply.hooks.config import Hooks
+from subscriber.catalog import identity, store, worker_sessions
+from subscriber.catalog.connection import Catalog
+from subscriber.catalog.pooling import refuse_transaction_mode
+from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.worker_sessions import Backend
+from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.conflicts.resolution import Resolver
+from subscriber.worker.context import SpoolPlace, Surroundings
+from subscriber.worker.error_hints import advise
+from subscriber.worker.exception_groups import is_cancelled, root_cause
+from subscriber.worker.recovery import Recovery
+from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
+from subscriber.worker.status import CANNOT_WRITE, Board
+from subscriber.worker.supervision.session_waits import LockWaits
+from subscriber.worker.supervision.supervisor import Supervisor
+from subscriber.worker.wal_flush import Flusher
+
+CHANNEL = "subscriber"
+POLL = 10.0  # seconds between two looks at the catalog without a notification
+LINGER = 2.0  # seconds in a database without subscriptions; DROP DATABASE waits 5 for others to leave
+EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
+STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
+TAKEOVER_AFTER = 30.0  # seconds without a renewed lease until a standby takes over
+WATCH_INTERVAL = 10.0  # seconds between two renewals of the lease at most, which also ask whether the target is there
+TARGET_TIMEOUT = 60.0  # seconds for the target to answer
+RESIGN_TIMEOUT = 1.0  # seconds to give the lease back when the launcher ends
+
+
+class Launcher:
+    """`target` is the connection string of the database whose subscriptions it runs.
+
+    `resolvers` are the functions that a conflict_policy may call, by name.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        resolvers: Mapping[str, Resolver] = MappingProxyType({}),
+        spool: SpoolPlace | None = None,
+        hooks: Mapping[str, Hooks] = MappingProxyType({}),
+        takeover_after: float = TAKEOVER_AFTER,
+        apply_target: str | None = None,
+    ) -> None:
+        """`spool`: where the files of streamed transactions go; None: the default place. `hooks` by subscription.
+
+        `apply_target`: the connection string of the role that applies changes, to the same database; None: `target`.
+        `takeover_after`: seconds without a renewed lease after which this launcher takes over from another one.
+        """
+        self._target = target
+        self._apply_target = apply_target or target
+        self._instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
+        self._takeover_after = takeover_after
+        self._spool = spool or SpoolPlace()
+        self._resolvers = resolvers
+        self._hooks = hooks
+        self.pid: int | None = None  # of its session on the target, when it last began to lead
+        self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
+        self._recoveries: dict[int, Recovery] = {}  # of apply workers, by subscription; they outlive a lost target
+        self._wake = anyio.Event()
+        self._was_ready = False
+        self._last_used = monotonic()  # when there was a subscription, or we started
+
+    def supervisor(self, name: str) -> Supervisor:
+        """The supervisor of a subscription that runs. Raises KeyError if none of that name does."""
+        return {supervisor.subscription.name: supervisor for supervisor, _ in self._supervisors.values()}[name]
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
+        backoff = Backoff()
+        telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
+        while True:
+            started = monotonic()
+            try:
+                await self._work(on_ready)
+                if monotonic() - self._last_used > LINGER:
+                    await anyio.sleep(EMPTY_POLL)
+            except Exception as group:
+                if is_cancelled():  # a group's errors can hide that somebody wants us to end
+                    raise
+                error = root_cause(group)
+                if not self._was_ready and _is_hopeless(error):
+                    raise error from group
+                advise(error)
+                telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
+                for supervisor, _ in self._supervisors.values():
+                    supervisor.interrupted(error)
+                self._supervisors.clear()
+                # What ends the target's server again and again may be a change that a worker applies.
+                if monotonic() - started > RETRY_INTERVAL and all(found.is_over for found in self._recoveries.values()):
+                    backoff.reset()
+                await anyio.sleep(backoff.next(Reaction.BACKOFF))
+
+    async def _work(self, on_ready: Callable[[], None]) -> None:
+        async with Catalog.open(self._target, "subscriber launcher") as catalog:
+            lost = anyio.Event()
+            catalog.on_lost(lost.set)
+            async with catalog.use() as connection:
+                await refuse_transaction_mode(connection, self._target)
+                await identity.refuse_standby(connection)
+                await ensure_schema(connection)
+                await identity.check(connection)
+                sync_id = await identity.sync_id(connection)
+            await self._become_leader(catalog)
+            try:
+                await catalog.listen(CHANNEL, self._notified)
+                if not await self._wait_for_subscriptions(catalog):
+                    return
+                async with (
+                    Catalog.open(self._target, "subscriber flush") as flushing,
+                    Catalog.open(self._target, "subscriber watch") as watching,
+                ):
+                    around = Surroundings(
+                        self._target,
+                        self._apply_target,
+                        sync_id,
+                        catalog,
+                        Flusher(flushing),
+                        Board(catalog),
+                        self._resolvers,
+                        self._spool,
+                        self._hooks,
+                    )
+                    own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
+                    lock_waits = LockWaits(
+                        lambda: own | dict.fromkeys(around.board.table_syncs(), "a table synchronization worker")
+                    )
+                    beside = partial(self._renew_lease, watching), partial(lock_waits.run, watching)
+                    await self._run_subscriptions(around, lost, beside, on_ready)
+            finally:
+                if not lost.is_set():
+                    await self._resign(catalog)
+
+    async def _wait_for_subscriptions(self, catalog: Catalog) -> bool:
+        """Whether the database has a subscription, now or before it is time to leave."""
+        while True:
+            self._wake = anyio.Event()
+            async with catalog.use() as connection:
+                if await store.load_subscriptions(connection):
+                    return True
+            left = self._last_used + LINGER - monotonic()
+            if left <= 0:
+                return False
+            with anyio.move_on_after(left):
+                await self._wake.wait()
+
+    async def _run_subscriptions(
+        self,
+        around: Surroundings,
+        lost: anyio.Event,
+        beside: Iterable[Callable[[], Coroutine[Any, Any, None]]],
+        on_ready: Callable[[], None],
+    ) -> None:
+        self._supervisors.clear()
+        self._was_ready = True
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(around.flusher.run)
+            tasks.start_soon(around.board.run)
+            tasks.start_soon(_fail_when, lost)
+            for task in beside:
+                tasks.start_soon(task)
+            on_ready()
+            await self._reconcile_while_any(tasks, around)
+            tasks.cancel_scope.cancel()
+
+    async def _become_leader(self, catalog: Catalog) -> None:
+        waiting = False
+        while True:
+            async with catalog.use() as connection:
+                backend = await Backend.of(connection)
+                try:
+                    leads = await worker_sessions.lead(connection, self._instance, backend, self._takeover_after)
+                except asyncpg.InsufficientPrivilegeError as error:
+                    role = await connection.fetchval("SELECT pg_catalog.quote_literal(session_user)")
+                    raise StatementError(
+                        "permission denied to run subscriptions on this database",
+                        detail=str(error),
+                        hint=f"As the owner of schema subscriber: SELECT subscriber.admit({role}, 'launcher');",
+                        sqlstate="42501",
+                    ) from error
+                if leads:
+                    self.pid = backend.pid
+                    return
+            if not waiting:
+                waiting = True
+                telemetry.log(
+                    telemetry.LOG,
+                    "another launcher works on this database; waiting as standby",
+                    event="launcher.standby",
+                )
+            await anyio.sleep(STANDBY_POLL)
+
+    async def _renew_lease(self, catalog: Catalog) -> None:
+        """Renew the lease over and over, on a connection where nothing waits for a lock."""
+        interval = min(WATCH_INTERVAL, self._takeover_after / 3)
+        while True:
+            await anyio.sleep(interval)
+            try:
+                with anyio.fail_after(TARGET_TIMEOUT):
+                    async with catalog.use() as connection:
+                        leads = await worker_sessions.renew_lead(connection, self._instance, self.pid or 0)
+            except TimeoutError:
+                raise ConnectionLost("the target does not answer") from None
+            except ServerError as error:
+                if not error.sqlstate.startswith(CANNOT_WRITE):
+                    raise
+                continue  # then no other launcher can take the lease
+            if not leads:
+                raise ConnectionLost("another launcher has taken over")
+
+    async def _resign(self, catalog: Catalog) -> None:
+        """Give the lease back, so that a standby need not see the end of the session first."""
+        with anyio.move_on_after(RESIGN_TIMEOUT, shield=True), suppress(SubscriberError):
+            async with catalog.use() as connection:
+                await worker_sessions.resign(connection, self._instance, self.pid or 0)
+
+    def _notified(self, table: str, by_us: bool) -> None:
+        if not (by_us and table == "subscription_rel"):  # who stores a table's state here moves it in memory as well
+            self._wake.set()
+
+    async def _reconcile_while_any(self, tasks: TaskGroup, around: Surroundings) -> None:
+        """Until the database has no subscription any more."""
+        while True:
+            self._wake = anyio.Event()
+            async with around.catalog.use() as connection:
+                subscriptions = await store.load_subscriptions(connection)
+            await self._reconcile(tasks, around, subscriptions)
+            self._last_used = monotonic()
+            if not subscriptions:
+                return
+            with anyio.move_on_after(POLL):
+                await self._wake.wait()
+
+    async def _reconcile(self, tasks: TaskGroup, around: Surroundings, subscriptions: list[Subscription]) -> None:
+        """Make what runs the same as what the catalog says."""
+        wanted = {s.oid: s for s in subscriptions if s.enabled}
+        known = {s.oid for s in subscriptions}
+        for gone in self._recoveries.keys() - known:
+            del self._recoveries[gone]
+        for subid, (supervisor, scope) in list(self._supervisors.items()):
+            if subid not in wanted:
+                why = "the subscription was disabled" if subid in known else "the subscription was removed"
+                telemetry.log(
+                    telemetry.LOG,
+                    f'logical replication worker for subscription "{supervisor.subscription.name}" '
+                    f"will stop because {why}",
+                    event="worker.stopped",
+                )
+                scope.cancel()
+                del self._supervisors[subid]
+            else:
+                await supervisor.update(wanted[subid])
+        for subid, subscription in wanted.items():
+            if subid not in self._supervisors:
+                recovery = self._recoveries.setdefault(subid, Recovery())
+                supervisor, scope = Supervisor(subscription, around, recovery), anyio.CancelScope()
+                self._supervisors[subid] = supervisor, scope
+                tasks.start_soon(self._supervise, subid, supervisor, scope)
+
+    async def _supervise(self, subid: int, supervisor: Supervisor, scope: anyio.CancelScope) -> None:
+        with scope:
+            await supervisor.run()
+        if self._supervisors.get(subid, (None,))[0] is supervisor:
+            del self._supervisors[subid]
+
+
+def _is_hopeless(error: BaseException) -> bool:
+    """Errors of the first start that waiting does not mend: who starts us has to."""
+    if isinstance(error, ServerError):
+        return not error.sqlstate.startswith(TRANSIENT)
+    return not isinstance(error, ConnectionLost | OSError | TimeoutError)
+
+
+async def _fail_when(lost: anyio.Event) -> None:
+    await lost.wait()
+    raise ConnectionLost("the launcher has lost its connection to the target")

@@ -1,0 +1,73 @@
+"""Waits that no worker sees, told in the log: of sessions that copy tables, and of the launcher's own.
+
+An apply worker asks who is in its way (worker/apply/lock_waits.py). A COPY, a statement on the catalog and a flush are
+waited for by nobody who could ask. So the launcher looks at these sessions from time to time, on a connection where
+nothing waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from time import monotonic
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.catalog.connection import Catalog
+
+INTERVAL = 5.0  # seconds between two looks
+PATIENCE = 10.0  # seconds of waiting until the log tells of it
+
+# Views of other roles' sessions show less, but locks are for everybody to see.
+WAITING = """
+SELECT s.pid, l.what,
+       ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
+                    ELSE pg_catalog.format('process %s ("%s")', b.pid, a.application_name) END
+               FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(s.pid))) b (pid)
+               LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid ORDER BY b.pid) AS holders
+  FROM pg_catalog.unnest($1::int[]) s (pid)
+  JOIN LATERAL (SELECT pg_catalog.concat(w.locktype, ' ' || w.relation::pg_catalog.regclass::text) AS what
+                  FROM pg_catalog.pg_locks w WHERE w.pid = s.pid AND NOT w.granted LIMIT 1) l ON true
+UNION ALL
+SELECT a.pid, NULL, ARRAY['a synchronous standby of the target']
+  FROM pg_catalog.pg_stat_activity a WHERE a.pid = ANY ($1::int[]) AND a.wait_event = 'SyncRep'
+"""
+
+
+class LockWaits:
+    """`sessions()` are those to look at: who they are, by the process that serves them."""
+
+    def __init__(self, sessions: Callable[[], Mapping[int, str]]) -> None:
+        self._sessions = sessions
+        self._since: dict[int, float] = {}
+        self._told: set[int] = set()
+
+    async def run(self, catalog: Catalog) -> None:
+        """Until cancelled."""
+        while True:
+            await anyio.sleep(INTERVAL)
+            sessions = self._sessions()
+            async with catalog.use() as connection:
+                waiting = {row[0]: row[1:] for row in await connection.fetch(WAITING, list(sessions))}
+            now = monotonic()
+            for pid in self._since.keys() - waiting.keys():
+                silent = now - self._since.pop(pid)
+                if pid in self._told:
+                    self._told.remove(pid)
+                    what = f"the target answers again, after {silent:.0f} s"
+                    telemetry.log(telemetry.LOG, what, event="target.answers")
+            for pid, (what, holders) in waiting.items():
+                silent = now - self._since.setdefault(pid, now)
+                if silent >= PATIENCE and pid not in self._told:
+                    self._told.add(pid)
+                    _say(silent, pid, sessions[pid], what, holders)
+
+
+def _say(silent: float, pid: int, who: str, what: str | None, holders: list[str]) -> None:
+    lock = f", which has a lock of {what}" if what is not None else ""
+    telemetry.log(
+        telemetry.WARNING,
+        f"no answer from the target for {silent:.0f} s",
+        detail=f"Process {pid} of the target, for {who}, waits for {', '.join(holders) or 'a lock'}{lock}.",
+        event="target.silent",
+    )

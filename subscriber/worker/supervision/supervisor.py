@@ -1,0 +1,441 @@
+"""Keeps one subscription going: its apply worker, restarted after errors, and its table sync workers.
+
+Follows launcher.c (when a worker is started again), process_syncing_tables_for_apply() in tablesync.c
+(how many tables at once, how often each) and maybe_reread_subscription() in worker.c (what a changed
+option means).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+import anyio
+from anyio.abc import TaskGroup
+
+from subscriber import telemetry
+from subscriber.apply.hooks.config import Hooks
+from subscriber.apply.table_states import State
+from subscriber.catalog import copy_jobs, hooked_tables, pause_requests, replication_names, store, table_names
+from subscriber.catalog.copy_jobs import GROUP
+from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
+from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres.session.known_tables import KnownTables
+from subscriber.worker.apply.pause import Holding
+from subscriber.worker.apply.worker import ApplyWorker, connect_publisher
+from subscriber.worker.context import Surroundings
+from subscriber.worker.error_hints import advise
+from subscriber.worker.exception_groups import root_cause
+from subscriber.worker.leftover_slots import tidy
+from subscriber.worker.recovery import Recovery
+from subscriber.worker.retry import RETRY_INTERVAL, Reaction, reaction
+from subscriber.worker.status import TABLE_SYNC, Report
+from subscriber.worker.table_states import Tables
+from subscriber.worker.tablesync.copy_job import Bulk, Leave
+from subscriber.worker.tablesync.sessions import SyncSessions
+from subscriber.worker.tablesync.worker import TableSync
+
+DISABLED = "disabled"  # the state of a worker that has disabled its subscription
+
+MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
+
+# A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()). A worker that has not
+# heard of it can commit nothing: migrations/versions/0018_generation.py has their columns.
+SETTINGS = (
+    "name",
+    "conninfo",
+    "slot_name",
+    "publications",
+    "binary",
+    "streaming",
+    "origin",
+    "owner",
+    "password_required",
+    "owner_is_superuser",
+    # These only here: they are set when the session is opened.
+    "run_as_owner",
+    "trusted_owners",
+    "synchronous_commit",
+    "apply_sessions",
+    "conflict_policy",
+    "conflict_history",
+    "conflict_log_rows",
+)
+
+
+class Supervisor:
+    def __init__(self, subscription: Subscription, around: Surroundings, recovery: Recovery) -> None:
+        """`recovery` is the apply worker's, with what an earlier supervisor left in it."""
+        self.subscription = subscription
+        self.tables = Tables()
+        self._around = around
+        self._recovery = recovery
+        self._report: Report | None = None  # until run()
+        self._leader = anyio.CancelScope()
+        self._recoveries: dict[int, Recovery] = {}  # of sync workers, by relid
+        self._syncing: dict[int, anyio.CancelScope] = {}
+        self._last_sync: dict[int, float] = {}
+        self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
+        self._waiting: set[int] = set()  # tables whose next attempt has a time already
+        self._tidying = False
+        self._text_because: str | None = None  # see worker/apply/value_format.py
+        self._known = KnownTables()
+        self._holding = Holding(around.catalog, subscription.oid)
+        self.bulk = Bulk(self, around)
+        self._changed = anyio.Event()
+        self._tasks: TaskGroup
+
+    async def run(self) -> None:
+        """Until cancelled, or the subscription disables itself because of an error."""
+        try:
+            with telemetry.bound(subscription=self.subscription.name):
+                async with anyio.create_task_group() as tasks:
+                    self._tasks = tasks
+                    self.bulk.tasks = tasks
+                    await self.reload_tables()
+                    await self._work()
+                    tasks.cancel_scope.cancel()
+        finally:
+            for sessions in self._sessions:
+                sessions.close()
+
+    async def _work(self) -> None:
+        report = self._around.board.add(self.subscription.oid, 0, "apply", self._recovery)
+        self._report = report
+        try:
+            with telemetry.bound(worker="apply"):
+                await self._lead(report)
+        finally:
+            if report.status.state != DISABLED:  # what led to that stays to be seen
+                self._around.board.remove(report)
+
+    async def update(self, subscription: Subscription) -> None:
+        """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
+        before, self.subscription = self.subscription, subscription
+        tables = self.tables.relids
+        await self.reload_tables()
+        if subscription != before or tables != self.tables.relids:
+            self._text_because = None
+        if any(getattr(before, field) != getattr(subscription, field) for field in SETTINGS):
+            revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
+            why = "of a parameter change"
+            if revoked:
+                why = "the subscription owner's superuser privileges have been revoked"
+            telemetry.log(
+                telemetry.LOG,
+                f'logical replication worker for subscription "{subscription.name}" will restart because {why}',
+                event="worker.restart",
+            )
+            for scope in self._syncing.values():
+                scope.cancel()
+            self._known = KnownTables()
+            self.restart()
+        if subscription != before or tables != self.tables.relids:
+            self._changed.set()
+
+    def restart(self) -> None:
+        """Start the apply worker anew; the sync workers go on."""
+        self._leader.cancel()
+
+    async def reload_tables(self, ended: int | None = None) -> None:
+        """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
+        async with self._around.catalog.use() as connection:
+            await table_names.follow(connection, self.subscription)
+            rows = await store.load_relation_states(connection, self.subscription.oid)
+            self._holding.load(await pause_requests.load(connection, self.subscription.oid))
+            self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
+            self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
+            lost = await table_names.load_lost(connection, self.subscription.oid)
+            self.tables.load(rows, self._busy(ended), lost)
+        for relid, scope in self._syncing.items():
+            if relid != GROUP and self.tables.get(relid) is None:
+                scope.cancel()
+        self._close_sessions()
+
+    @property
+    def _hooks(self) -> Hooks | None:
+        return self._around.hooks.get(self.subscription.name)
+
+    async def _check_hooks(self) -> None:
+        """Raises HookError if the subscription's hooks are not those of this program."""
+        subid = self.subscription.oid
+        async with self._around.catalog.use() as connection:
+            tables = await store.load_relation_states(connection, subid)
+            self.tables.sources = await hooked_tables.record(connection, subid, tables, self._hooks)
+        hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
+
+    def _busy(self, ended: int | None = None) -> set[int]:
+        """The tables that a sync worker is at work on, but for the one that has `ended`."""
+        working = self._syncing.keys() - {ended}
+        return {*working, *(self.tables.group() if GROUP in working else ())}
+
+    # --- the apply worker -----------------------------------------------------------------------
+
+    async def _lead(self, report: Report) -> None:
+        while True:
+            started = monotonic()
+            with anyio.CancelScope() as self._leader:
+                try:
+                    await self._run_apply_worker(report)
+                except Exception as error:
+                    if not await self._failed(root_cause(error), report, started):
+                        return
+            report.status.pid = None
+
+    def interrupted(self, error: BaseException) -> None:
+        """The launcher has lost the target, and with it this supervisor."""
+        if self._report is not None:
+            self._recovery.failed(error, self._report.position, reaction(error))
+
+    async def _run_apply_worker(self, report: Report) -> None:
+        around = self._around
+        async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
+            self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
+        await self.reload_tables()  # tables may have been replaced
+        await self._check_hooks()
+        subscription = self.subscription
+        report.status.state = "connecting"
+        around.board.publish()
+
+        def on_started() -> None:
+            report.status.state, report.status.next_retry = "streaming", None
+            around.board.publish()
+            if worker.left_over and not self._tidying:
+                self._tidying = True
+                self._tasks.start_soon(self._tidy_later)
+
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication apply worker for subscription "{subscription.name}" has started',
+            event="worker.started",
+        )
+        worker = ApplyWorker(
+            subscription,
+            around,
+            self.tables,
+            report,
+            self._start_sync,
+            lambda relid: relid in self._busy(),
+            lambda: self.subscription.skip_lsn,
+            self._skipped,
+            self._holding,
+            self._text_because,
+            self._known,
+        )
+        await worker.run(on_started)
+
+    async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
+        """Report an error and wait until it is time for the next attempt; false: there is none."""
+        if not isinstance(error, ConnectionLost):
+            self._known.forget()
+        advise(error)
+        position = report.position
+        report.leave()
+        how = report.recovery.failed(error, position, reaction(error))
+        if isinstance(error, EndOfStream):
+            telemetry.log(telemetry.LOG, error.message, event="worker.ended")
+        else:
+            if isinstance(error, TextNeeded):
+                self._fall_back(error)
+            if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+                await anyio.sleep(report.recovery.wait(how))
+                return True
+            telemetry.log_error(error)
+            self._count(error, "apply_error_count", report)
+        status = report.status
+        status.pid = None
+        # Kinder than PostgreSQL, which disables after a lost connection as well.
+        if self.subscription.disable_on_error and how is Reaction.INTERVAL:
+            status.state, status.next_retry = DISABLED, None
+            self._around.board.publish()
+            await self._disable()
+            return False
+        self._changed = anyio.Event()
+        if how is Reaction.STOP:
+            status.state, status.next_retry = "stopped", None
+            self._around.board.publish()
+            await self._changed.wait()
+            return True
+        delay = report.recovery.wait(how)
+        if how is Reaction.INTERVAL:
+            delay = max(0.0, delay - (monotonic() - started))
+        status.state, status.next_retry = "waiting to retry", datetime.now(UTC) + timedelta(seconds=delay)
+        self._around.board.publish()
+        with anyio.move_on_after(delay):
+            await self._changed.wait()
+        return True
+
+    def _fall_back(self, error: TextNeeded) -> None:
+        """Have values sent as text from now on."""
+        self._text_because = error.message
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication worker for subscription "{self.subscription.name}" will restart to receive values'
+            " as text",
+            detail=f"{error.message[0].upper()}{error.message[1:]}.",
+            event="worker.restart",
+        )
+
+    def _skipped(self) -> None:
+        self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
+
+    async def _disable(self) -> None:
+        async with self._around.catalog.use() as connection:
+            await store.disable(connection, self.subscription.oid)
+        telemetry.log(
+            telemetry.LOG,
+            f'subscription "{self.subscription.name}" has been disabled because of an error',
+            event="subscription.disabled",
+        )
+
+    def _count(self, error: BaseException, counter: str, report: Report) -> None:
+        """Into pg_stat_subscription_stats, at the board's next tick."""
+        report.counts[counter] += 1
+        if isinstance(error, ConflictError):
+            report.counts[f"confl_{error.conflict_type}"] += 1
+
+    async def _tidy_later(self) -> None:
+        """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
+        while self._tidying:
+            await anyio.sleep(RETRY_INTERVAL)
+            subscription, around = self.subscription, self._around
+            try:
+                encoding = around.catalog.encoding
+                publisher = await connect_publisher(subscription, subscription.name, "apply worker", encoding)
+                try:
+                    self._tidying = not await tidy(
+                        publisher, around.catalog, subscription.oid, around.sync_id, self.tables
+                    )
+                finally:
+                    publisher.session.abort()
+            except SubscriberError as error:
+                telemetry.log(telemetry.DEBUG, f"could not drop leftover replication slots yet: {error.message}")
+
+    # --- table sync workers ---------------------------------------------------------------------
+
+    def _start_sync(self, relid: int) -> None:
+        """Start a table's sync worker, unless too many run or it was started a moment ago."""
+        match self.bulk.leaves(relid):
+            case Leave.TO_COPY:
+                return
+            case Leave.TO_GROUP:
+                relid = GROUP
+        if relid in self._syncing or len(self._syncing) >= MAX_SYNC_WORKERS:
+            return  # the end of one of them wakes the apply worker, which asks again
+        wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
+        if wait > 0:
+            if relid not in self._waiting:  # asked again at each commit meanwhile
+                self._waiting.add(relid)
+                self._tasks.start_soon(self._notify_later, relid, wait)
+            return
+        self._last_sync[relid] = monotonic()
+        self._syncing[relid] = anyio.CancelScope()
+        self._tasks.start_soon(self._sync, relid, self._syncing[relid])
+
+    async def _notify_later(self, relid: int, seconds: float) -> None:
+        await anyio.sleep(seconds)
+        self._waiting.discard(relid)
+        self.tables.notify()
+
+    async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
+        keys = telemetry.Keys(worker="tablesync")
+        if name := self.tables.names.get(relid):
+            keys["relation"] = ".".join(name)
+        with telemetry.bound(**keys):
+            await self._synchronize(relid, scope)
+
+    async def _synchronize(self, relid: int, scope: anyio.CancelScope) -> None:
+        around = self._around
+        recovery = self._recoveries.setdefault(relid, Recovery())
+        report = around.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
+        sessions = self._take_sessions()
+        finished = False
+        try:
+            with scope:
+                sync = TableSync(
+                    self.subscription,
+                    relid,
+                    around.apply_target,
+                    around.sync_id,
+                    around.catalog,
+                    around.flusher,
+                    self.tables,
+                    report,
+                    around.spool,
+                    self._hooks,
+                )
+                sync.log("started")
+                await sync.run(sessions)
+                sync.log("finished")
+                finished = True
+            self._recoveries.pop(relid, None)
+            around.board.remove(report)
+        except Exception as error:
+            sessions.close()
+            await self._sync_failed(root_cause(error), report)
+            await self._release_origin(relid)
+        finally:
+            if finished:
+                self._sessions.append(sessions)
+            else:
+                sessions.close()
+                await self.reload_tables(ended=relid)  # the next one must not start from an old state
+            self._syncing.pop(relid, None)
+            self._close_sessions()
+            for one in self._tables_of(relid):
+                self.tables.restore(one)
+        table = self.tables.get(next(iter(self._tables_of(relid)), 0))
+        if not finished and not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
+            # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
+            self._recoveries.pop(relid, None)
+            around.board.remove(report)
+            self._leader.cancel()
+
+    def _tables_of(self, relid: int) -> Iterable[int]:
+        """The tables of the sync worker that has the place `relid`."""
+        return self.tables.group() if relid == GROUP else [relid]
+
+    async def _release_origin(self, relid: int) -> None:
+        """A copy that has failed begins from nothing; its origin would keep one of the few places that there are."""
+        table = self.tables.get(relid)
+        if table is not None and table.state in (State.INIT, State.DATASYNC):
+            with suppress(SubscriberError):
+                async with self._around.catalog.use() as connection:
+                    name = replication_names.table_sync_origin(self.subscription.oid, relid)
+                    await replication_names.drop_origin(connection, name, missing_ok=True)
+
+    def _take_sessions(self) -> SyncSessions:
+        """Those of a sync worker before, if they are fit, or new ones."""
+        while self._sessions:
+            sessions = self._sessions.pop()
+            if sessions.fits(self.subscription):
+                return sessions
+            sessions.close()
+        return SyncSessions(self.subscription, self._around.apply_target, self._around.catalog, self._around.resolvers)
+
+    def _close_sessions(self) -> None:
+        """Those that no table waits for."""
+        waiting = sum(table.state is not State.SYNCDONE for table in self.tables.unready.values()) - len(self._syncing)
+        while len(self._sessions) > max(0, waiting):
+            self._sessions.pop().close()
+
+    async def _sync_failed(self, error: BaseException, report: Report) -> None:
+        advise(error)
+        how = reaction(error)
+        if how not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+            telemetry.log_error(error)
+            self._count(error, "sync_error_count", report)
+        else:
+            self._last_sync.pop(report.status.relid, None)
+        # How much has been copied when the server refuses a row is a matter of chance.
+        position = None if how is Reaction.INTERVAL else report.position
+        report.leave()
+        report.recovery.failed(error, position, how)
+        report.status.state, report.status.pid = "waiting to retry", None
+        self._around.board.publish()
+        if self.subscription.disable_on_error and how is Reaction.INTERVAL:
+            await self._disable()

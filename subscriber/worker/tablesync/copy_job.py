@@ -1,0 +1,198 @@
+"""The tables that are not copied by the launcher's own sync workers but by `subscriber copy`, with Spark.
+
+The launcher starts that command as another process, when the subscription says so (copy_engine = spark) or its
+tables are large (auto), and again when it has failed. The command may also run somewhere else, started by hand: then
+it has the place GROUP (catalog/worker_sessions.py), and the catalog lists its tables. This module only decides.
+
+A copy that the launcher has started ends with the launcher, also by kill -9: stdin of the command is a pipe whose other
+end only the launcher has. The next launcher starts the command again, which continues with the parts that are left.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from enum import Enum, auto
+from functools import cache
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Protocol
+
+import anyio
+
+from subscriber import telemetry
+from subscriber.apply.table_states import State
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.copy_jobs import GROUP
+from subscriber.errors import SubscriberError
+from subscriber.subscription import CopyEngine, Subscription
+from subscriber.worker.apply.worker import connect_publisher
+from subscriber.worker.context import Surroundings
+from subscriber.worker.recovery import Recovery
+from subscriber.worker.retry import RETRY_INTERVAL, Reaction
+from subscriber.worker.status import TABLE_SYNC, Report
+from subscriber.worker.table_states import Tables
+
+if TYPE_CHECKING:
+    from anyio.abc import TaskGroup
+
+# Below that a driver's start takes longer than what executors save. Bytes on the publisher's disk.
+LARGE = 4 * 1024**3
+_UNCOPIED = (State.INIT, State.DATASYNC)
+# Not on the command line, where everybody could read their passwords.
+TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
+APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
+
+
+class Leave(Enum):
+    """Who has a table that is not ready."""
+
+    TO_SYNC = auto()  # a sync worker of its own
+    TO_COPY = auto()  # subscriber copy
+    TO_GROUP = auto()  # the one sync worker of all tables that were copied together
+
+
+class Owner(Protocol):
+    """The supervisor, as far as it is needed here."""
+
+    subscription: Subscription
+    tables: Tables
+
+
+class Bulk:
+    """Belongs to one supervisor, which sets `tasks` before it asks."""
+
+    def __init__(self, owner: Owner, around: Surroundings) -> None:
+        self.tasks: TaskGroup
+        self._owner = owner
+        self._around = around
+        self._catalog = around.catalog
+        self._board = around.board
+        self._running = False
+        self._deciding = False
+        self._large: frozenset[int] = frozenset()  # tables that together are worth it
+        self._small: frozenset[int] = frozenset()
+        self._reports: list[Report] = []
+
+    def leaves(self, relid: int) -> Leave:
+        """Who is to synchronize the table; what that needs is started."""
+        tables = self._owner.tables
+        group = tables.group()
+        table = tables.get(relid)
+        assert table is not None
+        if relid in tables.sources and relid not in group:  # executors have no hooks
+            return Leave.TO_SYNC
+        states = {found.state for found in map(tables.get, group) if found is not None}
+        # A copy that is only announced may want any table.
+        copying = tables.bulk is not None and (not group or bool(states & set(_UNCOPIED)))
+        if relid in group and table.state not in _UNCOPIED:
+            return Leave.TO_COPY if copying else Leave.TO_GROUP
+        if table.state in _UNCOPIED and (copying or self._is_for_spark(relid)):
+            self._start()
+            return Leave.TO_COPY
+        return Leave.TO_COPY if self._deciding else Leave.TO_SYNC
+
+    def _is_for_spark(self, relid: int) -> bool:
+        engine = self._owner.subscription.copy_engine
+        if engine is not CopyEngine.AUTO or not _has_spark():
+            return engine is CopyEngine.SPARK
+        if relid not in self._large | self._small and not self._deciding:
+            self._deciding = True
+            self.tasks.start_soon(self._decide)
+        return relid in self._large
+
+    async def _decide(self) -> None:
+        """Ask the publisher how large the tables are that nobody has begun to copy."""
+        tables = self._owner.tables
+        uncopied = {relid for relid, table in tables.unready.items() if table.state in _UNCOPIED}
+        waiting = frozenset(uncopied - tables.sources.keys())
+        names = [tables.names[relid] for relid in waiting]
+        try:
+            publisher = await connect_publisher(
+                self._owner.subscription, "subscriber copy", "apply worker", self._catalog.encoding
+            )
+            try:
+                large = await publisher.total_bytes(names) >= LARGE
+            finally:
+                publisher.session.abort()
+        except SubscriberError:
+            large = False  # whoever copies them will find out why
+        if large:
+            self._large |= waiting
+        else:
+            self._small |= waiting
+        self._deciding = False
+        tables.notify()
+
+    # --- subscriber copy ----------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if not self._running:
+            self._running = True
+            self.tasks.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self._wait_for_others()
+            for report in self._reports:
+                self._board.remove(report)
+            self._reports.clear()
+            complaint = await self._copy()
+            if complaint is not None:
+                self._complain(complaint)
+                await anyio.sleep(RETRY_INTERVAL)
+        finally:
+            self._running = False
+            self._owner.tables.notify()
+
+    async def _wait_for_others(self) -> None:
+        """While somebody else copies, or a sync worker hands over, there is nothing to start."""
+        while True:
+            async with self._catalog.use() as connection:
+                if await worker_sessions.holder(connection, self._owner.subscription.oid, GROUP) is None:
+                    return
+            await anyio.sleep(RETRY_INTERVAL)
+
+    async def _copy(self) -> str | None:
+        """Run the command; what it complained of, None if it did not."""
+        subscription = self._owner.subscription
+        telemetry.log(
+            telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
+        )
+        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--end-with-stdin", "--", subscription.name]
+        around = self._around
+        environment = {**os.environ, TARGET_VARIABLE: around.target, APPLY_VARIABLE: around.apply_target}
+        reader, writer = os.pipe()
+        try:
+            done = await anyio.run_process(command, check=False, env=environment, start_new_session=True, stdin=reader)
+        finally:
+            os.close(reader)
+            os.close(writer)
+        if done.returncode == 0:
+            telemetry.log(
+                telemetry.LOG,
+                f'subscriber copy for subscription "{subscription.name}" has finished',
+                event="copy.finished",
+            )
+            return None
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+        return errors[0] if errors else f"subscriber copy has ended with status {done.returncode}"
+
+    def _complain(self, complaint: str) -> None:
+        """Where a sync worker's error would be seen."""
+        tables = self._owner.tables
+        error = SubscriberError(complaint)
+        telemetry.log_error(error, event="copy.failed")
+        for relid, table in tables.unready.items():
+            if table.state in _UNCOPIED:
+                recovery = Recovery()
+                recovery.failed(error, None, Reaction.INTERVAL)
+                report = self._board.add(self._owner.subscription.oid, relid, TABLE_SYNC, recovery)
+                report.status.state = "waiting to retry"
+                self._reports.append(report)
+
+
+@cache
+def _has_spark() -> bool:
+    """Whether PySpark is installed; it is asked for each table at each commit, and looking through sys.path is slow."""
+    return find_spec("pyspark") is not None

@@ -1,0 +1,331 @@
+"""The table synchronization worker: copies one table, catches up, and hands it to the apply worker.
+
+Or it does the latter two with a group of tables that others have copied from one snapshot (spark/copy/job.py): slot,
+origin, progress record and place are those of the relid GROUP then, and all tables move together.
+
+A table of which the apply worker has passed over nothing since the snapshot (worker/table_states.py) needs no stream to
+catch up. What is in built-in types, the same on both sides, is copied in binary, in which servers read and write
+faster.
+
+The states and why nothing is lost are told in apply/table_states.py. Kill points considered, the worker being
+killed, or a server, or a connection:
+
+- before datasync is stored: nothing has happened; the next worker begins.
+- in datasync: the copy's transaction rolls back. A slot and an origin may be left over; the next worker
+  drops the slot, and origin and progress record are set by the copy's transaction.
+- between the creation of the slot and the commit of the copy: the same.
+- at the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are one
+  transaction. Either all of it is there, or the next worker copies again. It asks the catalog which, after it
+  has its place: while the backend of the worker before it works, the answer may still change.
+- in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
+  from there, as no position is confirmed before it is durable.
+- in catchup with nothing to catch up with: the state goes back to finishedcopy. An apply worker that begins anew
+  has not seen what came since the snapshot, and the sync worker streams then.
+- after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
+  applied is durable too. Slot, origin and progress record are dropped by the next apply worker
+  (worker/leftover_slots.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+from subscriber import telemetry
+from subscriber.apply.batch.binary_types import same_in_binary
+from subscriber.apply.conflicts.types import Conflict
+from subscriber.apply.hooks.config import Hooks
+from subscriber.apply.hooks.table_hook import TableHook, bind
+from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.relation_map import LocalRelation, map_relation
+from subscriber.apply.table_states import State
+from subscriber.catalog import copy_jobs, progress_records, replication_names, store
+from subscriber.catalog.connection import Catalog
+from subscriber.connection.session import Session, joined
+from subscriber.errors import ServerError, StaleCatalog, SubscriberError
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.protocol.copy_text import join_line, split_line
+from subscriber.publisher.commands import negotiated_streaming
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
+from subscriber.subscription import Subscription
+from subscriber.targets.postgres import copy_transaction
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.session.error_context import row_security
+from subscriber.targets.postgres.session.progress import ProgressRecord
+from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.sql.row_statements import copy_from
+from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
+from subscriber.worker.context import SpoolPlace
+from subscriber.worker.session.apply_session import claim, explained, resume, tagged, unbind
+from subscriber.worker.status import Report
+from subscriber.worker.streaming.spooled_transactions import Streamed
+from subscriber.worker.table_states import Tables
+from subscriber.worker.tablesync.sessions import SyncSessions
+from subscriber.worker.wal_flush import Flusher
+
+
+class TableSync:
+    """Synchronizes one table, once."""
+
+    def __init__(
+        self,
+        subscription: Subscription,
+        relid: int,
+        target: str,
+        sync_id: str,
+        catalog: Catalog,
+        flusher: Flusher,
+        tables: Tables,
+        report: Report,
+        spool: SpoolPlace,
+        hooks: Hooks | None,
+    ) -> None:
+        """`relid` is the table on the target, or GROUP. `sync_id` is the target's (catalog/identity.py)."""
+        self.subscription = subscription
+        self.relid = relid
+        self.relids = [relid]
+        self._copyid: int | None = None
+        if relid == copy_jobs.GROUP and tables.bulk is not None:
+            self.relids, self._copyid = tables.group(), tables.bulk.copyid
+        self.schema, self.table = tables.names[self.relids[0]]
+        if len(self.relids) > 1:
+            self.table += f" and {len(self.relids) - 1} more"
+        self.slot = replication_names.table_sync_slot(subscription.oid, relid, sync_id)
+        self._target = target
+        self._catalog = catalog
+        self._flusher = flusher
+        self._tables = tables
+        self._report = report
+        self._hooks = hooks
+        self._spool = spool.spool(sync_id, subscription.oid, relid)
+        self._catchup: Lsn | None = None
+
+    async def run(self, sessions: SyncSessions) -> None:
+        """`sessions` are to be closed if this raises anything; they may be used again if not."""
+        origin = replication_names.table_sync_origin(self.subscription.oid, self.relid)
+        publisher = await sessions.publisher(self.slot)
+        async with sessions.target(self.table, self.relid, self._conflict) as target:
+            target.hooks = self._hooks
+            self._report.status.pid = target.pipeline.session.pid
+            try:
+                if self.relid != copy_jobs.GROUP:
+                    await self._copy_if_needed(target, publisher, origin)
+                await self._catch_up(target, sessions)
+            except SubscriberError as error:
+                raise await explained(error, target, self._target, self._catalog) from error
+        await self._finish(origin, await sessions.publisher(self.slot))
+
+    # --- the copy -------------------------------------------------------------------------------
+
+    async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
+        """Copy the table, unless an earlier worker has done so."""
+        state = await self._stored_state()
+        if state in (State.SYNCDONE, State.READY):
+            raise StaleCatalog("the table has been synchronized meanwhile")
+        if state not in (State.INIT, State.DATASYNC):
+            return
+        if state is State.DATASYNC:
+            await publisher.drop_slot(self.slot, missing_ok=True)
+        async with self._catalog.use() as connection, connection.transaction():
+            await replication_names.create_origin(connection, origin)
+            await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
+        reach(Point.DATASYNC_STORED)
+        self._tables.move(self.relid, State.DATASYNC, Lsn(0))
+        claimed = await self._claim()
+        async with tagged(target, claimed):  # for origin = none, as what is applied is
+            position = await self._copy(target, publisher, claimed)
+        self._tables.move(self.relid, State.FINISHEDCOPY, position)
+
+    async def _stored_state(self) -> State:
+        """As the catalog has it, now that the place is ours: a worker before us may have committed its copy without
+        being told, and its backend may have done so after the tables were loaded.
+        """
+        async with self._catalog.use() as connection:
+            row = await store.load_relation_state(connection, self.subscription.oid, self.relid)
+            if row is not None:
+                self._tables.correct(row)
+            copy = await copy_jobs.load(connection, self.subscription.oid)
+            if copy is not None and self.relid in copy.parts:
+                raise StaleCatalog("the table is being copied with others")
+        return self._state()
+
+    async def _claim(self) -> ProgressClaim:
+        claimed = await claim(self._catalog, self.subscription, self.relid)
+        if claimed is None:
+            raise SubscriberError(f'progress of table "{self.schema}.{self.table}" is missing in the catalog')
+        return claimed
+
+    async def _copy(self, target: PostgresTarget, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
+        """Copy the table as of the creation of its slot; the position of that."""
+        self._set_state("copying")
+        local = await copy_transaction.begin(target, self.schema, self.table)
+        self._tables.find(local)
+        await publisher.begin_snapshot()
+        slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
+        reach(Point.SLOT_CREATED)
+        read_at = await publisher.now()
+        source = self._tables.sources.get(self.relid, (self.schema, self.table))
+        table = await publisher.table(*source, self.subscription.publications)
+        hook = bind(self._hooks, as_relation(table), target.codec) if self._hooks is not None else None
+        mapping = map_relation(as_relation(table) if hook is None else hook.relation, local, target.codec)
+        if hook is not None:
+            hook.fit(mapping)
+            if not hook.reads_values:
+                table = replace(table, columns=tuple(table.columns[i] for i in hook.kept))
+        self._report.status.copy_total_bytes = table.total_bytes
+        binary = copies_binary(self.subscription.binary or False, publisher.server_version) or same_in_binary(mapping)
+        binary = binary and not (hook is not None and hook.reads_values)
+        copy_into = copy_from(local.schema, local.name, [column.name for column in mapping.attributes], binary)
+        copy_out = copy_statement(table, binary=binary)
+        chunks = self._chunks(publisher.session, copy_out)
+        if hook is not None and hook.reads_values:
+            chunks = self._hooked(hook, len(table.columns), publisher.session, copy_out)
+        await copy_transaction.copy_as(target, mapping)
+        try:
+            tag = await target.pipeline.session.copy_in(copy_into, chunks)
+        except ServerError as error:
+            raise row_security(error, mapping, target.acting) from error
+        self._report.status.copy_rows = int(tag.split()[-1])
+        await publisher.commit()
+        progress = ProgressRecord(claimed, with_origin=False)
+        await copy_transaction.end(target, mapping, progress, slot.consistent_point, read_at)
+        reach(Point.COPIED)
+        await copy_transaction.commit(target)
+        reach(Point.COPY_COMMITTED)
+        return slot.consistent_point
+
+    async def _chunks(self, source: Session, statement: str) -> AsyncIterator[bytes]:
+        status = self._report.status
+        async for payloads in source.copy_out(statement):
+            status.copy_rows += len(payloads)
+            status.copy_bytes += sum(map(len, payloads))
+            for chunk in joined(payloads):
+                yield chunk
+                del chunk  # a large one is not kept while the next one is received
+
+    async def _hooked(self, hook: TableHook, ncols: int, source: Session, statement: str) -> AsyncIterator[bytes]:
+        """The same, as the table's hook has it; what arrived together goes on together."""
+        status = self._report.status
+        async for payloads in source.copy_out(statement):
+            status.copy_rows += len(payloads)
+            status.copy_bytes += sum(map(len, payloads))
+            rows = [await hook.copied(split_line(line, ncols)) for line in payloads]
+            if chunk := b"".join([join_line(row) for row in rows if row is not None]):
+                yield chunk
+
+    # --- catching up ----------------------------------------------------------------------------
+
+    async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions) -> None:
+        """From where the progress record is to where the apply worker takes over."""
+        claimed = await self._claim()
+        start = claimed.position
+        self._set_state("waiting for the apply worker")
+        reach(Point.SYNCWAIT)
+        self._move(State.SYNCWAIT, start)
+        await self._tables.wait_until(self._may_catch_up)
+        position = self._catchup or start
+        self._move(State.CATCHUP, position)
+        reach(Point.CATCHUP)
+        if all(map(self._tables.is_quiet, self.relids)):
+            await self._store_done(max(start, position))
+            return
+        self._set_state("catching up")
+        await resume(target, claimed)
+        publisher = await sessions.publisher(self.slot)
+        sessions.give_away_publisher()
+        try:
+            await self._stream(target, publisher, start)
+        finally:
+            publisher.session.abort()
+        await unbind(target)
+
+    async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
+        """Apply what came for the table after `start`, up to where the apply worker is."""
+        subscription = self.subscription
+        sender_timeout = await read_sender_timeout(publisher)
+        options = stream_options(subscription, binary=subscription.binary or False)  # short: not worth a trial
+        streaming = negotiated_streaming(options, publisher.server_version)
+        stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
+        loop = ApplyLoop(
+            stream,
+            target,
+            start,
+            wants=self._wants,
+            at_boundary=self._caught_up,
+            flush=flush_for(subscription, self._flusher),
+            sender_timeout=sender_timeout,
+            streamed=Streamed(self._spool, subscription.oid) if streaming != "off" else None,
+            parallel=streaming == "parallel",
+        )
+        self._report.follow(loop)
+        await loop.run()
+        await self._store_done(loop.position)
+        await stream.stop()
+
+    def _wants(self, table: LocalRelation, _finish_lsn: Lsn) -> bool:
+        """Return True for a table of this worker. Raises as Tables.find() does."""
+        return self._tables.relid(table) in self.relids and self._tables.find(table) is not None
+
+    def _may_catch_up(self) -> bool:
+        """Whether the apply worker has named a position: of a group it does so for one table, and waits for that."""
+        self._state()
+        tables = (self._tables.get(relid) for relid in self.relids)
+        self._catchup = next((table.lsn for table in tables if table and table.state is State.CATCHUP), None)
+        return self._catchup is not None
+
+    def _move(self, state: State, lsn: Lsn) -> None:
+        for relid in self.relids:
+            table = self._tables.get(relid)
+            if table is not None and table.state is not state:
+                self._tables.move(relid, state, lsn)
+
+    async def _store_done(self, position: Lsn) -> None:
+        """Synchronously: what was copied and applied is durable then, too."""
+        reach(Point.CAUGHT_UP)
+        async with self._catalog.use() as connection:
+            async with connection.transaction():
+                for relid in self.relids:
+                    await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
+            reach(Point.SYNCDONE_STORED)
+            self._move(State.SYNCDONE, position)
+
+    async def _caught_up(self, position: Lsn) -> bool:
+        assert self._catchup is not None
+        return position >= self._catchup
+
+    async def _finish(self, origin: str, publisher: Publisher) -> None:
+        """Slot, origin and progress record have served; missing ones are fine."""
+        await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
+        reach(Point.SLOT_DROPPED)
+        async with self._catalog.use() as connection, connection.transaction():
+            await replication_names.drop_origin(connection, origin, missing_ok=True)
+            await progress_records.remove(connection, self.subscription.oid, self.relid)
+            if self._copyid is not None:  # last of all: then there may be another copy, with the same names
+                await copy_jobs.remove(connection, self._copyid)
+
+    def _state(self) -> State:
+        table = self._tables.get(self.relids[0])
+        if table is None:
+            raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
+        return table.state
+
+    def _set_state(self, state: str) -> None:
+        self._report.status.state = state
+
+    def _conflict(self, found: Conflict, note: Note) -> None:
+        self._report.counts[f"confl_{found.type}"] += 1
+        log_conflict(replication_names.table_sync_origin(self.subscription.oid, self.relid), found, note)
+
+    def log(self, what: str) -> None:
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication table synchronization worker for subscription "{self.subscription.name}", '
+            f'table "{self.table}" has {what}',
+            event=f"tablesync.{what}",
+            relation=f"{self.schema}.{self.table}",
+        )

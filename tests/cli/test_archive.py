@@ -1,0 +1,73 @@
+"""`subscriber archive --info`: it names all damage, and exits 1 if there is some."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from subscriber.cli.main import app
+from subscriber.errors import ChangeLogError
+from tests.spool.test_log_damage import Sample, flipped
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Sample:
+    return Sample(tmp_path / "log")
+
+
+def info(directory: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, ["archive", "--info", "--directory", str(directory), *options])
+
+
+def damage(path: Path) -> None:
+    """Flip a bit in the body of a block."""
+    path.write_bytes(flipped(path.read_bytes(), 8 * 100))
+
+
+def test_a_whole_log(sample: Sample) -> None:
+    found = info(sample.directory)
+    assert found.exit_code == 0
+    assert str(sample.position) in found.stdout
+    assert found.stderr == ""
+    found = info(sample.directory, "--json")
+    assert found.exit_code == 0
+    assert json.loads(found.stdout)["damage"] == []
+
+
+def test_each_damaged_segment_is_named(sample: Sample) -> None:
+    """What the log has is printed all the same."""
+    damaged = [sample.sealed[1], sample.open]
+    for path in damaged:
+        damage(path)
+    found = info(sample.directory)
+    assert found.exit_code == 1
+    assert str(sample.position) in found.stdout
+    assert found.stderr.count("ERROR:") == 2
+    found = info(sample.directory, "--json")
+    assert found.exit_code == 1
+    for path, error in zip(damaged, json.loads(found.stdout)["damage"], strict=True):
+        assert str(path) in error["message"]
+        assert "after" in error["detail"]
+        assert "copy" in error["hint"]
+
+
+@pytest.mark.parametrize("name", ["sealed", "log.json"])
+def test_a_log_that_cannot_be_listed(sample: Sample, name: str) -> None:
+    if name == "sealed":
+        sample.sealed[1].unlink()
+    else:
+        sample.path(name).write_text("{}")
+    found = info(sample.directory)
+    assert found.exit_code == 1
+    assert "ERROR:" in found.stderr
+    found = info(sample.directory, "--json")
+    assert found.exit_code == 1
+    assert len(json.loads(found.stdout)["damage"]) == 1
+
+
+def test_no_log(tmp_path: Path) -> None:
+    found = info(tmp_path)
+    assert isinstance(found.exception, ChangeLogError)

@@ -1,0 +1,330 @@
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+
+from subscriber.cli.check.check import run_checks
+from subscriber.cli.check.model import (
+    ColumnFacts,
+    Facts,
+    Finding,
+    Level,
+    PublicationFacts,
+    PublisherFacts,
+    SlotFacts,
+    SourceTable,
+    TargetFacts,
+    TargetTable,
+)
+from subscriber.cli.check.rules import (
+    findings,
+    publisher_findings,
+    slot_findings,
+    table_findings,
+    target_findings,
+    two_phase_findings,
+)
+from subscriber.cli.commands.exec import execute_statements
+from subscriber.errors import StatementError
+from subscriber.subscription import TwoPhaseState
+from tests.plugins.fix_cluster import Database
+
+PUBLISHER = PublisherFacts(180006, "18.6", "logical", 0, 10, 0, 10, "repl", True, "UTF8", False, 10)
+TARGET = TargetFacts(
+    180006, "18.6", "app", True, "UTF8", False, True, True, True, 0, 10, "max_active_replication_origins", "db", 10
+)
+COLUMNS = (ColumnFacts("id", "integer"), ColumnFacts("note", "text"))
+SOURCE = SourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
+THERE = TargetTable("r", COLUMNS, ("id",), "app", True, False, False)
+FACTS = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)])
+
+
+def levels(found: list[Finding]) -> list[Level]:
+    return [finding.level for finding in found]
+
+
+def test_nothing_is_wrong() -> None:
+    facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)], tables=[(SOURCE, THERE)])
+    found = findings(facts)
+    assert set(levels(found)) == {Level.OK}
+    assert Finding(Level.OK, "table s.t", "has its 2 columns on both sides") in found
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "fix"),
+    [
+        (
+            replace(PUBLISHER, wal_level="replica"),
+            Level.ERROR,
+            "ALTER SYSTEM SET wal_level = 'logical'; -- and restart the server",
+        ),
+        (replace(PUBLISHER, may_replicate=False), Level.ERROR, 'ALTER ROLE "repl" WITH REPLICATION;'),
+        (
+            replace(PUBLISHER, slots=10),
+            Level.ERROR,
+            "ALTER SYSTEM SET max_replication_slots = 18; -- and restart the server",
+        ),
+        (
+            replace(PUBLISHER, senders=8),
+            Level.WARNING,
+            "ALTER SYSTEM SET max_wal_senders = 16; -- and restart the server",
+        ),
+        (replace(PUBLISHER, version=90600), Level.ERROR, "Upgrade to 10 or later."),
+        (replace(PUBLISHER, version=150000, in_recovery=True), Level.ERROR, "Use the primary."),
+    ],
+)
+def test_publishers(facts: PublisherFacts, level: Level, fix: str) -> None:
+    (found,) = [finding for finding in publisher_findings(facts, True) if finding.level is not Level.OK]
+    assert (found.level, found.fix) == (level, fix)
+
+
+def test_targets_without_a_superuser() -> None:
+    facts = replace(
+        TARGET,
+        is_superuser=False,
+        has_schema=False,
+        may_create_subscription=False,
+        may_create_schema=False,
+        may_set_replication_role=False,
+        origins_by_superuser=False,
+    )
+    found = [finding for finding in target_findings(facts) if finding.level is not Level.OK]
+    assert [finding.level for finding in found] == [Level.ERROR, Level.ERROR, Level.WARNING, Level.WARNING]
+    assert [finding.fix for finding in found] == [
+        "Run any subscriber exec once on this database as a superuser.",
+        'GRANT pg_create_subscription TO "app"; GRANT CREATE ON DATABASE "db" TO "app";',
+        '-- as a superuser: GRANT SET ON PARAMETER session_replication_role TO "app";',
+        "Have a superuser run any subscriber exec on this database before anybody else does.",
+    ]
+    facts = replace(facts, origins_by_superuser=True)  # whose functions do both
+    assert [finding.level for finding in target_findings(facts) if finding.level is Level.WARNING] == []
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "level", "fix"),
+    [
+        (SOURCE, None, Level.ERROR, 'pg_dump --schema-only --table=\'"s"."t"\' (publisher) | psql (target)'),
+        (
+            SOURCE,
+            replace(THERE, columns=COLUMNS[:1]),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ADD COLUMN "note" text;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(COLUMNS[0], ColumnFacts("note", "text", is_generated=True))),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ALTER COLUMN "note" DROP EXPRESSION;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(ColumnFacts("id", "bigint"), COLUMNS[1])),
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ALTER COLUMN "id" TYPE integer;',
+        ),
+        (
+            SOURCE,
+            replace(THERE, columns=(*COLUMNS, ColumnFacts("extra", "text", is_required=True))),
+            Level.ERROR,
+            'ALTER TABLE "s"."t" ALTER COLUMN "extra" DROP NOT NULL; -- or SET DEFAULT …',
+        ),
+        (SOURCE, replace(THERE, key=()), Level.ERROR, 'ALTER TABLE "s"."t" ADD PRIMARY KEY ("id");'),
+        (
+            SOURCE,
+            replace(THERE, key=("note",)),
+            Level.ERROR,
+            'CREATE UNIQUE INDEX i ON "s"."t" ("id"); ALTER TABLE "s"."t" REPLICA IDENTITY USING INDEX i;',
+        ),
+        (
+            replace(SOURCE, key=()),
+            THERE,
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…); -- or: ALTER TABLE "s"."t" REPLICA IDENTITY FULL;',
+        ),
+        (
+            replace(SOURCE, replica_identity="f", key=()),
+            replace(THERE, key=()),
+            Level.WARNING,
+            'ALTER TABLE "s"."t" ADD PRIMARY KEY (…);',
+        ),
+        (
+            replace(SOURCE, readable=False),
+            THERE,
+            Level.ERROR,
+            'GRANT USAGE ON SCHEMA "s" TO "repl"; GRANT SELECT ON TABLE "s"."t" TO "repl";',
+        ),
+        (
+            SOURCE,
+            replace(THERE, has_rows=True),
+            Level.WARNING,
+            'TRUNCATE "s"."t"; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)',
+        ),
+        (SOURCE, replace(THERE, relkind="v"), Level.ERROR, 'Make "s"."t" a table there.'),
+        (SOURCE, replace(THERE, row_security=True), Level.ERROR, 'ALTER TABLE "s"."t" NO FORCE ROW LEVEL SECURITY;'),
+    ],
+)
+def test_tables(source: SourceTable, target: TargetTable | None, level: Level, fix: str) -> None:
+    (found,) = table_findings(source, target, FACTS)
+    assert (found.level, found.fix) == (level, fix)
+
+
+def test_an_insert_only_publication_needs_no_key() -> None:
+    facts = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True, updates=False, deletes=False)])
+    assert levels(list(table_findings(replace(SOURCE, key=()), replace(THERE, key=()), facts))) == [Level.OK]
+
+
+@pytest.mark.parametrize(
+    "slot",
+    [
+        None,
+        SlotFacts("s", exists=False),
+        SlotFacts("s", True, "pgoutput", is_lost=True),
+        SlotFacts("s", True, "pgoutput", in_this_database=False),
+        SlotFacts("s", True, "test_decoding"),
+    ],
+)
+def test_slots(slot: SlotFacts | None) -> None:
+    assert levels(list(slot_findings(slot))) == [Level.ERROR]
+
+
+ROOM = "ALTER SYSTEM SET max_prepared_transactions = 10; -- and restart the server"
+
+
+@pytest.mark.parametrize(
+    ("facts", "level", "fix"),
+    [
+        (Facts(PUBLISHER, replace(TARGET, max_prepared=0)), Level.ERROR, ROOM),
+        (Facts(replace(PUBLISHER, max_prepared=0), replace(TARGET, max_prepared=0)), Level.ERROR, ROOM),
+        (Facts(None, replace(TARGET, max_prepared=9)), Level.WARNING, ROOM),
+        (Facts(PUBLISHER, replace(TARGET, max_prepared=9)), Level.WARNING, ROOM),
+        (
+            Facts(replace(PUBLISHER, version=140012)),
+            Level.WARNING,
+            "Leave two_phase = false, or upgrade it to 15 or later.",
+        ),
+        (
+            Facts(PUBLISHER, slot=SlotFacts("s", True, "pgoutput")),
+            Level.WARNING,
+            "ALTER SUBSCRIPTION … DISABLE; ALTER SUBSCRIPTION … SET (two_phase = true); then ENABLE it.",
+        ),
+    ],
+)
+def test_two_phase(facts: Facts, level: Level, fix: str) -> None:
+    facts.two_phase = TwoPhaseState.ENABLED
+    (found,) = two_phase_findings(facts)
+    assert (found.level, found.fix) == (level, fix)
+    facts.two_phase = TwoPhaseState.DISABLED  # then it does not matter
+    assert found not in findings(facts)
+
+
+def test_two_phase_with_room_for_it() -> None:
+    facts = Facts(PUBLISHER, TARGET, slot=SlotFacts("s", True, "pgoutput", two_phase=True))
+    for facts.two_phase in (TwoPhaseState.ENABLED, TwoPhaseState.PENDING):
+        assert levels(list(two_phase_findings(facts))) == [Level.OK]
+
+
+# --- with servers ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def both(source_db: Database, target_db: Database) -> tuple[Database, Database]:
+    await source_db.execute(
+        "CREATE TABLE good (id int PRIMARY KEY, note text)",
+        "CREATE TABLE only_source (id int PRIMARY KEY)",
+        "CREATE TABLE shifted (id int PRIMARY KEY, extra numeric(5, 2), more text)",
+        "CREATE PUBLICATION p FOR ALL TABLES",
+    )
+    await target_db.execute(
+        "CREATE TABLE good (note text, id int PRIMARY KEY)",
+        "CREATE TABLE shifted (id int PRIMARY KEY, extra numeric, must text NOT NULL)",
+        "INSERT INTO shifted VALUES (1, 1, 'x')",
+    )
+    return source_db, target_db
+
+
+async def test_a_subscription_that_does_not_exist_yet(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    assert await run_checks(target.dsn(), source.dsn(), ["p", "q"], json=True) == 1
+    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    wrong = [(f.level, f.subject, f.fix) for f in found if f.level != Level.OK]
+    assert wrong == [
+        ("error", "publication q", 'CREATE PUBLICATION "q" FOR ALL TABLES;'),
+        ("error", "table public.only_source", "pg_dump --schema-only --table='\"public\".\"only_source\"' (publisher)"
+         " | psql (target)"),
+        ("warning", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "extra" TYPE numeric(5,2);'),
+        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ADD COLUMN "more" text;'),
+        ("error", "table public.shifted", 'ALTER TABLE "public"."shifted" ALTER COLUMN "must" DROP NOT NULL;'
+         " -- or SET DEFAULT …"),
+        ("warning", "table public.shifted", 'TRUNCATE "public"."shifted"; -- or: CREATE SUBSCRIPTION …'
+         " WITH (copy_data = false)"),
+    ]  # fmt: skip
+
+
+async def test_the_fixes_are_printed(both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]) -> None:
+    source, target = both
+    await source.execute("DROP TABLE only_source, shifted")
+    assert await run_checks(target.dsn(), source.dsn(), ["p"], json=False) == 0
+    out = capsys.readouterr().out
+    assert "ok       table public.good: has its 2 columns on both sides\n" in out
+    assert out.endswith("0 errors, 0 warnings\n")
+
+
+async def test_two_phase_is_looked_at_where_it_is_wanted(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    await source.execute("DROP TABLE only_source, shifted")
+    said = "ok       target: max_prepared_transactions is 10\n"
+    await run_checks(target.dsn(), source.dsn(), ["p"], json=False)
+    assert said not in capsys.readouterr().out
+    await run_checks(target.dsn(), source.dsn(), ["p"], two_phase=True, json=False)
+    assert said in capsys.readouterr().out
+    options = "two_phase, copy_data = false, enabled = false"
+    create = f"CREATE SUBSCRIPTION s CONNECTION '{source.dsn()}' PUBLICATION p WITH ({options})"
+    await execute_statements(target.dsn(), create, io.StringIO())
+    await run_checks(target.dsn(), None, [], name="s", json=False)
+    assert said in capsys.readouterr().out
+
+
+async def test_a_server_that_does_not_answer_is_a_finding(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = both
+    nowhere = "host=127.0.0.1 port=1 password=secret"
+    assert await run_checks(nowhere, source.dsn(), ["p"], json=False) == 1
+    assert await run_checks(target.dsn(), nowhere, ["p"], json=False) == 1
+    out = capsys.readouterr().out
+    assert "error    target: connection to server" in out
+    assert "error    publisher: connection to server" in out
+    assert "secret" not in out
+
+
+async def test_a_subscription_that_does_not_exist_is_an_error(both: tuple[Database, Database]) -> None:
+    with pytest.raises(StatementError, match='subscription "none" does not exist'):
+        await run_checks(both[1].dsn(), None, [], name="none", json=False)
+
+
+async def test_an_ordinary_role_is_told_what_it_lacks(
+    both: tuple[Database, Database], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for database in both:
+        await database.execute("CREATE ROLE ordinary LOGIN")
+    try:
+        dsns = [database.server.dsn(database.name, user="ordinary") for database in both]
+        assert await run_checks(dsns[1], dsns[0], ["p"], json=True) == 1
+    finally:
+        for database in both:
+            await database.execute("DROP ROLE ordinary")
+    found = [Finding(**finding) for finding in json.loads(capsys.readouterr().out)]
+    fixes = [finding.fix or "" for finding in found]
+    assert 'ALTER ROLE "ordinary" WITH REPLICATION;' in fixes
+    assert "Run any subscriber exec once on this database as a superuser." in fixes
+    assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)
+    assert any("superuser run any subscriber exec" in fix for fix in fixes)
+    assert any('GRANT SELECT ON TABLE "public"."good"' in fix for fix in fixes)
+    assert any('GRANT "postgres" TO "ordinary"' in fix for fix in fixes)

@@ -1,0 +1,168 @@
+"""Text of others in what we print: nothing that cannot be seen gets out as it is."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from subscriber import telemetry
+from subscriber.cli import main
+from subscriber.cli.commands.copy import Bars
+from subscriber.cli.commands.exec import print_error
+from subscriber.cli.logs import LogFormat, configure
+from subscriber.display import (
+    json_text,
+    printable,
+    printable_lines,
+    shell_word,
+    sql_identifier,
+    sql_literal,
+    sql_name,
+    sql_type,
+)
+from subscriber.errors import PublisherError
+from subscriber.spark.copy.job import TableProgress
+from tests.plugins.fix_cluster import Database
+
+DIRECTIONS = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
+NASTY = "a\x1b[31m\x07\r\n\tb\x7f\x85\u200b\u202e\u2028\udcff\U000e0041"
+texts = st.text(st.characters(codec=None, categories=None) | st.sampled_from(NASTY))
+
+
+def unseen(text: str) -> list[str]:
+    """Characters of it that move a terminal, break a line, turn text around, or cannot be written at all."""
+    return [
+        c
+        for c in text
+        if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or unicodedata.bidirectional(c) in DIRECTIONS
+    ]
+
+
+def test_every_character_that_moves_something_is_escaped() -> None:
+    every = "".join(map(chr, range(sys.maxunicode + 1)))
+    assert unseen(printable(every)) == []
+    assert set(unseen(printable_lines(every))) == {"\n", "\t"}
+    assert unseen(json_text(every)) == []
+    assert json.loads(json_text(list(every))) == list(every)
+
+
+def test_escapes_are_psqls() -> None:
+    assert printable(NASTY) == ("a\\x1B[31m\\x07\\r\\n\\tb\\x7F\\u0085\\u200B\\u202E\\u2028\\uDCFF\\U000E0041")
+    assert printable_lines("a\nERROR:  b\rc\td") == "a\n\tERROR:  b\\rc\td"
+    for readable in ('Ünï \\ "x"', "日本語", "\u0645\u200c\u06cc", "👩\u200d💻"):
+        assert printable(readable) == readable
+
+
+@given(texts, texts)
+def test_what_is_pasted_has_nothing_that_cannot_be_seen(schema: str, name: str) -> None:
+    for text in (sql_name(schema, name), sql_literal(name), shell_word(name)):
+        assert unseen(text) == []
+
+
+@given(st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]) | st.sampled_from(NASTY)))
+def test_a_shell_gets_the_argument(text: str) -> None:
+    done = subprocess.run(["bash", "-c", f"printf %s {shell_word(text)}"], capture_output=True, check=True)
+    assert done.stdout == text.encode("utf-8", "surrogateescape")
+
+
+async def test_a_server_gets_the_name(target_db: Database) -> None:
+    name = "a\"b'c\\d\n\x1b[31m\u202e\U000e0041$(x)"
+    await target_db.execute(f"CREATE TABLE public.{sql_identifier(name)} ()")
+    assert await target_db.value(f"SELECT relname::text FROM pg_class WHERE relname = {sql_literal(name)}") == name
+    assert await target_db.value("SELECT relname::text FROM pg_class WHERE relname = $1", name) == name
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("integer", "numeric(10,2)", '"My ""T"[]', 'public."weird "', "timestamp(3) without time zone[]", '"char"'),
+        *("interval day to second(3)", "interval", "geometry(Point,4326)", "character varying(3)", "bit varying(5)[]"),
+    ],
+)
+def test_a_type_is_one(text: str) -> None:
+    assert sql_type(text) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "integer; DROP TABLE t", "integer default f()", "text default pg_sleep(1)", "text collate x", "int)--"),
+        *("integer primary key", "integer references t", "integer generated always as identity", '"x', "$(touch x)"),
+        *("integer\n; x", "INTEGER", "a.b.c", "a.b(c(d))", "text check (true)", "interval day; x", "time zone"),
+    ],
+)
+def test_what_is_no_type_is_none(text: str) -> None:
+    assert sql_type(text) is None
+
+
+def test_a_type_with_such_a_name_is_written_again() -> None:
+    assert sql_type('public."a\nb"[]') == 'public.U&"a\\000Ab"[]'
+
+
+# --- outputs --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("log_format", LogFormat)
+def test_a_record_cannot_forge_another(log_format: LogFormat) -> None:
+    before = logging.getLogger().handlers[:], logging.getLogger().level, telemetry.logger.level
+    stream = io.StringIO()
+    try:
+        configure(log_format, stream=stream)
+        error = PublisherError(f"m{NASTY}", detail=f"d{NASTY}", hint=f"h{NASTY}")
+        error.context = [f"c{NASTY}"]
+        telemetry.log_error(error)
+        telemetry.log_error(ValueError(NASTY))
+        logging.getLogger("other").warning("from elsewhere %s", NASTY)
+    finally:
+        logging.getLogger().handlers[:], level, own = before
+        logging.getLogger().setLevel(level)
+        telemetry.logger.setLevel(own)
+        telemetry.follow_servers(None)
+    text = stream.getvalue()
+    assert set(unseen(text)) <= {"\n", "\t"}
+    assert not any(line.startswith(("b", "\\tb", "a")) for line in text.splitlines())
+    if log_format is LogFormat.JSON:
+        first, bug, other = map(json.loads, text.splitlines())
+        assert (first["message"], first["detail"]) == (f"m{NASTY}", f"d{NASTY}")
+        assert bug["error_class"] == "ValueError"
+        assert other["message"] == f"from elsewhere {NASTY}"
+
+
+def test_handlers_of_others_get_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    telemetry.log(telemetry.WARNING, NASTY)
+    (record,) = caplog.records
+    assert record.getMessage() == printable(NASTY)
+
+
+def test_errors_and_tracebacks_are_printed_so(capsys: pytest.CaptureFixture[str]) -> None:
+    error = PublisherError(f"m{NASTY}", detail=f"d{NASTY}", hint=f"h{NASTY}")
+    error.context = [f"c{NASTY}"]
+    print_error(error, "", sys.stderr)
+    main._print_errors(ExceptionGroup("several", [error, error]))
+    main._print_bug(ValueError(NASTY))
+    text = capsys.readouterr().err
+    assert set(unseen(text)) <= {"\n", "\t"}
+    assert text.count("\nCONTEXT:  c") == 3
+    assert text.count("\n\t\tb\\x7F") == 12
+
+
+def test_names_of_tables_are_no_markup(monkeypatch: pytest.MonkeyPatch) -> None:
+    from contextlib import ExitStack
+
+    import rich.progress
+
+    out = io.StringIO()
+    console = rich.console.Console(file=out, force_terminal=True, width=200, color_system=None)
+    monkeypatch.setattr(rich.progress, "get_console", lambda: console)
+    with ExitStack() as stack:
+        bars = Bars(stack)
+        bars("copying", [TableProgress("public.[red]t\x1b]0;x\x07", 1, 1, 1, 1, 1, None)])
+    assert "public.[red]t\\x1B]0;x\\x07" in out.getvalue()

@@ -1,0 +1,212 @@
+"""Which requests the status server answers, and what a browser may do with the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import socket
+import subprocess
+import sys
+from html.parser import HTMLParser
+
+import anyio
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from subscriber.cli.http import Address
+from subscriber.cli.http_guard import HEADERS, host_name
+from subscriber.connection.conninfo import Conninfo
+from subscriber.display import printable
+from tests.cli.test_http import served
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+PATHS = ("/", "/metrics", "/health", "/status.json", "/nowhere")
+
+
+async def request(
+    port: int, path: str = "/", *, host: str | None = None, method: str = "GET", to: str = "127.0.0.1"
+) -> tuple[int, dict[str, str], str]:
+    """Status, headers and body; `host` None: the Host that a client of `to` sends."""
+
+    def send() -> tuple[int, dict[str, str], str]:
+        connection = http.client.HTTPConnection(to, port, timeout=20)
+        try:
+            connection.request(method, path, headers={} if host is None else {"Host": host})
+            answer = connection.getresponse()
+            return answer.status, dict(answer.getheaders()), answer.read().decode()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(send)
+
+
+async def raw(port: int, text: str) -> str:
+    """The first line of the answer to a request written by hand."""
+
+    def send() -> str:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(text.encode())
+            return connection.recv(4096).decode().split("\r\n")[0]
+
+    return await asyncio.to_thread(send)
+
+
+async def test_only_requests_that_name_this_server_are_answered(target_db: Database, subscriber: Subscriber) -> None:
+    address = Address.parse("0.0.0.0:0", ["Status.Example", "10.1.2.3"])
+    async with served(subscriber, target_db.dsn(), address) as client:
+        port = client.port
+        own = ["localhost", f"localhost:{port}", "LocalHost.:1", "127.0.0.1", "[::1]:8000", socket.gethostname()]
+        for host in [*own, f"0.0.0.0:{port}", "status.example", "STATUS.example:443", "10.1.2.3:8000"]:
+            assert (await request(port, "/health", host=host))[0] == 200, host
+        foreign = ["evil.example", f"evil.example:{port}", "", "127.0.0.1.evil.example", "localhost.evil.example"]
+        broken = ["localhost@evil.example", "evil.example@localhost", "localhost, evil.example", "localhost/", "[::1"]
+        for host in [*foreign, *broken, "10.1.2.4", "127.0.0.2", "[::2]", "x.status.example", "localhost:80:80"]:
+            for path in PATHS:
+                status, headers, body = await request(port, path, host=host)
+                assert (status, headers["content-type"]) == (421, "text/plain; charset=utf-8"), host
+                assert body == "this host name is not answered; allow it with: subscriber run --http-host NAME\n"
+        # The address that a client has connected to is one of this machine's.
+        assert (await request(port, "/health", to="127.0.0.2"))[0] == 200
+        assert (await raw(port, "GET /health HTTP/1.0\r\n\r\n")).split()[1] == "421"
+        twice = "GET /health HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n"
+        assert (await raw(port, twice)).split()[1] == "400"
+
+
+async def test_only_get_and_head_are_answered(target_db: Database, subscriber: Subscriber) -> None:
+    async with served(subscriber, target_db.dsn()) as client:
+        for method in ("POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE"):
+            for path in PATHS:
+                status, headers, _ = await request(client.port, path, method=method)
+                assert (status, headers["allow"]) == (405, "GET, HEAD"), (method, path)
+        for path in PATHS[:-1]:
+            status, headers, body = await request(client.port, path, method="HEAD")
+            assert (status, body) == (200, "")
+            assert int(headers["content-length"]) > 0
+
+
+async def test_every_answer_has_the_headers(target_db: Database, subscriber: Subscriber) -> None:
+    async with served(subscriber, target_db.dsn()) as client:
+        answers = [await request(client.port, path) for path in PATHS]
+        answers.append(await request(client.port, host="evil.example"))
+        answers.append(await request(client.port, method="POST"))
+    async with served(subscriber, target_db.server.dsn("nowhere")) as client:
+        answers += [await request(client.port, path) for path in PATHS]
+    assert {status for status, _, _ in answers} == {200, 404, 405, 421, 503}
+    for _, headers, _ in answers:
+        assert {name: headers[name.lower()] for name in HEADERS} == HEADERS
+        assert headers["referrer-policy"] == "no-referrer"
+        assert headers["cross-origin-resource-policy"] == "same-origin"
+        assert "frame-ancestors 'none'" in headers["content-security-policy"]
+
+
+class Tags(HTMLParser):
+    """What a browser makes of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+# As names of 63 bytes at most, and as the text of an error.
+HOSTILE = "<img src=x onerror=alert(1)>\"'&amp;{0}%s</title><script>"
+TABLE = "</td></table><script>alert(2)</script>'\"&lt;{x}\\\n#"
+
+
+def quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+async def test_hostile_names_and_errors_are_text(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    create = f"CREATE TABLE {quoted(TABLE)} (a int PRIMARY KEY)"
+    await source_db.execute(create, "CREATE PUBLICATION p FOR ALL TABLES", f"INSERT INTO {quoted(TABLE)} VALUES (1)")
+    await target_db.execute(create, f"INSERT INTO {quoted(TABLE)} VALUES (1)")  # so that its copy fails
+    await subscriber.create(source_db, "p", quoted(HOSTILE), slot_name="s")
+    nowhere = str(Conninfo.parse(source_db.dsn()).with_(dbname=HOSTILE)).replace("'", "''")
+    await subscriber.create(nowhere, "p", "other", connect=False, slot_name="other")
+    await subscriber.execute("ALTER SUBSCRIPTION other ENABLE")
+    await target_db.wait_for("SELECT count(*) FROM subscriber.worker WHERE relid = 0 AND error LIKE '%<script>%'", 1)
+    await target_db.wait_for("SELECT count(*) > 0 FROM subscriber.worker WHERE relid <> 0 AND error IS NOT NULL")
+    async with served(subscriber, target_db.dsn()) as client:
+        _, _, page = await request(client.port)
+        _, _, metrics = await request(client.port, "/metrics")
+        _, _, document = await request(client.port, "/status.json")
+    tags = Tags(page).tags
+    assert tags == {
+        *("html", "head", "meta", "title", "style", "body", "h1", "h2", "p", "span", "table", "tr", "th", "td")
+    }
+    assert Tags(page).attributes <= {"lang", "charset", "http-equiv", "content", "name", "class"}
+    assert f'database "{HOSTILE}" does not exist' in Tags(page).text
+    assert f"{HOSTILE} " in Tags(page).text
+    assert printable(TABLE) in Tags(page).text
+    labels = {
+        sample.labels["subscription"]
+        for family in text_string_to_metric_families(metrics)
+        for sample in family.samples
+        if "subscription" in sample.labels
+    }
+    assert labels == {HOSTILE, "other"}
+    assert [subscription["name"] for subscription in json.loads(document)["subscriptions"]] == [HOSTILE, "other"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("a.example", "a.example"),
+        ("A.example.:80", "a.example"),
+        ("[::1]:80", "::1"),
+        ("[0:0::1]", "::1"),
+        ("1.2.3.4:", "1.2.3.4"),
+        ("::1", None),
+        (":80", None),
+        ("a b", None),
+        ("a:b", None),
+        ("", None),
+    ],
+)
+def test_host_names(text: str, name: str | None) -> None:
+    assert host_name(text) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--http", "8000", "--http-host", "http://a"], "'http://a' is not a host name or an address"),
+        (["--http-host", "a.example"], "--http-host needs --http"),
+    ],
+)
+def test_names_that_cannot_be_answered_are_refused(options: list[str], said: str) -> None:
+    command = [sys.executable, "-m", "subscriber", "run", "--target", "postgresql:///x", *options]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert said in done.stderr
+
+
+async def test_the_command_takes_names(target_db: Database) -> None:
+    options = ["--http", "0", "--http-host", "a.example", "--http-host", "::5", "--log-format", "postgres"]
+    command = [sys.executable, "-m", "subscriber", "run", "--target", target_db.dsn(), *options]
+    async with await anyio.open_process(command, stdin=subprocess.DEVNULL) as process:
+        try:
+            assert process.stderr is not None
+            said = ""
+            with anyio.fail_after(20):
+                while "status is served at http://127.0.0.1:" not in said or not said.endswith("\n"):
+                    said += (await process.stderr.receive()).decode()
+            port = int(said.partition("http://127.0.0.1:")[2].partition("/")[0])
+            answers = [(await request(port, "/health", host=host))[0] for host in ("a.example", "[::5]", "b.example")]
+        finally:
+            process.terminate()
+    assert answers == [200, 200, 421]

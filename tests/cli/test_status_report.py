@@ -1,0 +1,233 @@
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from subscriber.catalog.store import RelationState, StreamedStatus, WorkerStatus
+from subscriber.cli import formatting
+from subscriber.cli.status.collect import to_json, to_text
+from subscriber.cli.status.model import Look, PublisherAnswer, SubscriptionStatus, assess, state_in_words
+from subscriber.cli.status.problems import LockWait
+from subscriber.cli.status.transactions import Prepared
+from subscriber.lsn import Lsn
+from subscriber.subscription import Subscription
+
+NOW = datetime(2030, 1, 2, 3, 4, 5, tzinfo=UTC)
+SUBSCRIPTION = Subscription(3500000001, "s", "postgres", "host=h password=secret", ("p", "q"), slot_name="slot")
+STREAMING = WorkerStatus(
+    SUBSCRIPTION.oid,
+    0,
+    "apply",
+    "streaming",
+    pid=7,
+    received_lsn=Lsn(0x3000),
+    latest_end_lsn=Lsn(0x2000),
+    last_msg_send_time=NOW - timedelta(seconds=4),
+    transactions=100,
+    changes=1000,
+    bytes=10_000,
+)
+PUBLISHER = PublisherAnswer(
+    position=Lsn(0x3000),
+    confirmed=Lsn(0x2000),
+    slot_exists=True,
+    slot_active=True,
+    wal_status="reserved",
+    retained_bytes=5000,
+    now=NOW,
+)
+
+
+def look(*workers: WorkerStatus, launcher: int | None = 5, relations: list[RelationState] | None = None) -> Look:
+    return Look(NOW, launcher, [SUBSCRIPTION], workers, {SUBSCRIPTION.oid: relations or []})
+
+
+def text(status: SubscriptionStatus) -> str:
+    return to_text(look(), [status])
+
+
+def test_streaming() -> None:
+    status = assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)
+    assert not status.is_wrong
+    assert (status.lag_bytes, status.lag_seconds) == (0x1000, 4.0)
+    assert text(status).splitlines() == [
+        "s: streaming",
+        "  publications  p, q",
+        "  slot          slot (publisher keeps 4.9 KiB of WAL)",
+        "  positions     received 0/3000, confirmed 0/2000, publisher 0/3000",
+        "  lag           4.0 KiB, 4 s",
+        "  tables        none",
+    ]
+
+
+def test_nothing_outstanding_is_no_lag() -> None:
+    caught_up = replace(PUBLISHER, confirmed=PUBLISHER.position)
+    status = assess(SUBSCRIPTION, look(STREAMING), caught_up)
+    assert (status.lag_bytes, status.lag_seconds) == (0, 0.0)
+    idle = replace(STREAMING, latest_end_lsn=Lsn(0x3000))  # the publisher wrote what is not for us
+    assert assess(SUBSCRIPTION, look(idle), PUBLISHER).lag_seconds == 0.0
+    assert assess(SUBSCRIPTION, look(idle), replace(PUBLISHER, replay_lag=2.5)).lag_seconds == 2.5
+
+
+def test_rates_need_two_looks_at_the_same_worker() -> None:
+    before = replace(look(STREAMING), at=NOW - timedelta(seconds=2))
+    after = look(replace(STREAMING, transactions=110, changes=1100, bytes=14_096))
+    status = assess(SUBSCRIPTION, after, PUBLISHER, before)
+    assert "  rates         5 transactions/s, 50 changes/s, 2.0 KiB/s" in text(status).splitlines()
+    assert assess(SUBSCRIPTION, look(replace(STREAMING, bytes=1)), PUBLISHER, before).rates is None
+
+
+def test_an_error_is_told_with_its_time_and_hint() -> None:
+    failed = replace(
+        STREAMING,
+        state="waiting to retry",
+        error="duplicate key value",
+        error_hint="Skip it.",
+        error_time=NOW - timedelta(seconds=75),
+        next_retry=NOW + timedelta(seconds=3),
+    )
+    status = assess(SUBSCRIPTION, look(failed), PUBLISHER)
+    assert status.is_wrong
+    assert state_in_words(status) == "waiting to retry in 3 s"
+    lines = text(status).splitlines()
+    assert lines[1] == "  last error    duplicate key value (2030-01-02 03:02:50 UTC, 1 min 15 s ago)"
+    assert lines[2] == "  hint          Skip it."
+    assert state_in_words(assess(SUBSCRIPTION, look(replace(failed, next_retry=NOW)), PUBLISHER)) == "retrying now"
+
+
+@pytest.mark.parametrize(
+    ("subscription", "seen", "words", "wrong"),
+    [
+        (SUBSCRIPTION, look(replace(STREAMING, state="stopped", error="gone")), "stopped: needs you", True),
+        (SUBSCRIPTION, look(STREAMING, launcher=None), "no launcher running", True),
+        (SUBSCRIPTION, look(), "connecting", True),
+        (SUBSCRIPTION, look(replace(STREAMING, state="starting")), "connecting", False),
+        (replace(SUBSCRIPTION, enabled=False), look(STREAMING, launcher=None), "disabled", False),
+        (replace(SUBSCRIPTION, enabled=False), look(replace(STREAMING, state="disabled", error="e")), "disabled", True),
+        (SUBSCRIPTION, look(replace(STREAMING, error="not passed yet")), "streaming", True),
+        (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=19))), "streaming", False),
+        (SUBSCRIPTION, look(replace(STREAMING, updated_at=NOW - timedelta(seconds=21))), "not responding", True),
+        (SUBSCRIPTION, replace(look(STREAMING), launcher_age=19.0), "streaming", False),
+        (SUBSCRIPTION, replace(look(STREAMING), launcher_age=21.0), "not responding", True),
+    ],
+)
+def test_states(subscription: Subscription, seen: Look, words: str, wrong: bool) -> None:
+    status = assess(subscription, seen, PUBLISHER)
+    assert state_in_words(status) == words
+    assert status.is_wrong == wrong
+
+
+def test_lag_is_measured_from_the_last_heartbeat() -> None:
+    old = replace(STREAMING, latest_end_lsn=Lsn(0x3000), latest_end_time=NOW - timedelta(seconds=90))
+    assert assess(SUBSCRIPTION, look(old), PUBLISHER).lag_seconds == 90.0
+    fresh = replace(old, latest_end_time=NOW - timedelta(seconds=9))
+    assert assess(SUBSCRIPTION, look(fresh), PUBLISHER).lag_seconds == 0.0
+    assert assess(SUBSCRIPTION, look(replace(fresh, error="failing")), PUBLISHER).lag_seconds == 9.0
+
+
+def test_a_lock_of_another_session_is_a_problem() -> None:
+    waits = {SUBSCRIPTION.oid: [LockWait(7, 14.2, ('process 9 ("psql")',))]}
+    status = assess(SUBSCRIPTION, replace(look(STREAMING), lock_waits=waits), PUBLISHER)
+    assert status.is_wrong
+    assert text(status).splitlines()[1:3] == [
+        '  problem       no answer from the target for 14 s, waiting for a lock held by process 9 ("psql")',
+        "  hint          Process 7 of the target waits. End the transaction that holds the lock.",
+    ]
+
+
+def test_the_positions_of_a_dead_worker_are_not_shown() -> None:
+    seen = replace(look(STREAMING, launcher=None), progress={SUBSCRIPTION.oid: Lsn(0x1000)})
+    status = assess(SUBSCRIPTION, seen, PublisherAnswer(error="connection refused"))
+    assert (status.received, status.confirmed) == (None, Lsn(0x1000))
+    assert "  positions     received -, confirmed 0/1000, publisher not reachable" in text(status).splitlines()
+    assert "  publisher     connection refused" in text(status).splitlines()
+
+
+def test_a_slot_that_is_gone_is_wrong() -> None:
+    status = assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, slot_exists=False, confirmed=None))
+    assert status.is_wrong
+    assert "slot: does not exist on the publisher" in text(status)
+
+
+def test_transactions_that_are_not_over() -> None:
+    since = (NOW - timedelta(seconds=5)).timestamp()
+    worker = replace(
+        STREAMING,
+        waiting_for='process 9 ("psql")',
+        streamed=(StreamedStatus(731, 12_000, 2048, since, 1), StreamedStatus(732, 1, 100, since, None)),
+    )
+    parallel = WorkerStatus(SUBSCRIPTION.oid, 1, "parallel apply", "applying", pid=8)
+    prepared = [Prepared(f"pg_gid_1_{number}", f"g{number}", NOW - timedelta(hours=2)) for number in range(7)]
+    seen = replace(look(worker, parallel), prepared={SUBSCRIPTION.oid: prepared})
+    status = assess(SUBSCRIPTION, seen, PUBLISHER)
+    lines = text(status).splitlines()
+    assert lines[5:9] == [
+        '  waiting for   process 9 ("psql")',
+        "  parallel      1 worker (8)",
+        "  streamed      transaction 731: 12,000 changes, 2.0 KiB, for 5 s, applied by parallel worker 1",
+        "  streamed      transaction 732: 1 change, 100 B, for 5 s, kept",
+    ]
+    assert lines[9] == "  prepared      pg_gid_1_0, on the publisher 'g0', for 2 h"
+    assert lines[14:] == ["  prepared      and 2 more", "  tables        none"]
+    found = json.loads(to_json(seen, [status]))["subscriptions"][0]
+    assert (found["waiting_for"], found["parallel_pids"]) == ('process 9 ("psql")', [8])
+    assert found["streamed"][0] == {"xid": 731, "changes": 12_000, "bytes": 2048, "age": 5.0, "worker": 1}
+    assert found["prepared"][6] == {"gid": "pg_gid_1_6", "publisher_gid": "g6", "age": 7200.0}
+    stopped = assess(replace(SUBSCRIPTION, enabled=False), seen, PUBLISHER).unfinished
+    assert (stopped.streamed, stopped.parallel_pids, len(stopped.prepared)) == ((), (), 7)
+
+
+def test_tables_that_are_not_ready_have_a_line() -> None:
+    relations = [
+        RelationState(1, "public", "a", "r", Lsn(1)),
+        RelationState(2, "public", "b", "d", None),
+        RelationState(3, "public", "c", "i", None),
+        RelationState(4, "public", "d", "i", None),
+    ]
+    copying = WorkerStatus(
+        SUBSCRIPTION.oid,
+        2,
+        "table synchronization",
+        "copying",
+        copy_rows=1000,
+        copy_bytes=512,
+        copy_total_bytes=2048,
+    )
+    failed = WorkerStatus(SUBSCRIPTION.oid, 4, "table synchronization", "waiting to retry", error="no such table")
+    status = assess(SUBSCRIPTION, look(STREAMING, copying, failed, relations=relations), PUBLISHER)
+    assert text(status).splitlines()[-4:] == [
+        "  tables        1 ready, 1 copying, 1 waiting, 1 failed",
+        "    public.b: copying (1,000 rows, 512 B of about 2.0 KiB, 25 %)",
+        "    public.c: waiting",
+        "    public.d: failed: no such table",
+    ]
+    assert status.is_wrong
+    timed = replace(copying, started=look().at - timedelta(seconds=30))
+    status = assess(SUBSCRIPTION, look(STREAMING, timed, relations=relations), PUBLISHER)
+    assert "    public.b: copying (1,000 rows, 512 B of about 2.0 KiB, 25 %, about 1 min 30 s left)" in text(status)
+    tables = json.loads(to_json(look(), [status]))["subscriptions"][0]["not_ready"]
+    assert [table["seconds_left"] for table in tables] == [90.0, None, None]
+
+
+def test_json_is_one_line_without_the_connection_string() -> None:
+    line = to_json(look(), [assess(SUBSCRIPTION, look(STREAMING), PUBLISHER)])
+    assert "\n" not in line
+    assert "secret" not in line
+    (found,) = json.loads(line)["subscriptions"]
+    assert (found["state"], found["ok"], found["confirmed_lsn"], found["rates"]) == ("streaming", True, "0/2000", None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(0, "0 s"), (0.25, "0.25 s"), (75, "1 min 15 s"), (120, "2 min"), (90061, "1 d 1 h"), (3605, "1 h")],
+)
+def test_seconds(seconds: float, words: str) -> None:
+    assert formatting.in_seconds(seconds) == words
+
+
+def test_bytes_and_counts() -> None:
+    assert [formatting.in_bytes(n) for n in (0, 1023, 1536, 5 << 40)] == ["0 B", "1,023 B", "1.5 KiB", "5.0 TiB"]
+    assert [formatting.count(1, "table"), formatting.count(2000, "entry", "entries")] == ["1 table", "2,000 entries"]

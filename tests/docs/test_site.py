@@ -1,0 +1,50 @@
+"""The site builds without a dead link or a page left out, and its reference is what the code says."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from mkdocs.exceptions import Abort
+
+from tools.docs import __main__ as site
+from tools.docs import reference
+from tools.docs.pages import EXAMPLES, ROOT
+
+
+@pytest.mark.parametrize("name", reference.PAGES)
+def test_the_reference_is_what_the_code_says(name: str) -> None:
+    written = reference.FOLDER / name
+    assert written.exists(), "run: make docs"
+    assert written.read_text() == reference.PAGES[name](), f"docs/reference/{name} is out of date; run: make docs"
+
+
+def test_the_reference_has_no_other_pages() -> None:
+    assert {file.name for file in reference.FOLDER.iterdir()} == set(reference.PAGES)
+
+
+def test_every_page_and_every_link_is_there(tmp_path: Path) -> None:
+    site.build_site(tmp_path)
+    home = (tmp_path / "index.html").read_text()
+    for address in ("operations/", "examples/#masking", "changelog/", "benchmarks/", "reference/commands/"):
+        assert f'href="{address}"' in home
+    for page in tmp_path.rglob("*.html"):  # fences and tables that were not understood as such
+        text = page.read_text()
+        assert "```" not in text, page
+        assert "<p>|" not in text, page
+    for name in EXAMPLES:
+        assert f'id="{name.removesuffix(".py")}"' in (tmp_path / "examples" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("link", ["nowhere.md", "operations.md#nowhere", "../nowhere.md"])
+def test_a_dead_link_is_an_error(link: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "operations.md").write_text(f"# Operations\n\n[This]({link}) is not there.\n")
+    (tmp_path / "mkdocs.yml").write_text(
+        (ROOT / "mkdocs.yml").read_text().partition("nav:\n")[0].replace("hooks:", "#")
+    )
+    monkeypatch.setattr(site, "CONFIGURATION", str(tmp_path / "mkdocs.yml"))
+    monkeypatch.setattr(logging.getLogger("mkdocs"), "propagate", False)
+    with pytest.raises(Abort):
+        site.build_site(tmp_path / "site")

@@ -1,0 +1,16 @@
+"""One Spark session for the whole run, since a process has one JVM; set up to start fast, not to run fast."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.spark.session import QUICK, spark_session
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    with spark_session(master="local[2,4]", conf={"spark.sql.shuffle.partitions": "2"}, java_options=QUICK) as session:
+        yield session

@@ -1,0 +1,119 @@
+"""A standalone master with two workers, whose executors have nothing of ours but what the driver sends.
+
+All are processes of one machine; but executors run in directories of their own, on a Python that has asyncpg and anyio
+and neither this package nor pyspark, which they have from their own Spark. That this Python was the one is seen by
+what it writes down when it starts.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import venv
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.demo.processes import Process
+from subscriber.spark.copy.job import copy_tables
+from subscriber.spark.java_runtime import java_home
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+from tests.spark.test_copy import PART, Pair
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        port: int = one.getsockname()[1]
+    return port
+
+
+@asynccontextmanager
+async def standalone(directory: Path) -> AsyncIterator[str]:
+    """The URL of the master of a cluster with two workers of a core each."""
+    spec = find_spec("pyspark")
+    assert spec is not None
+    assert spec.origin is not None
+    # Without what leads the tests to the checkout.
+    program = ["env", "-u", "PYTHONPATH", str(Path(spec.origin).parent / "bin" / "spark-class")]
+    port = free_port()
+    url, deploy = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
+    master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+    worker = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0"]
+    commands = {"master": [*program, f"{deploy}.master.Master", *master]}
+    for name in ("one", "two"):
+        commands[name] = [*program, f"{deploy}.worker.Worker", *worker, "--work-dir", str(directory / name), url]
+    async with AsyncExitStack() as stack:
+        for name, command in commands.items():
+            process = Process(name, command, directory)
+            process.start()
+            stack.push_async_callback(process.stop)
+            if name == "master":
+                with anyio.fail_after(60):
+                    while "RegisteredWorker" not in (said := process.last_lines(50)) and "New state: ALIVE" not in said:
+                        assert process.pid is not None, said
+                        await anyio.sleep(0.1)
+        yield url
+
+
+LIBRARIES = ("asyncpg", "anyio")
+THEIR_OWN = ("idna", "sniffio", "typing_extensions")  # what those need
+
+
+def bare_python(directory: Path) -> Path:
+    """An interpreter with LIBRARIES only, which adds its command line to the file `started` whenever it starts."""
+    venv.create(directory, symlinks=True)
+    packages = next((directory / "lib").glob("python*/site-packages"))
+    for name in (*LIBRARIES, *THEIR_OWN):
+        if (spec := find_spec(name)) is not None and spec.origin is not None:
+            origin = Path(spec.origin)
+            origin = origin.parent if origin.name == "__init__.py" else origin
+            (packages / origin.name).symlink_to(origin)
+    (packages / "sitecustomize.py").write_text(
+        f"import sys\nwith open({str(directory / 'started')!r}, 'a') as file:\n    print(*sys.orig_argv, file=file)\n"
+    )
+    return directory / "bin" / "python"
+
+
+def can_import(python: Path, name: str) -> bool:
+    return (
+        subprocess.run([python, "-I", "-c", f"import {name}"], stderr=subprocess.DEVNULL, check=False).returncode == 0
+    )
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+async def test_a_standalone_cluster_copies_and_compares(
+    source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java_home(tmp_path)))
+    monkeypatch.setenv("SPARK_LOCAL_IP", "127.0.0.1")
+    python = bare_python(tmp_path / "bare")
+    assert [can_import(python, name) for name in (*LIBRARIES, "subscriber", "pyspark")] == [True, True, False, False]
+    monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+    started = tmp_path / "bare" / "started"
+    started.write_text("")
+    pair = Pair(source_db, target_db, subscriber)
+    await pair.subscribe(enabled=False)
+    async with standalone(tmp_path) as master:
+        tables = await copy_tables(target_db.dsn(), "s", master=master, part_bytes=PART)
+        used = [name for name in ("one", "two") if list((tmp_path / name).glob("app-*"))]
+        assert {table.parts_done - table.parts for table in tables} == {0}
+        assert used == ["one", "two"]
+        assert "pyspark.daemon" in started.read_text()
+        await pair.hand_over()
+        rows = await pair.assert_same()
+        assert rows["big"] == 20_000
+
+        started.write_text("")
+        command = [sys.executable, "-m", "subscriber", "verify", "s", "--target", target_db.dsn(), "--master", master]
+        verify = Process("verify", command, tmp_path)
+        verify.start()
+        assert await verify.wait() == 0, verify.last_lines()
+        assert "pyspark.daemon" in started.read_text()

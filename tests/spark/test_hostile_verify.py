@@ -1,0 +1,51 @@
+"""A publisher that lies to `subscriber verify`, whose questions go to it by executors as well."""
+
+from __future__ import annotations
+
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.cli.commands.verify import as_json, describe
+from subscriber.display import json_text, printable
+from subscriber.errors import ProtocolError
+from subscriber.spark.verification.checksums import add_up
+from subscriber.spark.verification.job import verify
+from tests.plugins.fix_hostile import LIES
+from tests.scenarios.test_hostile_publisher import CREATE, Scene, is_quick, scene, settled
+
+__all__ = ["scene"]
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
+async def test_a_lie_in_each_field(scene: Scene, spark: SparkSession, at_length: bool) -> None:
+    await scene.execute(CREATE.format(dsn=scene.dsn, options="copy_engine = asyncio"))
+    scene.subscriber.start()
+    await settled(scene)
+    await scene.subscriber.wait_for_ready(scene.source)
+    scene.liar.seen.clear()
+
+    async def compare() -> None:
+        found = await verify(scene.target.dsn(), "s", spark=spark)
+        scene.outputs += [*map(printable, describe(found)), json_text(as_json(found))]
+
+    await scene.attempt(compare)
+    assert any(output.startswith("identical") for output in scene.outputs)
+    told = [name for name in scene.liar.seen if at_length or (is_quick(name) and not name.startswith("parameter"))]
+    assert len(told) > 10
+    if not at_length:
+        told = told[::3]
+    for number, name in enumerate(told):
+        for lie in LIES if at_length else [LIES[number % len(LIES)]]:
+            scene.liar.tell(name, lie)
+            await scene.attempt(compare)
+            scene.liar.tell(None)
+            await scene.check(f"{name}: {lie!r:.20}")
+    assert not scene.wrong, "\n".join(scene.wrong)
+
+
+@pytest.mark.parametrize("row", [("0) OR (true", 1, "1"), (True, 1, "1"), (1, None, "1"), (1, 1, "x"), (1, 1), ()])
+def test_buckets_are_numbers(row: tuple[object, ...]) -> None:
+    """The next statement for the target names them."""
+    with pytest.raises(ProtocolError):
+        add_up([[row]])

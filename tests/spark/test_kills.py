@@ -1,0 +1,146 @@
+"""The commands killed while they work: driver, JVM, executors' Python workers, the target. Exact rows afterwards.
+
+Each attempt starts a Spark of its own, which is most of the time this takes.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
+
+import anyio
+import pytest
+
+from subscriber.demo.processes import Process
+from subscriber.demo.servers import Server
+from subscriber.spark.lake.lake import Lake
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+from tests.spark.scene import NAMES, TABLES, Scene, archived
+
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(1500)]
+
+
+@pytest.fixture
+async def scene(source_db: Database, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with archived(source_db, tmp_path) as scene:
+        yield scene
+
+
+def command(directory: Path, *arguments: str) -> Process:
+    return Process(arguments[0], [sys.executable, "-m", "subscriber", *arguments], directory)
+
+
+def descendants(pid: int) -> dict[int, str]:
+    """All processes below one, and their command lines."""
+    parents, names = {}, {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+                names[int(entry.name)] = (entry / "cmdline").read_text()
+            except OSError:
+                continue
+
+    def is_below(process: int) -> bool:
+        while process := parents.get(process, 0):
+            if process == pid:
+                return True
+        return False
+
+    return {process: name for process, name in names.items() if is_below(process)}
+
+
+def python_workers(pid: int) -> list[int]:
+    """The processes that Spark has forked for Python code, of the driver with that id."""
+    daemons = [process for process, name in descendants(pid).items() if "pyspark.daemon" in name]
+    return [process for daemon in daemons for process in descendants(daemon)]
+
+
+def jvm(pid: int) -> list[int]:
+    return [process for process, name in descendants(pid).items() if "org.apache.spark.deploy.SparkSubmit" in name]
+
+
+async def kill_until_done(
+    process: Process, victims: list[str], servers: dict[str, Server], scene: Scene, seed: int
+) -> list[str]:
+    """Start it with more to do, and kill one of them, each time; at the end have it end well. Who was killed at work.
+
+    They are killed when Spark's work has begun, so at whatever is done then.
+    """
+    chance, killed = random.Random(seed), list[str]()
+    for victim in victims:
+        await scene.write(1000)
+        await scene.archive()
+        process.start()
+        while process.pid is not None and not python_workers(process.pid):
+            await anyio.sleep(0.02)
+        await anyio.sleep(chance.uniform(0.0, 2.0))
+        if process.pid is None:
+            assert await process.wait() == 0, process.last_lines()
+            continue
+        if victim in servers:
+            await servers[victim].kill9()
+            await servers[victim].start()
+            await process.wait()
+        elif victim == "driver":
+            await process.kill9()
+        else:
+            found = jvm(process.pid) if victim == "jvm" else python_workers(process.pid)
+            if not found:
+                continue
+            with suppress(ProcessLookupError):
+                os.kill(chance.choice(found), signal.SIGKILL)
+            status = await process.wait()
+            assert status == 0 or victim == "jvm", process.last_lines()
+        killed.append(victim)
+    process.start()
+    assert await process.wait() == 0, process.last_lines(40)
+    return killed
+
+
+async def test_catchup_is_killed(scene: Scene, target_db: Database, subscriber: Subscriber, tmp_path: Path) -> None:
+    await target_db.execute(TABLES)
+    await subscriber.create(scene.source, "p")
+    await subscriber.wait_for_ready(scene.source)
+    await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await scene.source.wait_for("SELECT NOT active FROM pg_replication_slots WHERE slot_name = 's'")
+    await subscriber.stop()
+    log = str(tmp_path / "log")
+    process = command(tmp_path, "catchup", "s", "--target", target_db.dsn(), "--log", log, "--batch", "300")
+    victims = ["driver", "worker", "target", "jvm", "worker", "driver"]
+    killed = await kill_until_done(process, victims, {"target": target_db.server}, scene, seed=1)
+    assert len(killed) > 2, killed
+    for table in NAMES:
+        assert await scene.rows(target_db, table) == await scene.rows(scene.source, table), table
+    subscriber.start()
+    await scene.write(20)
+    await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+    await scene.source.wait_for_catchup("s")
+    for table in NAMES:
+        assert await scene.rows(target_db, table) == await scene.rows(scene.source, table), table
+
+
+async def test_lake_is_killed(scene: Scene, tmp_path: Path) -> None:
+    lake, log = Lake(tmp_path / "lake"), str(tmp_path / "log")
+    arguments = ["--log", log, "--to", str(lake.directory), "--source", scene.source.dsn(), "--batch", "300"]
+    load = command(tmp_path, "lake", *arguments, "--no-history")
+    load.start()
+    await anyio.sleep(0.8)
+    await load.kill9()  # while it loads
+    load.start()
+    assert await load.wait() == 0, load.last_lines()
+    victims = ["driver", "worker", "jvm", "driver", "worker"]
+    killed = await kill_until_done(command(tmp_path, "lake", *arguments), victims, {}, scene, seed=2)
+    assert len(killed) > 2, killed
+    for table in NAMES:
+        found = lake.table(f"public.{table}").to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in found) == Counter(
+            await scene.source.rows(f"SELECT * FROM {table}")
+        ), table

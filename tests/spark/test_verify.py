@@ -1,0 +1,238 @@
+"""Comparing at one position while writes continue: exactly what differs is found, and nothing where nothing does."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import anyio
+import pytest
+from pyspark.sql import SparkSession
+
+from subscriber.catalog import pause_requests
+from subscriber.cli.commands.verify import as_json, describe
+from subscriber.errors import SubscriberError
+from subscriber.lsn import Lsn
+from subscriber.spark.verification.checksums import Column, add_up, buckets_for, differing
+from subscriber.spark.verification.job import Comparison, Key, verify
+from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import Subscriber
+
+TABLES = 10
+RESTING = f"t{TABLES - 1}"
+SOURCE = (
+    "CREATE TABLE t{n} (id int PRIMARY KEY, a int, note varchar(40), code char(5), f float4, at timestamptz, no int[])"
+)
+
+# Another order, other types that take the same values, and a column more.
+TARGET = (
+    "CREATE TABLE t{n} (at timestamptz, more text DEFAULT 'x', note text, id bigint PRIMARY KEY, f float8, code text,"
+    " a numeric, no int[])"
+)
+ROWS = (
+    "INSERT INTO t{n} SELECT i, i, nullif('Größe ' || i % 7, 'Größe 3'), 'ab', i / 3.0, now(), ARRAY[i, NULL]"
+    " FROM generate_series(1, 2000) i"
+)
+
+
+@asynccontextmanager
+async def subscribed(source: Database, target: Database, subscriber: Subscriber) -> AsyncIterator[None]:
+    """Ten tables on both sides that are written to, 4 rows of each all the time, for the length of the block."""
+    for n in range(TABLES):
+        await source.execute(SOURCE.format(n=n), ROWS.format(n=n))
+        await target.execute(TARGET.format(n=n))
+    await source.execute("CREATE TABLE no_key (a int, b text)", "ALTER TABLE no_key REPLICA IDENTITY FULL")
+    await target.execute("CREATE TABLE no_key (b text, a int)")
+    await source.execute("INSERT INTO no_key SELECT i % 10, 'b' FROM generate_series(1, 500) i")
+    await source.execute("CREATE PUBLICATION p FOR ALL TABLES")
+    await subscriber.create(source, "p", "s", copy_engine="asyncio")
+    await subscriber.wait_for_ready(source, timeout=60)
+    stop = anyio.Event()
+
+    async def write() -> None:
+        connection = await source.connect()
+        chance = random.Random(1)
+        number = 10_000
+        while not stop.is_set():
+            table = f"t{chance.randrange(TABLES - 1)}"  # the last one rests
+            number += 1
+            async with connection.transaction():
+                await connection.execute(f"UPDATE {table} SET a = a + 1 WHERE id = 100")
+                await connection.execute(
+                    f"UPDATE {table} SET note = md5($1::text) WHERE id = $2", str(number), chance.randrange(200, 2000)
+                )
+                await connection.execute(f"INSERT INTO {table} (id, code) VALUES ($1, 'new')", number)
+                await connection.execute(f"DELETE FROM {table} WHERE id = $1", number - 40)
+            await anyio.sleep(0.002)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(write)
+        yield
+        stop.set()
+
+
+async def on_target(target: Database, *statements: str) -> None:
+    """Behind the subscription's back."""
+    async with target.connection() as connection:
+        await connection.execute("SET session_replication_role = replica")
+        for statement in statements:
+            await connection.execute(statement)
+
+
+@pytest.mark.timeout(400)
+async def test_exactly_what_differs_is_found_under_load(
+    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
+) -> None:
+    async with subscribed(source_db, target_db, subscriber):
+        same = await verify(target_db.dsn(), "s", spark=spark)
+        assert same.is_same, list(describe(same))
+        assert len(same.tables) == TABLES + 1
+
+        await on_target(
+            target_db,
+            "DELETE FROM t0 WHERE id = 5",
+            "INSERT INTO t1 (id, a) VALUES (-1, 1)",
+            "UPDATE t2 SET note = 'secret' WHERE id = 7",
+            "UPDATE t3 SET a = -1, f = 0.5, no = NULL WHERE id = 8",
+            "UPDATE t4 SET more = 'ours' WHERE id = 9",  # not the publisher's business
+            "UPDATE no_key SET b = 'c' WHERE ctid = (SELECT min(ctid) FROM no_key)",
+            f"DROP TABLE t{TABLES - 1}",
+        )
+        found = await verify(target_db.dsn(), "s", spark=spark, part_bytes=64 * 1024)
+    expect(found)
+    assert await target_db.value("SELECT count(*) FROM subscriber.hold") == 0
+    assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
+
+
+def expect(found: Comparison) -> None:
+    tables = {table.name.removeprefix("public."): table for table in found.tables}
+    differing_tables = {name for name, table in tables.items() if not table.is_same}
+    assert differing_tables == {"t0", "t1", "t2", "t3", "no_key", f"t{TABLES - 1}"}
+    assert (tables["t0"].missing, tables["t0"].missing_count, tables["t0"].changed) == ([("5",)], 1, {})
+    assert (tables["t1"].extra, tables["t1"].extra_count) == ([("-1",)], 1)
+    assert tables["t2"].changed == {("7",): ("note",)}
+    assert tables["t3"].changed == {("8",): ("a", "f", "no")}
+    assert (tables["no_key"].missing_count, tables["no_key"].extra_count) == (1, 1)
+    assert "does not exist" in (tables[f"t{TABLES - 1}"].note or "")
+    said = "\n".join(describe(found)) + json.dumps(as_json(found))
+    assert "changed  id=8: a, f, no" in said
+    assert "secret" not in said
+
+
+# Rows 1 to 99 rest; what these set is never what is there.
+COLUMNS = {"a": "-1", "note": "'ours'", "code": "'zz'", "f": "0.5", "at": "'2001-01-01'", "no": "NULL"}
+
+
+async def plant(target: Database, chance: random.Random) -> tuple[dict[str, object], list[str]]:
+    """Make five tables of the target wrong, each in its way; what is to be said of them, and what undoes it."""
+    said, undo = dict[str, object](), list[str]()
+    tables = chance.sample([f"t{n}" for n in range(TABLES - 1)], 4)
+    for kind, table in zip(("missing", "extra", "row", "column"), tables, strict=True):
+        key = chance.randrange(1, 100)
+        where = f"WHERE id = {key}"
+        if kind == "extra":
+            await on_target(target, f"INSERT INTO {table} (id, a) VALUES ({-key}, 1)")
+            undo.append(f"DELETE FROM {table} WHERE id = {-key}")
+            said[table] = Said(extra=[(str(-key),)])
+            continue
+        await on_target(target, f"CREATE TABLE kept_{kind} AS SELECT * FROM {table} {where}")
+        if kind == "missing":
+            await on_target(target, f"DELETE FROM {table} {where}")
+            said[table] = Said(missing=[(str(key),)])
+        else:
+            names = chance.sample(list(COLUMNS), 1 if kind == "column" else chance.randrange(2, 7))
+            await on_target(
+                target, f"UPDATE {table} SET {', '.join(f'{name} = {COLUMNS[name]}' for name in names)} {where}"
+            )
+            said[table] = Said(changed={(str(key),): tuple(name for name in COLUMNS if name in names)})
+        undo += [
+            f"DELETE FROM {table} {where}",
+            f"INSERT INTO {table} SELECT * FROM kept_{kind}",
+            f"DROP TABLE kept_{kind}",
+        ]
+    await on_target(target, f"ALTER TABLE {RESTING} RENAME TO away")
+    said[RESTING] = "gone"
+    return said, [*undo, f"ALTER TABLE away RENAME TO {RESTING}"]
+
+
+@dataclass
+class Said:
+    """Of a table that differs."""
+
+    missing: list[Key] = field(default_factory=list)
+    extra: list[Key] = field(default_factory=list)
+    changed: dict[Key, tuple[str, ...]] = field(default_factory=dict)
+
+
+def said_of(found: Comparison) -> dict[str, object]:
+    for table in found.tables:
+        assert table.note is None or "does not exist" in table.note, table
+        counts = (len(table.missing), len(table.extra), len(table.changed))
+        assert counts == (table.missing_count, table.extra_count, table.changed_count), table
+    return {
+        table.name.removeprefix("public."): "gone" if table.note else Said(table.missing, table.extra, table.changed)
+        for table in found.tables
+        if not table.is_same
+    }
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times(
+    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
+) -> None:
+    """Every other time nothing differs. SUBSCRIBER_VERIFY_ROUNDS says how often, 100 by default."""
+    chance = random.Random(5)
+    async with subscribed(source_db, target_db, subscriber):
+        for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
+            expected, undo = await plant(target_db, chance) if number % 2 else ({}, [])
+            written = await source_db.value("SELECT pg_current_wal_lsn()::text")
+            found = await verify(target_db.dsn(), "s", spark=spark)
+            assert said_of(found) == expected, (number, list(describe(found)))
+            assert len(found.tables) == TABLES + 1
+            assert found.lsn > Lsn.parse(written), "nobody writes"
+            await on_target(target_db, *undo)
+
+
+async def test_without_a_launcher_it_says_so(
+    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
+) -> None:
+    await source_db.execute("CREATE PUBLICATION p")
+    await subscriber.create(source_db, "p", "s", enabled=False)
+    with pytest.raises(SubscriberError, match="does not reach the position") as caught:
+        await verify(target_db.dsn(), "s", spark=spark)
+    assert "subscriber status" in str(caught.value.hint)
+    await subscriber.execute("DROP SUBSCRIPTION s")
+
+
+async def test_a_hold_whose_owner_is_gone_is_given_up(
+    source_db: Database, target_db: Database, subscriber: Subscriber
+) -> None:
+    await source_db.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
+    await target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    await subscriber.create(source_db, "p", "s")
+    await subscriber.wait_for_ready(source_db)
+    connection = await target_db.connect()
+    subid = await connection.fetchval("SELECT subid FROM subscriber.subscription")
+    await pause_requests.ask(connection, subid, Lsn(0))  # without its lock, as after a kill -9
+    await source_db.execute("INSERT INTO t VALUES (1)")
+    await target_db.wait_for("SELECT count(*) FROM t", 1)
+    await target_db.wait_for("SELECT count(*) FROM subscriber.hold", 0)
+
+
+async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Database) -> None:
+    await source_db.execute("CREATE TYPE pair AS (a int, b text)")
+    values = "(VALUES (NULL::pair), ('(,)'), ('(1,)'), ('(2,)')) t (p)"
+    rows = await source_db.rows(f"SELECT {Column('p', None).text} FROM {values}")
+    assert rows == [(None,), ("(,)",), ("(1,)",), ("(2,)",)]
+
+
+def test_buckets() -> None:
+    assert [buckets_for(rows) for rows in (0, 999, 1000, 5000, 10**9)] == [1, 1, 2, 8, 1 << 16]
+    one = add_up([[(0, 2, "10"), (1, 1, "-5")], [(1, 1, "7")]])
+    assert one == {0: (2, 10), 1: (2, 2)}
+    assert differing(one, {0: (2, 10), 1: (2, 3), 2: (1, 1)}) == [1, 2]

@@ -1,0 +1,56 @@
+"""A database with schema "subscriber" that is kept for many tests: only making the schema takes a second."""
+
+from __future__ import annotations
+
+import asyncpg
+from anyio.from_thread import BlockingPortal
+
+from subscriber.catalog.schema import ensure_schema
+from subscriber.demo.servers import Server
+from tests.plugins.fix_cluster import Database, numbers
+
+_LEAVE = """
+SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity
+ WHERE datname = current_database() AND pid <> pg_backend_pid();
+SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin WHERE roname LIKE 'pg\\_{subid}%';
+"""
+_CLEAN = """
+SET client_min_messages = error;
+DROP SCHEMA IF EXISTS public, s, ext CASCADE;
+CREATE SCHEMA public;
+DELETE FROM subscriber.subscription;
+INSERT INTO subscriber.subscription (subid, subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
+       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
+       suborigin, subfailover)
+VALUES ({subid}, 's', current_user::regrole, true, 'dbname=x', 's', 'off', '{{p}}', false, 'p', 'd', false, true,
+        false, 'any', false);
+SELECT subscriber.set_progress({subid}, 0, '0/0')
+"""
+
+
+def make(portal: BlockingPortal, server: Server, prefix: str) -> str:
+    """The name of a new one; it goes with the server."""
+    name = f"{prefix}_{next(numbers)}"
+
+    async def create() -> None:
+        root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
+        await root.execute(f"CREATE DATABASE {name} TEMPLATE template0 STRATEGY file_copy")
+        await root.close()
+        connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(name))
+        await ensure_schema(connection)
+        await connection.close()
+
+    portal.call(create)
+    return name
+
+
+async def clean(database: Database, subid: int) -> None:
+    """Leave subscription `s` in it, with that number, and nothing else."""
+    await database.execute(f"ALTER DATABASE {database.name} RESET ALL", _CLEAN.format(subid=subid))
+
+
+async def leave(database: Database, subid: int) -> None:
+    """End what is connected to it, and remove the subscription's origins, which all databases of the server see."""
+    for connection in database._connections:
+        connection.terminate()
+    await database.execute(_LEAVE.format(subid=subid))

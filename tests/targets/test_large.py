@@ -1,0 +1,118 @@
+"""Large values are waited for in the middle of a transaction, which stays one: it ends where the publisher's did."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import pytest
+
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.connection.pipeline import BEHIND
+from subscriber.errors import ServerError
+from subscriber.lsn import Lsn
+from subscriber.protocol.decode import Decoder, in_place
+from subscriber.protocol.encode import encode
+from subscriber.protocol.messages import Insert, ReplicaIdentity, Update
+from subscriber.targets.postgres.batch_applier import WORTHWHILE, BatchingTarget
+from tests.apply.build import UNSENT
+from tests.plugins.fix_cluster import Database
+from tests.targets.conftest import Applier, Change, Sessions, Table
+
+LARGE = "0123456789abcdef" * (BEHIND // 16 + 1)  # more than may be unanswered
+
+
+@pytest.fixture
+async def t(db: Database) -> Table:
+    await db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)")
+    return Table("t", "a*", "b")
+
+
+def received(change: Change) -> Change:
+    """The same as the worker has it, whose rows are views of what came."""
+    relation, message = change
+    assert not isinstance(relation, list)
+    decoded = Decoder().decode(in_place(encode(message)))
+    assert isinstance(decoded, Insert | Update)
+    assert isinstance(cast(object, decoded.new.raw), memoryview)
+    return relation, decoded
+
+
+async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
+    db: Database, applier: Applier, t: Table
+) -> None:
+    transaction = RemoteTransaction(7, Lsn(190), 1_000_000)
+    mapping = await applier.mapping(t.relation)
+    _, small = t.insert("1", "small")
+    await applier.target.change(transaction, mapping, small)
+    assert not applier.target.pipeline.idle
+    for number in "23":
+        _, change = received(t.insert(number, LARGE))
+        assert isinstance(change, Insert)
+        await applier.target.change(transaction, mapping, change)
+        assert applier.target.pipeline.idle
+    assert await db.value("SELECT count(*) FROM t") == 0
+    await applier.target.commit(transaction, Lsn(200), lambda: None)
+    await applier.target.settle()
+    assert await db.value("SELECT count(*) FROM t") == 3
+
+
+async def test_an_error_behind_them_leaves_nothing(db: Database, applier: Applier, t: Table) -> None:
+    changes = [t.insert("1", "small"), received(t.insert("2", LARGE)), received(t.insert("3", LARGE))]
+    with pytest.raises(ServerError) as caught:
+        await applier.apply(*changes, received(t.insert("2", LARGE)), t.insert("4", "small"))
+    assert caught.value.sqlstate == "23505"
+    assert 'message type "INSERT" for replication target relation "public.t"' in str(caught.value.context)
+    assert await db.value("SELECT count(*) FROM t") == 0
+
+
+async def test_what_a_savepoint_goes_back_over_is_gone(db: Database, applier: Applier, t: Table) -> None:
+    target, mapping = applier.target, await applier.mapping(t.relation)
+    transaction = RemoteTransaction(7, Lsn(190), 1_000_000)
+
+    async def insert(number: str) -> None:
+        _, change = received(t.insert(number, LARGE))
+        assert isinstance(change, Insert)
+        await target.change(transaction, mapping, change)
+
+    await insert("1")
+    await target.savepoint(transaction, "s")
+    await insert("2")
+    await target.roll_back_to(transaction, "s")
+    await insert("3")
+    await target.commit(transaction, Lsn(200), lambda: None)
+    await target.settle()
+    assert await db.rows("SELECT a FROM t ORDER BY a") == [(1,), (3,)]
+
+
+async def test_updates_of_them_by_key_by_the_whole_row_and_without_them(db: Database, applier: Applier) -> None:
+    await db.execute(
+        "CREATE TABLE t (a int PRIMARY KEY, b text)",
+        "CREATE TABLE f (a int, b text)",
+        "ALTER TABLE f ALTER b SET STORAGE EXTERNAL",
+    )
+    t, f = Table("t", "a*", "b"), Table("f", "a", "b", identity=ReplicaIdentity.FULL)
+    await applier.apply(*[received(t.insert(number, LARGE)) for number in "12"], received(f.insert("1", LARGE)))
+    await applier.apply(
+        received(t.update("1", LARGE[:-1])),
+        t.update("3", UNSENT, old=("2", None)),
+        received(f.update("1", LARGE[:-2], old=("1", LARGE))),
+    )
+    assert await db.rows("SELECT a, length(b) FROM t ORDER BY a") == [(1, len(LARGE) - 1), (3, len(LARGE))]
+    assert await db.rows("SELECT a, length(b) FROM f") == [(1, len(LARGE) - 2)]
+    await applier.apply(received(t.update("9", LARGE)))
+    assert applier.missing == ["UPDATE public.t"]
+
+
+async def test_small_changes_around_them_may_be_in_batches(db: Database, sessions: Sessions, t: Table) -> None:
+    applier = await sessions.open()
+    assert isinstance(applier.target, BatchingTarget)
+    applier.target.batching = True
+    around = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]
+    await applier.send(*around[:WORTHWHILE])
+    await applier.send(*around[WORTHWHILE:], received(t.insert("1", LARGE)), received(t.insert("2", LARGE)))
+    await applier.send(*[t.update(str(number), "changed") for number in range(100, 100 + WORTHWHILE)])
+    await applier.apply(t.delete("100", None))
+    assert applier.committed[-1] == applier.end
+    found = await db.rows("SELECT b, count(*) FROM t WHERE a >= 100 GROUP BY b ORDER BY b")
+    assert found == [("changed", WORTHWHILE - 1), ("small", WORTHWHILE)]
+    assert await db.rows("SELECT a, length(b) FROM t WHERE a < 100 ORDER BY a") == [(1, len(LARGE)), (2, len(LARGE))]

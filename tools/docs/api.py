@@ -1,0 +1,182 @@
+"""docs/reference/python.md: what `import subscriber` gives, from the docstrings; and what else is for programs."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import subscriber
+from subscriber import errors, spark, testing
+from tools.docs import markdown, source
+from tools.docs.markdown import code
+
+HEAD = """
+Everything here is typed, may be cancelled at any `await`, and starts no threads that it does not end. What is not on this page
+is subject to change. Errors have [a page of their own](errors.md).
+""".strip()
+
+SPARK = (
+    "[Spark](../spark.md) and [the change log](../pipeline.md) tell how these are used. They need the extra `spark`."
+)
+
+# heading -> what it begins with, and which names it has
+GROUPS: dict[str, tuple[str, list[str]]] = {
+    "A target": (
+        "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
+        "[functions that decide about conflicts](../conflicts.md#a-function-that-decides).",
+        ["connect", "Database", "Subscription", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
+    ),
+    "The change stream": (
+        "[The change stream](../stream.md) without a target.",
+        ["stream", "Stream", "Transaction", "Kind", "Change", "Insert", "Update", "Delete", "Truncate", "Message", "Row",
+         "Relation", "Column", "Missing", "UNCHANGED", "NOT_SENT", "consume", "Consumer"],
+    ),
+    "Other databases": ("[Other databases](../other-databases.md) as target.", ["mirror"]),
+    "Positions": ("", ["Lsn"]),
+}  # fmt: skip
+
+# What a class has for its own package; a dataclass's fields are all shown.
+INTERNAL = {
+    "Stream": {"acknowledge", "pull", "drop", "refill", "boundary", "hold", "confirm", "bare", "ended"},
+    "Transaction": {"number", "held_number", "handed_out", "over", "pass_over", "leave", "set_time"},
+    "Relation": {"plan", "by_name"},
+    "Column": {"text"},
+    "Row": {"relation"},
+    "Hook": {"reads_values"},
+    "Hooks": {"find", "target"},
+    "Subscription": {"decides_conflicts"},
+    "FakeTable": {"row"},
+    "FakePublisher": {"types", "frames"},
+    "FakeTransaction": {"publisher", "xid", "changes"},
+}
+
+
+def page() -> str:
+    named = {name for _, names in GROUPS.values() for name in names}
+    classes = {name for name in subscriber.__all__ if hasattr(errors, name)}
+    assert named | classes == set(subscriber.__all__), f"add or remove: {(named | classes) ^ set(subscriber.__all__)}"
+    parts = [HEAD]
+    for heading, (introduction, names) in GROUPS.items():
+        parts += [
+            f"## {heading}",
+            *filter(None, [introduction]),
+            *(_entry(f"subscriber.{name}", getattr(subscriber, name)) for name in names),
+        ]
+    parts += ["## Tests without a server", *_module(testing), "## Spark", SPARK]
+    parts += [_entry(f"subscriber.spark.{name}", getattr(spark, name)) for name in spark.__all__]
+    return markdown.page("Python", *parts)
+
+
+def _entry(name: str, thing: Any) -> str:
+    if inspect.isclass(thing):
+        return _class(name, thing)
+    if inspect.isfunction(thing):
+        return _function(name, thing, "###")
+    return f"### {name}\n\n{_value(thing)}"  # a value, or a name for several classes
+
+
+def _value(thing: Any) -> str:
+    if members := getattr(thing, "__args__", None):
+        return f"Any of {', '.join(code(member.__name__) for member in members)}."
+    return f"The member of [{type(thing).__name__}](#subscriber{type(thing).__name__.lower()}) of that name."
+
+
+def _module(module: ModuleType) -> Iterator[str]:
+    """The public classes of a module, those that its text defines."""
+    yield _prose(module.__doc__)
+    for name, thing in vars(module).items():
+        if inspect.isclass(thing) and thing.__module__ == module.__name__ and not name.startswith("_"):
+            yield _class(f"{module.__name__}.{name}", thing)
+
+
+def _class(name: str, thing: type) -> str:
+    parts = [f"### {name}", _prose(inspect.getdoc(thing))]
+    if fields := _fields(thing):
+        parts.append("\n".join(f"- {field}" for field in fields))
+    for member, value in _members(thing):
+        if inspect.isfunction(value):
+            parts.append(_function(member, value, "####", self_too=False))
+        else:
+            parts += [f"#### {member}", _prose(inspect.getdoc(value))]
+    return "\n\n".join(filter(None, parts))
+
+
+def _members(thing: type) -> Iterator[tuple[str, Any]]:
+    """Public methods and properties of the class's own that say something about themselves."""
+    for member, value in vars(thing).items():
+        value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+        public = not member.startswith("_") and member not in INTERNAL.get(thing.__name__, ())
+        described = isinstance(value, property) or inspect.isfunction(value) or hasattr(value, "attrname")
+        if public and described and inspect.getdoc(value):
+            yield member, value
+
+
+def _fields(thing: type) -> list[str]:
+    """Members of an enum, or fields of a dataclass, with the comments beside them in the source."""
+    text = Path(inspect.getsourcefile(thing) or "").read_text()
+    if dataclasses.is_dataclass(thing):
+        comments = source.field_comments(text, thing.__name__)
+        hidden = INTERNAL.get(thing.__name__, set[str]())
+        fields = [
+            field for field in dataclasses.fields(thing) if not field.name.startswith("_") and field.name not in hidden
+        ]
+        return [_described(f"{field.name}: {_type(field.type)}", comments.get(field.name, "")) for field in fields]
+    members = getattr(thing, "__members__", {})
+    return [_described(member, source.member_comments(text, thing.__name__).get(member, "")) for member in members]
+
+
+def _described(what: str, says: str) -> str:
+    return f"{code(what)} – {says}" if says else code(what)
+
+
+def _type(annotation: Any) -> str:
+    return annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+
+
+def _function(name: str, function: Any, level: str, *, self_too: bool = True) -> str:
+    return (
+        f"{level} {name}\n\n```text\n{_signature(name, function, self_too)}\n```\n\n{_prose(inspect.getdoc(function))}"
+    )
+
+
+def _signature(name: str, function: Any, self_too: bool) -> str:
+    """As written, from the source: annotations as they stand there, without the body."""
+    written = ast.parse(inspect.cleandoc("\n" + inspect.getsource(inspect.unwrap(function)))).body[0]
+    assert isinstance(written, ast.FunctionDef | ast.AsyncFunctionDef)
+    for arguments in (written.args.posonlyargs, written.args.args):
+        if not self_too and arguments and arguments[0].arg in ("self", "cls"):
+            del arguments[0]
+    prefix = "async " if isinstance(written, ast.AsyncFunctionDef) else ""
+    if any("asynccontextmanager" in ast.unparse(decorator) for decorator in written.decorator_list):
+        prefix = "async with "
+    parameters = re.split(r", (?![^\[(]*[\])])", ast.unparse(written.args))
+    one_line = f"{prefix}{name}({', '.join(parameters)})"
+    if written.returns is not None and not prefix.endswith("with "):
+        one_line += f" -> {ast.unparse(written.returns)}"
+    if len(one_line) <= 100:
+        return one_line
+    return (
+        f"{prefix}{name}(\n"
+        + "".join(f"    {parameter},\n" for parameter in parameters)
+        + one_line[one_line.rindex(")") :]
+    )
+
+
+def _prose(doc: str | None) -> str:
+    """A docstring as Markdown: what is aligned in columns, or indented, keeps its shape."""
+    paragraphs = re.split(r"\n\n+", inspect.cleandoc(doc or ""))
+    return "\n\n".join(_paragraph(paragraph) for paragraph in paragraphs)
+
+
+def _paragraph(text: str) -> str:
+    lines = text.splitlines()
+    aligned = sum(bool(re.match(r"\S+  +\S", line)) for line in lines) > 1
+    if aligned or lines[0].startswith((">>>", "    ")):
+        return f"```text\n{inspect.cleandoc(text)}\n```"
+    return text

@@ -1,0 +1,77 @@
+"""docs/reference/environment.md: the variables that are read, ours and libpq's."""
+
+from __future__ import annotations
+
+import re
+
+from subscriber.connection.defaults import variable
+from subscriber.redaction import KEYWORDS
+from tools.docs import markdown, source
+from tools.docs.markdown import code
+
+OURS = {
+    "SUBSCRIBER_TARGET_DSN": "the target database, where `--target` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, where `--apply-target` is not given; a "
+    "DSN or `@FILE`",
+    "SUBSCRIBER_SPOOL_DIR": "where streamed transactions wait until they end, where `--spool-dir` is not given; for a "
+    "program that embeds subscriber, too",
+    "SUBSCRIBER_ONE_BY_ONE": "not empty: every change is applied by a statement of its own, see "
+    "[performance](../performance.md)",
+    "SUBSCRIBER_PURE": "not empty: Python's functions run where there are compiled ones",
+}
+OTHERS = {
+    "TMPDIR": "temporary files, of Spark as well; of streamed transactions where no other folder is given",
+    "HOME": "where `~/.pgpass`, `~/.pg_service.conf` and `~/.postgresql` are",
+    "JAVA_HOME": "the Java that Spark runs on, before one in `PATH` and before the wheel's",
+    "PGSERVICEFILE": "the file with services, instead of `~/.pg_service.conf`",
+    "PGSYSCONFDIR": "the folder of the system's `pg_service.conf`",
+}
+
+HEAD = """
+A `.env` file is not read, and nothing else of subscriber's is configured by the environment.
+""".strip()
+
+PASSWORDS = """
+Keep the password of `--target`, `--apply-target` and `--source` where no other user of the machine can read it:
+
+| place | how | who can read it |
+|---|---|---|
+| a file with the DSN | `--target @/run/secrets/target`, or `SUBSCRIBER_TARGET_DSN=@/run/secrets/target` | its owner: a file with group or world access is refused |
+| a password file | `passfile=…`, `PGPASSFILE` or `~/.pgpass`, as for libpq | its owner: a file with group or world access is not used |
+| a service file | `service=shop` with `PGSERVICEFILE` or `~/.pg_service.conf`, as for libpq | whoever the file's permissions allow |
+| the environment | `SUBSCRIBER_TARGET_DSN`, `PGPASSWORD` | the same user and root |
+| an argument | `--target postgresql://app:secret@…` | everybody, while Python starts |
+
+`@FILE` takes the first line of the file. Arguments are overwritten on Linux when a command starts: from then on `ps` and
+`/proc/PID/cmdline` show `********` in place of a password. Starting takes a fraction of a second, and elsewhere nothing is hidden. The
+processes that a command starts, as `subscriber copy` and Spark's, get no DSN as an argument.
+""".strip()
+
+LIBPQ = """
+What a connection string leaves out is taken from libpq's variables, then from its own defaults: the same for each connection,
+to the target as to the publisher, so they are of most use for what both have in common. In the stored connection string of a
+subscription, what is missing is filled in by the environment of whoever runs it. Keywords without a variable: {without}.
+""".strip()
+
+
+def page() -> str:
+    read = {name for _, text in source.modules() for name in re.findall(r'"(SUBSCRIBER_[A-Z_]+)"', text)}
+    assert read == set(OURS), f"explain or remove: {read ^ set(OURS)}"
+    names = {keyword: variable(keyword) for keyword in KEYWORDS}
+    without = ", ".join(code(keyword) for keyword, name in names.items() if name is None)
+    return markdown.page(
+        "Environment",
+        HEAD,
+        "## Passwords",
+        PASSWORDS,
+        "## Of subscriber",
+        markdown.table(["variable", ""], [[code(name), says] for name, says in OURS.items()]),
+        "## Of others",
+        markdown.table(["variable", ""], [[code(name), says] for name, says in OTHERS.items()]),
+        "## Of libpq",
+        LIBPQ.format(without=without),
+        markdown.table(
+            ["keyword", "variable"], [[code(keyword), code(name)] for keyword, name in names.items() if name]
+        ),
+    )

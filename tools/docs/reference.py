@@ -1,0 +1,31 @@
+"""The pages of docs/reference and who makes each of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from tools.docs import api, catalog, commands, environment, errors, logs, statements
+
+ROOT = Path(__file__).parent.parent.parent
+FOLDER = ROOT / "docs" / "reference"
+
+PAGES: Mapping[str, Callable[[], str]] = {
+    "commands.md": commands.page,
+    "statements.md": statements.page,
+    "errors.md": errors.page,
+    "logs.md": logs.page,
+    "environment.md": environment.page,
+    "catalog.md": catalog.page,
+    "python.md": api.page,
+}
+
+
+def write() -> None:
+    """Write all pages anew, and remove what is none of them."""
+    FOLDER.mkdir(exist_ok=True)
+    for file in FOLDER.iterdir():
+        if file.name not in PAGES:
+            file.unlink()
+    for name, make in PAGES.items():
+        (FOLDER / name).write_text(make())
