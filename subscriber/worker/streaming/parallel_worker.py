@@ -83,6 +83,7 @@ class Assignment:
         self._subid = subid
         self._wants = wants
         self._counters = Counters()
+        self._repeated = False
         self._position = 0  # in the file: everything before it is applied, or is just being
         self._later: deque[tuple[int, int]] = deque()  # (the leader's commit that has to be done for it, offset)
         self._savepoints: list[tuple[int, int]] = []  # (where its first change stands, xid), open ones
@@ -152,6 +153,21 @@ class Assignment:
         self.outcome = outcome
         self._back.set()
         self._over.set()
+
+    def repeat(self) -> bool:
+        """Have the next run() apply the file from its beginning; false if that was done before.
+
+        The session of the one before is lost, and with it the transaction.
+        """
+        if self._repeated:
+            return False
+        self._repeated = True
+        self.transaction = RemoteTransaction(self.spooled.xid, Lsn(0), 0)
+        self.applied = self._position = 0
+        self.conflicts.clear()
+        self._savepoints.clear()
+        self._inside.clear()
+        return True
 
     async def run(self, target: PostgresTarget) -> Outcome:
         """Apply it to its end. Raises what the target raises."""
@@ -279,6 +295,9 @@ class ParallelWorker:
                             self.pipeline = target.pipeline
                             await self._serve(target)
                     except SubscriberError as error:
+                        if isinstance(error, StaleMapping) and self.assignment is not None and self.assignment.repeat():
+                            self.pipeline = None
+                            continue
                         self._failed(error)
                 self.pipeline = None
                 if self.assignment is not None:
