@@ -10,7 +10,7 @@ import anyio
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import progress_records, store
 from subscriber.catalog.commands import execute as _execute
-from subscriber.catalog.connection import Catalog, Connection
+from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -35,7 +35,7 @@ async def connect(
 
     Raises ConninfoError, ConnectionLost, ServerError.
     """
-    async with Catalog.open(target, "subscriber") as catalog:
+    async with CatalogConnection.open(target, "subscriber") as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
         yield Database(target, catalog, hooks or {}, apply_target)
@@ -45,7 +45,7 @@ class Database:
     """Made by connect(). Its methods may be called from several tasks."""
 
     def __init__(
-        self, target: str, catalog: Catalog, hooks: Mapping[str, Hooks], apply_target: str | None = None
+        self, target: str, catalog: CatalogConnection, hooks: Mapping[str, Hooks], apply_target: str | None = None
     ) -> None:
         self._target = target
         self._apply_target = apply_target

@@ -32,7 +32,7 @@ DEBUG, LOG, WARNING, ERROR, FATAL = logging.DEBUG, logging.INFO, logging.WARNING
 logger = logging.getLogger("subscriber")
 
 
-class Keys(TypedDict, total=False):
+class LogKeys(TypedDict, total=False):
     """What a record can be searched by; a key that does not apply is left out."""
 
     event: str  # a name that stays when the message changes: worker.started, apply.conflict, …
@@ -62,13 +62,13 @@ class Parts:
         return Parts(redact(self.message), detail, hint, tuple(map(redact, self.context)))
 
 
-_bound: ContextVar[Keys | None] = ContextVar("subscriber_telemetry", default=None)
+_bound: ContextVar[LogKeys | None] = ContextVar("subscriber_telemetry", default=None)
 
 
 @contextmanager
-def bound(**keys: Unpack[Keys]) -> Iterator[None]:
+def bound(**keys: Unpack[LogKeys]) -> Iterator[None]:
     """Add `keys` to every record of this task, and of tasks it starts, until the block ends."""
-    outer = _bound.get() or Keys()
+    outer = _bound.get() or LogKeys()
     token = _bound.set({**outer, **keys})
     try:
         yield
@@ -84,7 +84,7 @@ def log(
     hint: str | None = None,
     context: Iterable[str] = (),
     exact_detail: str | None = None,
-    **keys: Unpack[Keys],
+    **keys: Unpack[LogKeys],
 ) -> None:
     """Write one record.
 
@@ -112,13 +112,13 @@ def follow_server(log_min_messages: str) -> None:
         logger.setLevel(DEBUG if log_min_messages.startswith("debug") else _following)
 
 
-def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) -> None:
+def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[LogKeys]) -> None:
     """Write an error with all its parts, a group's members one by one; a traceback only for bugs."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
             log_error(member, level, **keys)
         return
-    found = Keys(error_class=type(error).__name__)
+    found = LogKeys(error_class=type(error).__name__)
     if isinstance(error, SubscriberError):
         found["sqlstate"] = error.sqlstate
         detail = error.exact_detail if isinstance(error, ConflictError) else error.detail
@@ -129,7 +129,7 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[Keys]) ->
         _write(level, parts, parts, {**found, **keys}, error)
 
 
-def _write(level: int, parts: Parts, exact: Parts, keys: Keys, bug: BaseException | None = None) -> None:
+def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()
     message = printable(parts.message)  # for handlers that know nothing of parts

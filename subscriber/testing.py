@@ -31,7 +31,7 @@ import anyio
 
 from subscriber.change_stream.api import check_choice
 from subscriber.change_stream.consumer import Consumer, drive, takes_blocks
-from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.rows import Missing
 from subscriber.change_stream.stream import MEMORY, Stream
 from subscriber.change_stream.types.registry import TypeRow, oid_of
@@ -317,8 +317,8 @@ class FakePublisher:
         async with opened as stream:
             await drive(consumer, stream)
 
-    def _spooled(self) -> Spooled:
-        return Spooled(Path(tempfile.gettempdir()) / f"subscriber-testing-{uuid.uuid4().hex[:12]}", None)
+    def _spooled(self) -> SpooledReader:
+        return SpooledReader(Path(tempfile.gettempdir()) / f"subscriber-testing-{uuid.uuid4().hex[:12]}", None)
 
     # --- what a Source is -------------------------------------------------------------------------
 

@@ -51,7 +51,7 @@ module, why_not = _load()  # the compiled module, or why it is not used
 def compiled(reference: T, name: str | None = None) -> T:
     """What runs for `reference`, a function or class: its twin in C where that is there, or itself.
 
-    `name` is that of the twin; None: the module's and the function's, as in `row_extraction_cut`.
+    `name` is that of the twin; None: the module's and the function's, as in `row_extraction_extract_row`.
     """
     if name is None:
         name = f"{reference.__module__.rpartition('.')[2]}_{reference.__name__}"  # type: ignore[attr-defined]

@@ -111,7 +111,7 @@ row_of_shape(const byte *at, const byte *end, const Shape *shape)
 
 /* (data, pos, shape) */
 static PyObject *
-row_extraction_cut(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+row_extraction_extract_row(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_ssize_t  pos;
     Shape       shape;
@@ -120,10 +120,10 @@ row_extraction_cut(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
     if (nargs != 3 || !PyBytes_CheckExact(args[0]) || !as_size(args[1], &pos) || pos > PyBytes_GET_SIZE(args[0]) ||
         !read_shape(args[2], &shape))
-        return defer("row_extraction_cut", args, nargs);
+        return defer("row_extraction_extract_row", args, nargs);
     first = (const byte *) PyBytes_AS_STRING(args[0]);
     row = row_of_shape(first + pos, first + PyBytes_GET_SIZE(args[0]), &shape);
-    return row == NULL ? defer("row_extraction_cut", args, nargs) : row;
+    return row == NULL ? defer("row_extraction_extract_row", args, nargs) : row;
 }
 
 /* Run in Python, with room for the columns of one change. */
@@ -206,7 +206,7 @@ append_key(PyObject *keys, const Column *columns, const Run *run)
 
 /* (waiting, most, largest, longest, head, run) */
 static PyObject *
-row_extraction_cut_keys(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+row_extraction_extract_keys(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_ssize_t most, largest, longest, size = 0;
     PyObject  *waiting, *payload, *changes, *before, *after;
@@ -215,10 +215,10 @@ row_extraction_cut_keys(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 
     if (nargs != 6 || !as_size(args[1], &most) || !as_size(args[2], &largest) || !as_size(args[3], &longest) ||
         !PyBytes_CheckExact(args[4]) || PyBytes_GET_SIZE(args[4]) != VALUES - BODY || !read_run(args[5], &run))
-        return defer("row_extraction_cut_keys", args, nargs);
+        return defer("row_extraction_extract_keys", args, nargs);
     waiting = PyObject_GetIter(args[0]);
     if (waiting == NULL)
-        return defer("row_extraction_cut_keys", args, nargs);
+        return defer("row_extraction_extract_keys", args, nargs);
     run.columns = PyMem_New(Column, run.ncols * run.rows);
     changes = PyList_New(0);
     before = PyList_New(0);
@@ -354,7 +354,7 @@ take_message(Taken *taken, PyObject *payload)
 
 /* (waiting, most, largest, longest, find, inside) */
 static PyObject *
-row_extraction_cut_changes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
+row_extraction_extract_changes(PyObject *self, PyObject *const *args, Py_ssize_t nargs)
 {
     Py_ssize_t most, largest, size = 0;
     PyObject  *waiting, *payload, *found = NULL;
@@ -362,10 +362,10 @@ row_extraction_cut_changes(PyObject *self, PyObject *const *args, Py_ssize_t nar
     int        goes_on;
 
     if (nargs != 6 || !as_size(args[1], &most) || !as_size(args[2], &largest) || !as_size(args[3], &taken.longest))
-        return defer("row_extraction_cut_changes", args, nargs);
+        return defer("row_extraction_extract_changes", args, nargs);
     waiting = PyObject_GetIter(args[0]);
     if (waiting == NULL)
-        return defer("row_extraction_cut_changes", args, nargs);
+        return defer("row_extraction_extract_changes", args, nargs);
     taken.find = args[4];
     taken.inside = args[5] == Py_True;
     taken.ended = PyList_New(0);

@@ -152,7 +152,7 @@ two_at(const byte *p)
 }
 
 static PyObject *
-text_a_date(const byte *p, Py_ssize_t n)
+text_parse_date(const byte *p, Py_ssize_t n)
 {
     if (n != 10 || p[4] != '-' || p[7] != '-')
         return NULL;
@@ -374,7 +374,7 @@ binary_timestamptz(const byte *p, Py_ssize_t n)
 }
 
 static PyObject *
-binary_a_date(const byte *p, Py_ssize_t n)
+binary_parse_date(const byte *p, Py_ssize_t n)
 {
     int year, month, day;
 
@@ -391,14 +391,14 @@ static Value values[] = {
     VALUE(text_integer),
     VALUE(text_float8),
     VALUE(text_numeric),
-    VALUE(text_a_date),
+    VALUE(text_parse_date),
     VALUE(text_timestamp),
     VALUE(text_timestamptz),
     VALUE(binary_boolean),
     VALUE(binary_integer),
     VALUE(binary_float8),
     VALUE(binary_numeric),
-    VALUE(binary_a_date),
+    VALUE(binary_parse_date),
     VALUE(binary_timestamp),
     VALUE(binary_timestamptz),
 };

@@ -11,7 +11,7 @@
     idle   COMMIT PREPARED, ROLLBACK P.  idle   Resolve
     idle   STREAM START                  block  OpenBlock
     block  ORIGIN (first only)           block  –
-    block  those above with an xid       block  – (kept as they came: keeps())
+    block  those above with an xid       block  – (kept as they came: must_spool())
     block  STREAM STOP                   idle   CloseBlock
     idle   STREAM ABORT                  idle   Abort
     idle   STREAM COMMIT, STREAM P.      idle   Replay
@@ -61,14 +61,14 @@ from subscriber.protocol.messages import (
 
 
 @dataclass(slots=True)
-class Open:
+class BeginTransaction:
     """A transaction begins; nothing need be done on the target before its first change."""
 
     transaction: RemoteTransaction
 
 
 @dataclass(slots=True)
-class Change:
+class ApplyChange:
     """One row changed."""
 
     transaction: RemoteTransaction
@@ -76,7 +76,7 @@ class Change:
 
 
 @dataclass(slots=True)
-class Empty:
+class TruncateTables:
     """Tables were truncated, together."""
 
     transaction: RemoteTransaction
@@ -84,7 +84,7 @@ class Empty:
 
 
 @dataclass(slots=True)
-class Close:
+class EndTransaction:
     """The transaction is complete: commit it, or prepare it if it has a gid; `end_lsn` is the new progress."""
 
     transaction: RemoteTransaction
@@ -92,14 +92,14 @@ class Close:
 
 
 @dataclass(slots=True)
-class Resolve:
+class FinishPrepared:
     """A transaction that was prepared is committed or rolled back."""
 
     message: CommitPrepared | RollbackPrepared
 
 
 @dataclass(slots=True)
-class OpenBlock:
+class BeginStreamBlock:
     """Changes of a transaction that has not ended follow, to be kept; `first`: nothing of it came before."""
 
     xid: int
@@ -107,28 +107,39 @@ class OpenBlock:
 
 
 @dataclass(slots=True)
-class CloseBlock:
+class EndStreamBlock:
     """They end for now."""
 
     xid: int
 
 
 @dataclass(slots=True)
-class Abort:
+class AbortStreamed:
     """All that was kept of the transaction is void, or of one of its subtransactions."""
 
     message: StreamAbort
 
 
 @dataclass(slots=True)
-class Replay:
+class ApplySpooled:
     """Apply what was kept of the transaction, then close it as Close says."""
 
     transaction: RemoteTransaction
     end_lsn: Lsn
 
 
-Action = Open | Change | Empty | Close | Resolve | OpenBlock | CloseBlock | Abort | Replay | None
+Action = (
+    BeginTransaction
+    | ApplyChange
+    | TruncateTables
+    | EndTransaction
+    | FinishPrepared
+    | BeginStreamBlock
+    | EndStreamBlock
+    | AbortStreamed
+    | ApplySpooled
+    | None
+)
 
 _KEPT = frozenset(b"RYIUDTM")
 
@@ -162,7 +173,7 @@ class Dispatcher:
         """Whether the stream stands between two transactions."""
         return self.transaction is None and self.block is None
 
-    def keeps(self, letter: int) -> bool:
+    def must_spool(self, letter: int) -> bool:
         """Whether a message that begins with `letter` belongs to an open block, and is not to be looked into now."""
         return self.block is not None and letter in _KEPT
 
@@ -178,7 +189,7 @@ class Dispatcher:
         if self.block is not None:
             if isinstance(message, StreamStop):
                 xid, self.block = self.block, None
-                return CloseBlock(xid)
+                return EndStreamBlock(xid)
             if isinstance(message, Origin) and begun:
                 return None
             raise _out_of_order(message, f"in a block of streamed transaction {self.block}")
@@ -187,7 +198,7 @@ class Dispatcher:
     def _inside(self, transaction: RemoteTransaction, message: Message, begun: bool) -> Action:
         match message:
             case Insert() | Update() | Delete():
-                return Change(transaction, message)
+                return ApplyChange(transaction, message)
             case Commit() if transaction.gid is None:
                 return self._close(transaction, message.commit_lsn, message.end_lsn, "commit")
             case Prepare() if transaction.gid is not None:
@@ -195,7 +206,7 @@ class Dispatcher:
             case Relation():
                 self.relations.update(message.recoded(self._codec))
             case Truncate():
-                return Empty(transaction, message)
+                return TruncateTables(transaction, message)
             case Type() | LogicalMessage():
                 pass
             case Origin() if begun:
@@ -213,33 +224,33 @@ class Dispatcher:
                     RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
                 )
             case CommitPrepared() | RollbackPrepared():
-                return Resolve(message)
+                return FinishPrepared(message)
             case StreamStart():
                 self._begun = message.first_segment
                 self.block = message.xid
-                return OpenBlock(message.xid, message.first_segment)
+                return BeginStreamBlock(message.xid, message.first_segment)
             case StreamAbort():
-                return Abort(message)
+                return AbortStreamed(message)
             case StreamCommit():
                 committed = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
-                return Replay(committed, message.end_lsn)
+                return ApplySpooled(committed, message.end_lsn)
             case StreamPrepare():
                 prepared = RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
-                return Replay(prepared, message.end_lsn)
+                return ApplySpooled(prepared, message.end_lsn)
             case LogicalMessage() if not message.transactional:
                 return None
         raise _out_of_order(message, "outside a transaction")
 
-    def _open(self, transaction: RemoteTransaction) -> Open:
+    def _open(self, transaction: RemoteTransaction) -> BeginTransaction:
         self._begun = True
         self.transaction = transaction
-        return Open(transaction)
+        return BeginTransaction(transaction)
 
-    def _close(self, transaction: RemoteTransaction, lsn: Lsn, end_lsn: Lsn, what: str) -> Close:
+    def _close(self, transaction: RemoteTransaction, lsn: Lsn, end_lsn: Lsn, what: str) -> EndTransaction:
         if lsn != transaction.finish_lsn:
             raise ProtocolError(f"incorrect {what} LSN {lsn} in {what} message (expected {transaction.finish_lsn})")
         self.transaction = None
-        return Close(transaction, end_lsn)
+        return EndTransaction(transaction, end_lsn)
 
 
 def _out_of_order(message: Message, where: str) -> ProtocolError:

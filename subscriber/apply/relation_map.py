@@ -24,7 +24,7 @@ from subscriber.protocol.messages import Relation, ReplicaIdentity
 
 
 @dataclass(frozen=True, slots=True)
-class ColumnSets:
+class BatchColumnInfo:
     """What the set-based path (apply/batch/batch.py) has to know of a column."""
 
     type_oid: int
@@ -55,7 +55,9 @@ class LocalColumn:
     generated: bool  # GENERATED ALWAYS AS (…)
     identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it
     base_type: str | None = None  # what a domain is of; None: it is no domain
-    sets: ColumnSets | None = None  # how many of its values go to the server at once; None: that is not known
+    batch_info: BatchColumnInfo | None = (
+        None  # how many of its values go to the server at once; None: that is not known
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,18 +93,20 @@ class LocalRelation:
     shape: str  # changes whenever anything here may have changed
     deferrable_key: tuple[str, ...] = ()  # the columns of the primary key, if it is DEFERRABLE and so identifies no row
     # BEFORE row triggers, of a partition too, and rules that fire for replicated changes may turn one into nothing.
-    row_may_be_suppressed: bool = False
+    has_row_suppressing_trigger: bool = False
     # Those of the table and of its columns' types that the role may not use as which changes are applied.
     closed_schemas: tuple[str, ...] = ()
     may_set_role: bool = True  # the subscription's owner may SET ROLE to the table's
     partitions: tuple[Partition, ...] = ()  # the leaves of a partitioned table
-    one_by_one: str | None = (
+    batch_exclusion: str | None = (
         None  # why changes must be applied one after another, in a few words; None: see apply/batch/batch.py
     )
     other_unique: bool = False  # rows can be in each other's way otherwise than by their identity
     # All columns of the unique indexes that make it so; None: they are not only of plain columns.
     unique_columns: tuple[str, ...] | None = None
-    bare: bool = False  # nothing but its columns' types can refuse a row: no CHECK, expression, large index key
+    has_only_type_checks: bool = (
+        False  # nothing but its columns' types can refuse a row: no CHECK, expression, large index key
+    )
     foreign: tuple[ForeignCode, ...] = ()
     # Foreign code may run in the session, or could: the table has to be locked and compared before it is touched.
     guarded: bool = False
@@ -241,7 +245,7 @@ def map_relation(remote: Relation, local: LocalRelation, codec: str = UTF8) -> R
     return RelationMapping(
         remote=remote,
         codec=codec,
-        local=local if not foreign else replace(local, one_by_one="foreign code"),
+        local=local if not foreign else replace(local, batch_exclusion="foreign code"),
         runs_foreign_code=bool(foreign),
         attributes=tuple(by_name[c.name] for c in remote.columns),
         search=search,

@@ -35,7 +35,7 @@ from enum import StrEnum
 from subscriber.lsn import Lsn
 
 
-class State(StrEnum):
+class TableState(StrEnum):
     """`pg_subscription_rel.srsubstate`; the values are the catalog's letters."""
 
     INIT = "i"
@@ -48,17 +48,19 @@ class State(StrEnum):
 
 
 # Which states may follow which; a restart of the sync worker goes back from w and c to f.
-NEXT: dict[State, frozenset[State]] = {
-    State.INIT: frozenset({State.DATASYNC}),
-    State.DATASYNC: frozenset({State.DATASYNC, State.FINISHEDCOPY}),
-    State.FINISHEDCOPY: frozenset({State.SYNCWAIT}),
-    State.SYNCWAIT: frozenset({State.CATCHUP, State.FINISHEDCOPY}),
-    State.CATCHUP: frozenset({State.SYNCDONE, State.FINISHEDCOPY}),
-    State.SYNCDONE: frozenset({State.READY}),
-    State.READY: frozenset(),
+NEXT: dict[TableState, frozenset[TableState]] = {
+    TableState.INIT: frozenset({TableState.DATASYNC}),
+    TableState.DATASYNC: frozenset({TableState.DATASYNC, TableState.FINISHEDCOPY}),
+    TableState.FINISHEDCOPY: frozenset({TableState.SYNCWAIT}),
+    TableState.SYNCWAIT: frozenset({TableState.CATCHUP, TableState.FINISHEDCOPY}),
+    TableState.CATCHUP: frozenset({TableState.SYNCDONE, TableState.FINISHEDCOPY}),
+    TableState.SYNCDONE: frozenset({TableState.READY}),
+    TableState.READY: frozenset(),
 }
 
-STORED = frozenset({State.INIT, State.DATASYNC, State.FINISHEDCOPY, State.SYNCDONE, State.READY})
+STORED = frozenset(
+    {TableState.INIT, TableState.DATASYNC, TableState.FINISHEDCOPY, TableState.SYNCDONE, TableState.READY}
+)
 
 
 NOWHERE = Lsn(0)
@@ -73,10 +75,10 @@ class RelationState:
     """
 
     relid: int
-    state: State
+    state: TableState
     lsn: Lsn = NOWHERE
 
-    def move(self, state: State, lsn: Lsn) -> None:
+    def move(self, state: TableState, lsn: Lsn) -> None:
         """Go to `state`. Raises ValueError for a step that the table above does not have."""
         if state not in NEXT[self.state]:
             raise ValueError(f"table {self.relid} cannot go from {self.state.name} to {state.name}")
@@ -84,7 +86,7 @@ class RelationState:
 
     def applies(self, finish_lsn: Lsn) -> bool:
         """Whether the apply worker applies a change of a transaction that finished at `finish_lsn`."""
-        return self.state in (State.SYNCDONE, State.READY) and self.lsn <= finish_lsn
+        return self.state in (TableState.SYNCDONE, TableState.READY) and self.lsn <= finish_lsn
 
 
 def catchup_target(snapshot: Lsn, position: Lsn) -> Lsn:

@@ -19,7 +19,7 @@ class RemoteTransaction:
     finish_lsn: Lsn
     commit_time: int
     gid: str | None = None  # the publisher's, of a transaction that ends with PREPARE TRANSACTION; None: with COMMIT
-    changed: bool = False  # whether the target's transaction is open
+    is_open_on_target: bool = False  # whether the target's transaction is open
     skipped: bool = False  # ALTER SUBSCRIPTION … SKIP named it: its changes are not applied
     present: bool = False  # it was prepared before a restart and comes again: its changes are not applied again
 
@@ -29,7 +29,7 @@ class RemoteTransaction:
         return self.skipped or self.present
 
     @property
-    def keeps_locks(self) -> bool:
+    def outlives_commit_order(self) -> bool:
         """Whether others commit while the target holds its rows: it will be prepared, or is still being streamed."""
         return self.gid is not None or not self.finish_lsn
 

@@ -23,7 +23,7 @@ KEEPALIVE = {"tcp_keepalives_idle": "20", "tcp_keepalives_interval": "10", "tcp_
 ROLLBACK_TIMEOUT = 5.0  # seconds
 
 
-class Catalog:
+class CatalogConnection:
     """One asyncpg connection, used by one task at a time."""
 
     def __init__(self, connection: Connection) -> None:
@@ -32,7 +32,7 @@ class Catalog:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, target: str, name: str, *, lock_timeout: str = "0") -> AsyncIterator[Catalog]:
+    async def open(cls, target: str, name: str, *, lock_timeout: str = "0") -> AsyncIterator[CatalogConnection]:
         """Connect to `target`; commits are synchronous whatever the database's default is.
 
         `lock_timeout` as PostgreSQL writes it; 0: none.

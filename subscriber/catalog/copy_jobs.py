@@ -15,7 +15,7 @@ import asyncpg
 from subscriber.connection.pipeline import Pipeline
 from subscriber.lsn import Lsn
 
-GROUP = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
+COPY_JOB_RELID = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
 
 _BULK_COPY = """
 SELECT c.copyid, c.fence, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
@@ -63,7 +63,7 @@ class BulkCopy:
 
 
 @dataclass(slots=True)
-class Copied:
+class CopiedRows:
     """What has been committed of one table."""
 
     parts: set[int] = field(default_factory=set)
@@ -116,10 +116,10 @@ async def remove(connection: asyncpg.Connection, copyid: int) -> None:
     await connection.execute(_REMOVE, copyid)
 
 
-async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copied]:
+async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, CopiedRows]:
     """By the table's OID; tables of which nothing was copied yet are left out."""
     return {
-        row["relid"]: Copied(set(row["parts"]), row["rows"] or 0, row["bytes"] or 0)
+        row["relid"]: CopiedRows(set(row["parts"]), row["rows"] or 0, row["bytes"] or 0)
         for row in await connection.fetch(_DONE, copyid)
     }
 

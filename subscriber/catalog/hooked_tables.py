@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from subscriber.apply.hooks.config import Hooks, Name
 from subscriber.apply.hooks.table_hook import needs_text
 from subscriber.catalog.connection import Connection
-from subscriber.catalog.store import RelationState
+from subscriber.catalog.store import SubscriptionRel
 from subscriber.errors import HookError, HooksMissing
 from subscriber.subscription import Subscription
 
@@ -34,7 +34,7 @@ async def set_source(connection: Connection, subid: int, relid: int, source: Nam
     await connection.execute(_SET_SOURCE, subid, relid, None if source is None else list(source))
 
 
-async def record(connection: Connection, subid: int, tables: Sequence[RelationState], hooks: Hooks | None) -> Sources:
+async def record(connection: Connection, subid: int, tables: Sequence[SubscriptionRel], hooks: Hooks | None) -> Sources:
     """Store which of the subscription's `tables` have hooks, if this program is one that has some; which they are."""
     found = await sources(connection, subid)
     if hooks is None:
@@ -52,7 +52,7 @@ async def record(connection: Connection, subid: int, tables: Sequence[RelationSt
     return found
 
 
-def check(subscription: Subscription, tables: Sequence[RelationState], found: Sources, hooks: Hooks | None) -> None:
+def check(subscription: Subscription, tables: Sequence[SubscriptionRel], found: Sources, hooks: Hooks | None) -> None:
     """Raises HookError where hooks and tables do not go together. `found` is what record() gave."""
     name = subscription.name
     if hooks is None:

@@ -28,7 +28,7 @@ _RELEASE = "DELETE FROM subscriber.hold WHERE subid = $1"
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
+class PauseRequest:
     """The worker is to stop before the first transaction that finishes at `stop_at` or later; 0: where it is.
 
     `held_at` is where it stands, with everything before `stop_at` committed and nothing of what is after it. None: it
@@ -39,20 +39,20 @@ class Hold:
     held_at: Lsn | None
 
 
-async def load(connection: asyncpg.Connection, subid: int) -> Hold | None:
+async def load(connection: asyncpg.Connection, subid: int) -> PauseRequest | None:
     """None: nobody has asked."""
     row = await connection.fetchrow(_LOAD, subid)
     if row is None:
         return None
-    return Hold(Lsn.parse(row["stop_at"]), None if row["held_at"] is None else Lsn.parse(row["held_at"]))
+    return PauseRequest(Lsn.parse(row["stop_at"]), None if row["held_at"] is None else Lsn.parse(row["held_at"]))
 
 
-async def ask(connection: asyncpg.Connection, subid: int, stop_at: Lsn) -> None:
+async def request(connection: asyncpg.Connection, subid: int, stop_at: Lsn) -> None:
     """Have the worker stop there. The session of `connection` has the place HOLDER."""
     await connection.execute(_ASK, subid, str(stop_at))
 
 
-async def answer(connection: asyncpg.Connection, subid: int, stop_at: Lsn, held_at: Lsn) -> None:
+async def acknowledge(connection: asyncpg.Connection, subid: int, stop_at: Lsn, held_at: Lsn) -> None:
     """The worker stands where it was asked to."""
     await connection.execute(_ANSWER, subid, str(stop_at), str(held_at))
 
@@ -62,6 +62,6 @@ async def release(connection: asyncpg.Connection, subid: int) -> None:
     await connection.execute(_RELEASE, subid)
 
 
-async def is_abandoned(connection: asyncpg.Connection, subid: int) -> bool:
+async def requester_is_gone(connection: asyncpg.Connection, subid: int) -> bool:
     """Whether nobody waits any more for what was asked."""
     return await worker_sessions.holder(connection, subid, HOLDER) is None

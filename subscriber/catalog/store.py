@@ -132,7 +132,7 @@ SELECT w.subid, w.relid, w.worker_type, w.pid, w.state, w.received_lsn::text AS 
 
 
 @dataclass(frozen=True, slots=True)
-class RelationState:
+class SubscriptionRel:
     """One table of a subscription. `lsn` is None until a position is known."""
 
     relid: int  # OID on the target
@@ -289,23 +289,23 @@ async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> boo
     return bool(await connection.fetchval(COMMITTED_AHEAD, subid))
 
 
-async def forget_prepared(connection: asyncpg.Connection, subid: int) -> None:
+async def delete_prepared(connection: asyncpg.Connection, subid: int) -> None:
     """Remove what is noted about prepared transactions; they themselves stay prepared."""
     await connection.execute(FORGET_PREPARED, subid)
 
 
-def _relation_state(row: asyncpg.Record) -> RelationState:
-    return RelationState(row["srrelid"], row["nspname"], row["relname"], row["srsubstate"], _lsn(row["srsublsn"]))
+def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
+    return SubscriptionRel(row["srrelid"], row["nspname"], row["relname"], row["srsubstate"], _lsn(row["srsublsn"]))
 
 
 async def load_relation_states(
     connection: asyncpg.Connection, subid: int, *, not_ready: bool = False
-) -> list[RelationState]:
+) -> list[SubscriptionRel]:
     """The subscription's tables by OID, without those that were dropped on the target."""
     return [_relation_state(row) for row in await connection.fetch(RELATION_STATES, subid, not_ready)]
 
 
-async def load_relation_state(connection: asyncpg.Connection, subid: int, relid: int) -> RelationState | None:
+async def load_relation_state(connection: asyncpg.Connection, subid: int, relid: int) -> SubscriptionRel | None:
     """One table; None if it is not part of the subscription, or does not exist."""
     row = await connection.fetchrow(RELATION_STATE, subid, relid)
     return None if row is None else _relation_state(row)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from subscriber.change_stream.engine.slot_source import SlotSource
-from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.stream import MEMORY, STOP_TIMEOUT, Stream
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
@@ -132,7 +132,7 @@ async def open_stream(
     )
     async with Stream(
         found,
-        Spooled(spool_folder or found.spool_folder, spool_limit),
+        SpooledReader(spool_folder or found.spool_folder, spool_limit),
         blocks=blocks,
         hold=hold,
         start=found.position,

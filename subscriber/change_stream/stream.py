@@ -31,13 +31,13 @@ from typing import TypeVar
 import anyio
 
 from subscriber.change_stream.changes import Change
-from subscriber.change_stream.engine.acknowledgements import Acks
-from subscriber.change_stream.engine.cancel_safe import Errands
-from subscriber.change_stream.engine.connection import Link, Source
-from subscriber.change_stream.engine.frame_reader import LETTER, Frames, Tables
-from subscriber.change_stream.engine.in_order import Live, Single
-from subscriber.change_stream.engine.in_progress import Blocks
-from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
+from subscriber.change_stream.engine.cancel_safe import CancelSafeCalls
+from subscriber.change_stream.engine.connection import ReconnectingStream, Source
+from subscriber.change_stream.engine.frame_reader import LETTER, FrameReader, RelationCache
+from subscriber.change_stream.engine.in_order import InOrderReader, SingleChange
+from subscriber.change_stream.engine.in_progress import InProgressReader
+from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.transaction import Changes, Kind, Transaction
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
@@ -59,7 +59,7 @@ class Stream:
     def __init__(
         self,
         source: Source,
-        spooled: Spooled,
+        spooled: SpooledReader,
         *,
         blocks: bool = False,
         hold: Callable[[int, str], bool] | None = None,
@@ -74,20 +74,20 @@ class Stream:
         self.slot = source.slot
         self._source = source
         self._until = until
-        self.acks = Acks(start)
-        self._link = Link(source, self.acks, limit=memory, stop_timeout=stop_timeout)
-        self.frames = Frames(self._link, self.acks, Tables(source))
+        self.acks = AcknowledgementTracker(start)
+        self._link = ReconnectingStream(source, self.acks, limit=memory, stop_timeout=stop_timeout)
+        self.frames = FrameReader(self._link, self.acks, RelationCache(source))
         self.decoder = Decoder(parallel=parallel)
         self._parallel = parallel
         self._spooled = spooled
-        self._blocks = Blocks() if blocks else None
+        self._blocks = InProgressReader() if blocks else None
         self._hold = hold
-        self._live = Live(self)
+        self._live = InOrderReader(self)
         self._current: Transaction | None = None
         self._finishing = False
         self._running = False
         self._tasks = anyio.create_task_group()
-        self._errands = Errands(self._tasks)
+        self._errands = CancelSafeCalls(self._tasks)
 
     @property
     def snapshot(self) -> str | None:
@@ -211,7 +211,7 @@ class Stream:
     async def _undisturbed(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
         if self.closed:
             raise SubscriberError("the stream is closed", hint="Open it again to go on.", sqlstate="55000")
-        return await self._errands.run(owner, call)
+        return await self._errands.call(owner, call)
 
     def _hand_out(self, transaction: Transaction) -> Transaction:
         if transaction.kind is not Kind.STREAM_BLOCK and transaction.kind is not Kind.STREAM_ABORT:
@@ -259,7 +259,7 @@ class Stream:
             case pgoutput.RollbackPrepared(_, end_lsn, _, time, xid, gid):
                 return self.bare(Kind.ROLLBACK_PREPARED, xid, end_lsn, end_lsn, time, gid)
             case pgoutput.LogicalMessage(_, False, lsn, _, _) if lsn > self.acks.passed:
-                changes = Single(self.frames.tables.change(message))
+                changes = SingleChange(self.frames.tables.change(message))
                 return Transaction(self, Kind.MESSAGE, 0, lsn, 0, changes=changes, end_lsn=lsn)
             case pgoutput.LogicalMessage(_, False, _, _, _):
                 return None

@@ -100,7 +100,7 @@ class Reach(NamedTuple):
 
 
 @dataclass(slots=True)
-class Change:
+class LoggedChange:
     """One change of a committed transaction. `number` counts from 0 within the transaction."""
 
     begin: Begin
@@ -360,7 +360,9 @@ def _opened(directory: Path, segment: Lsn) -> SegmentReader:
     )
 
 
-def read(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True) -> Iterator[Change]:
+def read(
+    directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
+) -> Iterator[LoggedChange]:
     """The changes of a piece's transactions in commit order; rows only of relations that are `wanted`.
 
     Raises ChangeLogError for damage; what came before it has been given out, as whole changes.
@@ -370,7 +372,7 @@ def read(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = 
         for begin, number, relations, payload in scan(directory, piece, wanted=wanted):
             message = decode(payload)
             assert isinstance(message, Insert | Update | Delete | Truncate | LogicalMessage)
-            yield Change(begin, number, relations, message)
+            yield LoggedChange(begin, number, relations, message)
 
 
 def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True) -> Iterator[Scanned]:

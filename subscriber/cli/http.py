@@ -30,9 +30,9 @@ from urllib.parse import urlsplit
 import anyio
 
 from subscriber import telemetry
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status import collect, html
-from subscriber.cli.status.model import Look, SubscriptionStatus
+from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -45,7 +45,7 @@ try:
     from starlette.responses import HTMLResponse, PlainTextResponse, Response
     from starlette.routing import Route
 
-    from subscriber.cli.http_guard import Guard, host_name
+    from subscriber.cli.http_guard import HostGuard, host_name
     from subscriber.cli.status import prometheus
 except ModuleNotFoundError as error:
     raise SubscriberError(
@@ -101,7 +101,7 @@ def _answered_name(text: str) -> str:
 
 async def serve(address: Address, target: str, launcher: Launcher) -> None:
     """Answer at `address` about the subscriptions of `target` until cancelled. `launcher` is this process's own."""
-    app = Guard(_app(Observer(target), launcher), (address.host, *address.names))
+    app = HostGuard(_app(Observer(target), launcher), (address.host, *address.names))
     said = None
     while True:
         try:
@@ -125,7 +125,7 @@ async def serve(address: Address, target: str, launcher: Launcher) -> None:
 class Seen:
     """One look at everything. `look` is None when the target did not answer, which `error` says then."""
 
-    look: Look | None = None
+    look: StatusSnapshot | None = None
     statuses: Sequence[SubscriptionStatus] = ()
     error: str | None = None
 
@@ -153,7 +153,7 @@ class Observer:
     async def _look(self) -> Seen:
         try:
             with anyio.fail_after(TARGET_TIMEOUT):
-                async with Catalog.open(self._target, "subscriber status") as catalog:
+                async with CatalogConnection.open(self._target, "subscriber status") as catalog:
                     look = await collect.read_catalog(catalog)
         except TimeoutError:
             return Seen(error=f"no answer within {TARGET_TIMEOUT:.0f} s")
@@ -245,7 +245,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait(requests, timeout=1)
 
 
-async def _serve(address: Address, app: Guard) -> None:
+async def _serve(address: Address, app: HostGuard) -> None:
     config = uvicorn.Config(
         app,
         http="h11",

@@ -48,7 +48,7 @@ def _normal(host: str) -> str:
         return host.lower()
 
 
-class Guard:
+class HostGuard:
     """An ASGI application in front of another one. It adds HEADERS to every answer."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:

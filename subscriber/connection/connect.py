@@ -28,7 +28,7 @@ import asyncpg
 from subscriber.connection import authentication, defaults, tls
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.errors import ConnectError, libpq_message, translate
-from subscriber.connection.hosts import Target, integer, targets
+from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
@@ -87,7 +87,7 @@ def check(parameters: Mapping[str, str]) -> None:
 
 
 def asyncpg_arguments(
-    parameters: Mapping[str, str], target: Target, server_settings: Mapping[str, str]
+    parameters: Mapping[str, str], target: HostSpec, server_settings: Mapping[str, str]
 ) -> dict[str, object]:
     """The keyword arguments of asyncpg.connect() for one host; `timeout` is not among them."""
     arguments: dict[str, object] = {
@@ -244,7 +244,7 @@ def _time_limit(parameters: Mapping[str, str], timeout: float | None) -> float |
 
 
 async def _attempt(
-    target: Target, arguments: dict[str, object], limit: float | None, *, must_use_password: bool
+    target: HostSpec, arguments: dict[str, object], limit: float | None, *, must_use_password: bool
 ) -> asyncpg.Connection:
     watch = authentication.Watch() if must_use_password else None
     try:
@@ -272,7 +272,7 @@ async def _prepare(
     attribute: str,
     parameters: Mapping[str, str],
     settings: Mapping[str, str],
-    target: Target,
+    target: HostSpec,
 ) -> None:
     """Make a new connection what was asked for; closed when ConnectionLost or ConninfoError, or anything, is raised."""
     try:
@@ -289,7 +289,7 @@ async def _prepare(
         raise
 
 
-async def _check_session(connection: asyncpg.Connection, attribute: str, target: Target) -> None:
+async def _check_session(connection: asyncpg.Connection, attribute: str, target: HostSpec) -> None:
     """Raise ConnectionLost if the session is not what target_session_attrs asks for."""
     if attribute == "any":
         return

@@ -9,7 +9,7 @@ import ssl
 
 import asyncpg
 
-from subscriber.connection.hosts import Target
+from subscriber.connection.hosts import HostSpec
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
 
@@ -32,7 +32,7 @@ def libpq_message(error: SubscriberError) -> str:
     return error.libpq_message if isinstance(error, ConnectError) else error.message
 
 
-def translate(error: Exception, target: Target, *, replication: bool = False) -> SubscriberError:
+def translate(error: Exception, target: HostSpec, *, replication: bool = False) -> SubscriberError:
     """Our error for what asyncpg.connect() raised. `replication`: a walsender was asked for."""
     where = target.failed()
     match error:
@@ -82,7 +82,7 @@ def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
     return error
 
 
-def _network_failure(error: OSError, target: Target) -> ConnectionLost:
+def _network_failure(error: OSError, target: HostSpec) -> ConnectionLost:
     """One message for all the addresses of a name that were tried; asyncio puts them into one text."""
     if target.is_socket:
         hint = "Is the server running locally and accepting connections on that socket?"

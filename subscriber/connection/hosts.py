@@ -15,7 +15,7 @@ _SOCKET_DIRECTORIES = ("/var/run/postgresql", "/tmp")  # where servers put their
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HostSpec:
     """One host to try."""
 
     host: str  # as given: a name, an address, or a socket directory
@@ -39,7 +39,7 @@ class Target:
         return f'connection to server at "{shown}"{also}, port {self.port} failed: '
 
 
-def targets(parameters: Mapping[str, str]) -> list[Target]:
+def targets(parameters: Mapping[str, str]) -> list[HostSpec]:
     """The hosts to try, in order, out of host, hostaddr and port.
 
     Raises ConninfoError if the lists do not fit together.
@@ -61,7 +61,7 @@ def targets(parameters: Mapping[str, str]) -> list[Target]:
             raise ConninfoError(f'invalid port number: "{text}"', sqlstate="08001")
         if host.startswith("@"):
             raise ConninfoError("sockets in the abstract namespace are not supported", sqlstate="0A000")
-        found.append(Target(host if host or address else _default_directory(port), port, address))
+        found.append(HostSpec(host if host or address else _default_directory(port), port, address))
     return found
 
 

@@ -2,7 +2,7 @@
 
 A pipeline belongs to one session and lasts as long as it. Statements are prepared once, under a name,
 and then bound with parameters that are the very bytes a publisher sent. Nothing waits for an answer
-unless settle() is called: with 20 ms between us and the server, 10,000 statements take one round trip.
+unless sync() is called: with 20 ms between us and the server, 10,000 statements take one round trip.
 
 The first error is the last. The server skips everything up to the next Sync, but what comes after that
 Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
@@ -20,6 +20,7 @@ see to it that nothing else is sent before recover() has been awaited.
 from __future__ import annotations
 
 import asyncio
+import weakref
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -40,7 +41,7 @@ Statement = tuple[str, tuple[int, ...]]  # its text, and the OIDs of parameters'
 OnResult = Callable[[object, str, Rows], None]
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class _Pending:
     """One answer that is to come. `sync` is called at ReadyForQuery; the others at CommandComplete."""
 
@@ -152,7 +153,7 @@ class Pipeline:
         self._send(frontend.FLUSH)
         self.flush()
 
-    def sync(self, on_sync: Callable[[], None] | None = None) -> None:
+    def queue_sync(self, on_sync: Callable[[], None] | None = None) -> None:
         """Queue a Sync; `on_sync` is called when all before it has succeeded.
 
         Everything is sent before this task waits for anything, so that syncs queued in a row leave together:
@@ -195,14 +196,14 @@ class Pipeline:
         to tell of them. Answers to attempts are not waited for: somebody else may have to act before they can come.
         """
         if self._large_bytes > BEHIND and not self.awaits_attempts:
-            await self.settle()
+            await self.sync()
         await self.session.drain()
         if self.error is not None:
             raise self.error
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         """Sync, and wait until every answer is back; raises the error if one of them is one."""
-        self.sync()
+        self.queue_sync()
         self._settled = asyncio.get_running_loop().create_future()
         await self._settled
         self._large_bytes = 0
@@ -214,7 +215,7 @@ class Pipeline:
 
         The session's transaction is as the error has left it.
         """
-        await self.settle()
+        await self.sync()
         error, note = self.refused, self.refused_note
         self.refused = self.refused_note = None
         return error, note
@@ -226,7 +227,7 @@ class Pipeline:
         self.execute(
             sql, frontend.ALL_TEXT, parameters, note=sql, on_result=lambda _note, _tag, rows: result.extend(rows)
         )
-        await self.settle()
+        await self.sync()
         return result
 
     def texts(self, values: Sequence[str | None]) -> bytes:
@@ -264,9 +265,10 @@ class Pipeline:
         return all(pending.is_attempt for pending in self._pending)
 
     @property
-    def waits_for(self) -> object:
-        """Stands for the next answer that is to come; None: every answer is back. The same object: none has come."""
-        return self._pending[0] if self._pending else None
+    def waits_for(self) -> weakref.ref[object] | None:
+        """Stands for the next answer that is to come; None: every answer is back. Equal to the one before: none has
+        come. Whoever keeps it does not keep what was sent, which may be a large value."""
+        return weakref.ref(self._pending[0]) if self._pending else None
 
     def _prepare(self, statement: Statement, note: object) -> bytes:
         name = self._parse(statement, note, keeps=True)

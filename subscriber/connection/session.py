@@ -352,7 +352,7 @@ class Session(asyncio.BufferedProtocol):
             start = self._start = stop
             self._received(kind.decode("latin-1"), body)
         self._start = start
-        if len(buffer) > 4 * BUFFER and start and end - start < BUFFER // 2:
+        if len(buffer) > 4 * BUFFER and start and end - start <= BUFFER // 2:
             # A large message has passed. Its room is given back before anybody looks at the message.
             self._buffer = bytearray(BUFFER)
             self._buffer[: end - start] = view[start:end]

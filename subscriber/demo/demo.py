@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from subscriber.catalog.connection import Catalog, Connection
+from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.model import Look, SubscriptionStatus
+from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.connection.connect import connect
 from subscriber.demo import processes
 from subscriber.demo import schema as demo_schema
 from subscriber.demo.compare import TableResult, compare
 from subscriber.demo.servers import Server, Servers, temporary_servers
 from subscriber.demo.view import View, open_view
-from subscriber.demo.writer import Writer, prepare
+from subscriber.demo.writer import DemoWriter, prepare
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 
@@ -69,11 +69,11 @@ class Demo:
         self.source, self.target, self.view, self.seconds = source, target, view, seconds
         self.launcher = processes.launcher(target.dsn(), servers.directory)
         self.pgbench = processes.pgbench(source, seconds, RATE, servers.directory)
-        self.writer = Writer(source.dsn())
+        self.writer = DemoWriter(source.dsn())
         self.kills: list[str] = []
         self.looks = 0
         self.torn = 0
-        self.latest: tuple[Look, list[SubscriptionStatus]] | None = None
+        self.latest: tuple[StatusSnapshot, list[SubscriptionStatus]] | None = None
         self._stop_writing = anyio.Event()
         self._ready = False
 
@@ -179,10 +179,10 @@ class Demo:
     async def _watch(self) -> None:
         """Look at the status and the target over and over; show it."""
         async with (
-            Catalog.open(self.target.dsn(), "subscriber demo") as catalog,
+            CatalogConnection.open(self.target.dsn(), "subscriber demo") as catalog,
             _connection(self.target) as connection,
         ):
-            before: Look | None = None
+            before: StatusSnapshot | None = None
             while True:
                 look = await read_catalog(catalog)
                 statuses = await assess_all(look, before)
@@ -210,7 +210,7 @@ class Demo:
         return f"writer: {formatting.count(self.writer.transactions, 'transaction')}, kills: {len(self.kills)}"
 
 
-def _is_handed_over(look: Look) -> bool:
+def _is_handed_over(look: StatusSnapshot) -> bool:
     """Whether all tables are where the apply worker is; each was copied at a position of its own."""
     (subscription,) = look.subscriptions
     relations = look.relations[subscription.oid]

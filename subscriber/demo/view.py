@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import to_rich
-from subscriber.cli.status.model import Look, SubscriptionStatus, state_in_words
+from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus, state_in_words
 from subscriber.demo.compare import TableResult
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class View(Protocol):
     def event(self, text: str, *, style: str = "") -> None:
         """Something happened."""
 
-    def show(self, look: Look, statuses: Sequence[SubscriptionStatus], header: str) -> None:
+    def show(self, look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], header: str) -> None:
         """The status as it is now."""
 
     def compared(self, result: TableResult) -> None:
@@ -40,7 +40,7 @@ class PlainView:
     def event(self, text: str, *, style: str = "") -> None:
         print(f"{monotonic() - self._start:6.1f} s  {text}", flush=True)
 
-    def show(self, look: Look, statuses: Sequence[SubscriptionStatus], header: str) -> None:
+    def show(self, look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], header: str) -> None:
         if monotonic() - self._shown < PLAIN_INTERVAL:
             return
         self._shown = monotonic()
@@ -64,7 +64,7 @@ class LiveView:
         moment = f"{monotonic() - self._start:6.1f} s  "
         self._live.console.print(Text.assemble((moment, "dim"), (text, style)))
 
-    def show(self, look: Look, statuses: Sequence[SubscriptionStatus], header: str) -> None:
+    def show(self, look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], header: str) -> None:
         from rich.console import Group
         from rich.text import Text
 

@@ -66,7 +66,7 @@ OPERATIONS: list[tuple[str, int, tuple[str, ...]]] = [
 ]  # fmt: skip
 
 
-class Writer:
+class DemoWriter:
     """Writes until told to stop; `counts` says what was committed, by the names of OPERATIONS and a few more."""
 
     def __init__(self, dsn: str, seed: int = 1) -> None:

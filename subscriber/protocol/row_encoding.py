@@ -10,7 +10,7 @@ import struct
 from collections.abc import Sequence
 
 from subscriber._speedups import compiled
-from subscriber.protocol.row_extraction import NULL_CELL, VALUES, Cells, rows_of
+from subscriber.protocol.row_extraction import NULL_CELL, VALUES, Cells, split_rows
 from subscriber.protocol.tuple_data import BINARY
 
 AnyRow = Cells | bytes
@@ -25,7 +25,7 @@ def cells_of(row: AnyRow, form: int) -> Cells:
         return row
     (ncols,) = _COUNT.unpack_from(row, VALUES - _COUNT.size)
     for rows in (1, 2):
-        found = rows_of(row, VALUES, ncols, rows, form)
+        found = split_rows(row, VALUES, ncols, rows, form)
         if found is not None:
             return found
     raise ValueError("a change that was taken for whole is not")

@@ -26,9 +26,13 @@ Cells = list[bytes | None]  # None: the column was not sent
 
 AddRow = Callable[[Cells], None]
 Row = tuple[AddRow, Cells]  # and who takes it
-Ended = tuple[int, int, int, int, int]  # finish LSN, commit time, xid, end LSN; number of changes up to its end
+TransactionEnd = tuple[
+    int, int, int, int, int
+]  # finish LSN, commit time, xid, end LSN; number of changes up to its end
 
-OF_ONE = 32  # changes at most of a transaction that is taken whole: with more that is not quicker
+MAX_CHANGES_PER_SMALL_TRANSACTION = (
+    32  # changes at most of a transaction that is taken whole: with more that is not quicker
+)
 
 _length_at = struct.Struct(">I").unpack_from
 _head_at = struct.Struct(">BH").unpack_from
@@ -36,10 +40,10 @@ _BEGIN = struct.Struct(">BQqI")
 _COMMIT = struct.Struct(">BBQQq")
 _B, _C, _N = b"BCN"
 
-AROUND = 2 * BODY + _BEGIN.size + _COMMIT.size  # bytes of a transaction that are no change
+TRANSACTION_OVERHEAD = 2 * BODY + _BEGIN.size + _COMMIT.size  # bytes of a transaction that are no change
 
 
-class Shape(NamedTuple):
+class RowLayout(NamedTuple):
     """How to cut those changes of a table that begin alike, and who takes what comes of it."""
 
     add: AddRow
@@ -50,7 +54,7 @@ class Shape(NamedTuple):
     key: tuple[int, ...]  # columns that need a value
 
 
-class Run(NamedTuple):
+class RunLayout(NamedTuple):
     """The same of a run, whose rows have to be whole."""
 
     ncols: int
@@ -59,7 +63,7 @@ class Run(NamedTuple):
     key: tuple[int, ...]  # the columns that a row is known by; none: it is not
 
 
-def cells(data: bytes, pos: int, ncols: int, form: int) -> tuple[Cells, int]:
+def split_cells(data: bytes, pos: int, ncols: int, form: int) -> tuple[Cells, int]:
     """`ncols` cells from `pos`, and where they end; no cells when one is neither of `form`, NULL nor unchanged."""
     row: Cells = []
     append = row.append
@@ -81,13 +85,13 @@ def cells(data: bytes, pos: int, ncols: int, form: int) -> tuple[Cells, int]:
     return row, pos
 
 
-def rows_of(data: bytes, pos: int, ncols: int, rows: int, form: int) -> Cells | None:
+def split_rows(data: bytes, pos: int, ncols: int, rows: int, form: int) -> Cells | None:
     """The cells of one or two rows that begin at `pos` and go to the end of `data`; None: they are others."""
     try:
-        row, pos = cells(data, pos, ncols, form)
+        row, pos = split_cells(data, pos, ncols, form)
         if rows == 2:
             marker, again = _head_at(data, pos)
-            new, pos = cells(data, pos + 3, ncols, form)
+            new, pos = split_cells(data, pos + 3, ncols, form)
             if marker != _N or again != ncols or not row or not new:
                 return None
             row += new
@@ -97,9 +101,9 @@ def rows_of(data: bytes, pos: int, ncols: int, rows: int, form: int) -> Cells | 
 
 
 @compiled
-def cut(data: bytes, pos: int, shape: Shape) -> Row | None:
+def extract_row(data: bytes, pos: int, shape: RowLayout) -> Row | None:
     """The row, or rows, that begin at `pos` of `data` and go to its end; None: they are others than `shape` says."""
-    row = rows_of(data, pos, shape.ncols, shape.rows, shape.form)
+    row = split_rows(data, pos, shape.ncols, shape.rows, shape.form)
     if row is None or (None in row and not shape.partial):
         return None
     if any(row[i] in (None, NULL_CELL) for i in shape.key):
@@ -108,8 +112,8 @@ def cut(data: bytes, pos: int, shape: Shape) -> Row | None:
 
 
 @compiled
-def cut_keys(
-    waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, run: Run
+def extract_keys(
+    waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, run: RunLayout
 ) -> tuple[list[bytes], list[Key], list[Key], int]:
     """Changes at the front of `waiting` that all begin with `head` and whose rows are as `run` says.
 
@@ -125,22 +129,22 @@ def cut_keys(
             break
         if payload[BODY:VALUES] != head or payload[0] != XLOG_DATA:
             break
-        row = rows_of(payload, VALUES, run.ncols, run.rows, run.form)
+        row = split_rows(payload, VALUES, run.ncols, run.rows, run.form)
         if row is None or None in row:
             break
         first, last = row[: run.ncols], row[-run.ncols :]
         if any(NULL_CELL in (first[i], last[i]) for i in run.key):
             break
         if run.key:
-            before.append(known_by(first, run.key, run.form))
+            before.append(row_key(first, run.key, run.form))
             if after is not before:
-                after.append(known_by(last, run.key, run.form))
+                after.append(row_key(last, run.key, run.form))
         changes.append(payload)
         size += len(payload)
     return changes, before, after, size
 
 
-def known_by(row: Cells, key: tuple[int, ...], form: int) -> Key:
+def row_key(row: Cells, key: tuple[int, ...], form: int) -> Key:
     """What a row is known by whose columns `key` were all sent."""
     start = 4 if form == TEXT else 0
     if len(key) == 1:
@@ -149,20 +153,25 @@ def known_by(row: Cells, key: tuple[int, ...], form: int) -> Key:
 
 
 @compiled
-def cut_changes(
-    waiting: Iterable[bytes], most: int, largest: int, longest: int, find: Callable[[bytes], Shape | None], inside: bool
-) -> tuple[list[Ended], list[bytes], list[Row]]:
-    """Changes of rows at the front of `waiting`, and what cut() makes of them.
+def extract_changes(
+    waiting: Iterable[bytes],
+    most: int,
+    largest: int,
+    longest: int,
+    find: Callable[[bytes], RowLayout | None],
+    inside: bool,
+) -> tuple[list[TransactionEnd], list[bytes], list[Row]]:
+    """Changes of rows at the front of `waiting`, and what extract_row() makes of them.
 
     `inside`: of a transaction that has begun, up to whatever is no change. Otherwise of whole transactions from BEGIN
     to COMMIT, of up to OF_ONE changes each, and where these end; it stops before one with anything else in it, or with
     nothing. At most `most` changes of `largest` bytes, none longer than `longest`. `find` is asked once for the shape
     of changes that begin like that (BODY to VALUES); None: they are not to be taken.
     """
-    ended: list[Ended] = []
+    ended: list[TransactionEnd] = []
     changes: list[bytes] = []
     rows: list[Row] = []
-    shapes: dict[bytes, Shape | None] = {}
+    shapes: dict[bytes, RowLayout | None] = {}
     size = stop = 0
     begin: tuple[int, ...] = ()
     for payload in waiting:
@@ -184,8 +193,8 @@ def cut_changes(
             if head not in shapes:
                 shapes[head] = find(head)
             shape = shapes[head]
-            row = cut(payload, VALUES, shape) if shape is not None and length <= longest else None
-            if row is None or (begin and len(rows) - stop >= OF_ONE):
+            row = extract_row(payload, VALUES, shape) if shape is not None and length <= longest else None
+            if row is None or (begin and len(rows) - stop >= MAX_CHANGES_PER_SMALL_TRANSACTION):
                 break
             changes.append(payload)
             rows.append(row)
@@ -195,7 +204,7 @@ def cut_changes(
     return ended, changes, rows
 
 
-def _end(begin: tuple[int, ...], payload: bytes, number: int) -> Ended | None:
+def _end(begin: tuple[int, ...], payload: bytes, number: int) -> TransactionEnd | None:
     _, finish_lsn, commit_time, xid = begin
     _, flags, commit_lsn, end_lsn, _ = _COMMIT.unpack_from(payload, BODY)
     if flags or not finish_lsn or commit_lsn != finish_lsn:

@@ -58,15 +58,15 @@ class Feedback:
         self._last_received = monotonic()
         self.sent: Positions | None = None
 
-    def received(self) -> None:
+    def data_received(self) -> None:
         """Something has come from the publisher."""
         self._last_received = monotonic()
 
-    def prompt(self) -> None:
+    def request_now(self) -> None:
         """Send an update now: the publisher asks for one, or the positions have moved."""
         self._wake.set()
 
-    def moved(self) -> None:
+    def positions_changed(self) -> None:
         """Send an update, now or soon, if the positions are not those of the last one."""
         positions = self._positions()
         if positions == self.sent:

@@ -29,7 +29,7 @@ _OF_TREE = " WHERE c.relkind = 'r' AND c.oid IN (SELECT relid FROM pg_catalog.pg
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TablePartition:
     """Some rows of a table. `first` and `end` are block numbers; None: from the beginning, to the end."""
 
     schema: str  # of the heap: the table itself, or a leaf partition of it
@@ -57,14 +57,14 @@ class Part:
         return f"SELECT {columns} FROM {'ONLY ' if self.only else ''}{self.heap}{where}"
 
 
-def whole(schema: str, name: str, parts: list[Part]) -> Part:
+def whole(schema: str, name: str, parts: list[TablePartition]) -> TablePartition:
     """All of a table, whose parts are `parts`, as one."""
     if {(part.schema, part.name) for part in parts} == {(schema, name)}:
-        return Part(schema, name, parts[0].filenode)
-    return Part(schema, name, None, only=False)
+        return TablePartition(schema, name, parts[0].filenode)
+    return TablePartition(schema, name, None, only=False)
 
 
-async def cut(session: Session, relid: int, part_bytes: int) -> list[Part]:
+async def partition_table(session: Session, relid: int, part_bytes: int) -> list[TablePartition]:
     """The parts of a table, of about `part_bytes` each, in the order of the table; at least one.
 
     `relid` is the table's OID on that server. A partitioned table needs a server since 12, as it does to be published.
@@ -86,8 +86,8 @@ async def cut(session: Session, relid: int, part_bytes: int) -> list[Part]:
         ]
 
 
-def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int | None) -> list[Part]:
+def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int | None) -> list[TablePartition]:
     number = 1 if part_bytes is None else max(1, round(size / part_bytes))
     blocks = size // BLOCK
     edges: list[int | None] = [None, *(blocks * i // number for i in range(1, number)), None]
-    return [Part(schema, name, filenode, first, end) for first, end in itertools.pairwise(edges)]
+    return [TablePartition(schema, name, filenode, first, end) for first, end in itertools.pairwise(edges)]

@@ -29,11 +29,11 @@ _XLOG_DATA, _COMMIT = bytes([XLOG_DATA]), b"C"
 _ORDINARY = (b"B", b"I", b"U", b"D", _COMMIT, b"R", b"Y", b"O", b"T", b"M")  # what messages of transactions begin with
 
 
-class Inbox:
-    """One task fills it, another takes from `waiting`, from the front, and says with took() how much."""
+class ReceiveQueue:
+    """One task fills it, another takes from `waiting`, from the front, and says with release() how much."""
 
     def __init__(self, stream: ReplicationStream) -> None:
-        self.waiting: deque[bytes] = deque()
+        self.payloads: deque[bytes] = deque()
         self.in_large = False  # a large transaction is being received
         self._stream = stream
         self._size = 0
@@ -41,12 +41,12 @@ class Inbox:
         self._taken: anyio.Event | None = None  # somebody waits for room
 
     @property
-    def has_few(self) -> bool:
+    def has_small_backlog(self) -> bool:
         """Whether what waits is little, and nothing but ordinary transactions that have come to their end."""
-        if len(self.waiting) >= FEW:
+        if len(self.payloads) >= FEW:
             return False
         last = b""
-        for payload in self.waiting:
+        for payload in self.payloads:
             if payload[:1] == _XLOG_DATA:
                 last = payload[_BODY : _BODY + 1]
                 if last not in _ORDINARY:
@@ -57,27 +57,27 @@ class Inbox:
         """Whether reading goes on."""
         return self._size <= QUEUE
 
-    async def fill(self, feedback: Feedback) -> None:
+    async def read_loop(self, feedback: Feedback) -> None:
         """Read until cancelled; raises what the stream raises."""
         while True:
             payloads = await self._stream.receive()
-            feedback.received()
+            feedback.data_received()
             size, keepalives = weigh(payloads)
             self._size += size
             for keepalive in keepalives:
                 if keepalive[-1]:
-                    feedback.prompt()
-            self.waiting.extend(payloads)
+                    feedback.request_now()
+            self.payloads.extend(payloads)
             del payloads  # whoever takes a large one may have no other use for it than to copy it
             self._arrived.set()
             while not self.has_room():
                 self._taken = anyio.Event()
                 await self._taken.wait()
-                feedback.received()  # the silence was ours
+                feedback.data_received()  # the silence was ours
             if self.in_large and size < LITTLE:
                 await anyio.sleep(MOMENT)
 
-    def took(self, size: int) -> None:
+    def release(self, size: int) -> None:
         """So many bytes have been taken off `waiting`."""
         self._size -= size
         if self._taken is not None and self.has_room():

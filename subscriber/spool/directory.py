@@ -24,7 +24,7 @@ _OURS = re.compile(r"\d+-[0-9a-f]{8}\.(changes|subxacts)")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-class Folder:
+class SpoolDirectory:
     """An open folder. All methods, and opening it, raise OSError as it comes."""
 
     def __init__(self, path: Path) -> None:
@@ -49,7 +49,7 @@ class Folder:
             os.close(self._fd)
             raise
 
-    def sweep(self) -> None:
+    def remove_stale(self) -> None:
         """Remove the files of workers before this one; what is named otherwise is left alone."""
         self.remove(*filter(_OURS.fullmatch, os.listdir(self._fd)))
 
@@ -82,7 +82,7 @@ class Folder:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd)
 
-    def leave(self, names: Iterable[str] = ()) -> None:
+    def close_and_remove(self, names: Iterable[str] = ()) -> None:
         """Remove these files and the folder, as far as that goes, and let go of it."""
         with suppress(OSError):
             self.remove(*names)

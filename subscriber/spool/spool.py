@@ -35,7 +35,7 @@ import anyio
 from anyio import to_thread
 
 from subscriber.errors import ProtocolError, SpoolError, SpoolFull
-from subscriber.spool.directory import Folder
+from subscriber.spool.directory import SpoolDirectory
 from subscriber.spool.record_format import HEADER, HEADER_SIZE, Record, end, first, split
 from subscriber.spool.subxact_index import SubxactIndex, block_size
 
@@ -66,7 +66,7 @@ class Spool:
         self.size = 0  # bytes of all files
         self.transactions: dict[int, SpooledTransaction] = {}  # by xid
         self._path = folder
-        self._folder: Folder | None = None
+        self._folder: SpoolDirectory | None = None
         self._replaced: list[SpooledTransaction] = []  # their files are still there
 
     async def open(self) -> None:
@@ -77,8 +77,8 @@ class Spool:
         """
         await self.close()
         try:
-            self._folder = await to_thread.run_sync(Folder, self._path)
-            await to_thread.run_sync(self._folder.sweep)
+            self._folder = await to_thread.run_sync(SpoolDirectory, self._path)
+            await to_thread.run_sync(self._folder.remove_stale)
         except OSError as error:
             raise _explained(error, f'could not prepare spool folder "{self._path}"') from error
 
@@ -97,7 +97,7 @@ class Spool:
                 )
             return known
         if known is not None:
-            known.let_go()
+            known.detach()
             self._replaced.append(known)
         assert self._folder is not None, "the spool is not open"
         self.transactions[xid] = transaction = SpooledTransaction(self, self._folder, xid)
@@ -118,10 +118,10 @@ class Spool:
         leaving = [*self.transactions.values(), *self._replaced]
         self.transactions.clear()
         self._replaced.clear()
-        files = [file for transaction in leaving for file in transaction.let_go()]
+        files = [file for transaction in leaving for file in transaction.detach()]
         if folder is not None:
             with anyio.CancelScope(shield=True):
-                await to_thread.run_sync(folder.leave, files)
+                await to_thread.run_sync(folder.close_and_remove, files)
 
 
 class SpooledTransaction:
@@ -144,7 +144,7 @@ class SpooledTransaction:
         "xid",
     )
 
-    def __init__(self, spool: Spool, folder: Folder, xid: int) -> None:
+    def __init__(self, spool: Spool, folder: SpoolDirectory, xid: int) -> None:
         """Spool.start() makes them."""
         self.xid = xid
         self.changes = 0  # records, buffered ones included
@@ -210,7 +210,7 @@ class SpooledTransaction:
             self._index.spilled()
         self._count(self.written + self._index.size)
 
-    async def pause(self, *, keep: int = 0) -> None:
+    async def end_block(self, *, keep: int = 0) -> None:
         """A stream block ends: write out what is buffered, unless it is less than `keep` bytes.
 
         With 0 a reader has all of it then. With more, write() is due before anybody reads.
@@ -295,12 +295,12 @@ class SpooledTransaction:
 
     async def remove(self) -> None:
         """The transaction has ended: remove its files. Raises SpoolError when they cannot be."""
-        if files := self.let_go():
+        if files := self.detach():
             await self._in_thread("remove", self._changes_file, self._folder.remove, *files)
         if self._spool.transactions.get(self.xid) is self:
             del self._spool.transactions[self.xid]
 
-    def let_go(self) -> set[str]:
+    def detach(self) -> set[str]:
         """Have every reader end, and do not count the files any more: they are returned, to be removed."""
         self._cuts += 1
         self._count(0)

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from subscriber.apply.batch.batch import Ends, Taken
+from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
@@ -29,7 +29,7 @@ class Target(Protocol):
     def codec(self) -> str:
         """Of the texts that the target takes, see protocol/encodings.py."""
 
-    async def map(self, remote: Relation) -> RelationMapping:
+    async def map_relation(self, remote: Relation) -> RelationMapping:
         """Find the table for a published one. Raises MappingError."""
 
     async def change(
@@ -37,7 +37,9 @@ class Target(Protocol):
     ) -> None:
         """Apply one row's change, opening the target's transaction if this is the first."""
 
-    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
+    async def truncate(
+        self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
+    ) -> None:
         """Truncate all of `mappings` together."""
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
@@ -47,29 +49,29 @@ class Target(Protocol):
         Only for a transaction that changed something.
         """
 
-    def take(
+    def append_raw_changes(
         self, transaction: RemoteTransaction, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants
     ) -> tuple[int, int]:
         """Take changes of `transaction` off the front of `waiting`, as the walsender sent them: number and bytes.
 
         At most `limit`, and none where change() has to see the next one. `wants` says of which tables. Afterwards
-        make_room() has to be awaited.
+        flush_if_full() has to be awaited.
         """
 
-    def take_transactions(
-        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: Ends
-    ) -> Taken | None:
+    def append_raw_transactions(
+        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: CommitCallbacks
+    ) -> AppendResult | None:
         """Take whole transactions off the front of `waiting`, of up to `limit` changes in all, each as if committed.
 
         Only between transactions, and only those to whose end nobody attends. None where there are none to be taken.
-        Afterwards make_room() has to be awaited.
+        Afterwards flush_if_full() has to be awaited.
         """
 
-    async def make_room(self) -> None:
+    async def flush_if_full(self) -> None:
         """Do what was gathered if it is much."""
 
-    async def rest(self) -> None:
+    async def on_idle(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         """Wait until everything given so far has been done."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.spool.spool import Spool
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.status import Board
@@ -27,7 +27,7 @@ def _default_root() -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class SpoolPlace:
+class SpoolSettings:
     """Where the files of streamed transactions go: a private folder for each worker, in `root`.
 
     `limit` is in bytes for each worker; None: half of what is free on the disk when the worker starts.
@@ -36,7 +36,7 @@ class SpoolPlace:
     root: Path = field(default_factory=lambda: Path(os.environ.get(SPOOL_VARIABLE) or _default_root()))
     limit: int | None = None
 
-    def spool(self, sync_id: str, subid: int, relid: int) -> Spool:
+    def open_spool(self, sync_id: str, subid: int, relid: int) -> Spool:
         """That of one worker; `sync_id` is the target's, `relid` 0 the apply worker's."""
         folder = self.root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}"
         limit = self.limit
@@ -46,15 +46,15 @@ class SpoolPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class Surroundings:
+class LauncherContext:
     """What all subscriptions of one launcher share."""
 
     target: str = field(repr=False)  # the target's connection string, of the role that runs the launcher
     apply_target: str = field(repr=False)  # of the role that applies changes
     sync_id: str  # the target's, see catalog/identity.py
-    catalog: Catalog
+    catalog: CatalogConnection
     flusher: Flusher
     board: Board
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions that a conflict_policy may call
-    spool: SpoolPlace = field(default_factory=SpoolPlace)
+    spool: SpoolSettings = field(default_factory=SpoolSettings)
     hooks: Mapping[str, Hooks] = field(default_factory=dict)  # by subscription; one with none has no hooks

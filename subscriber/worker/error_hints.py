@@ -28,12 +28,12 @@ _LATER = {
 }
 
 
-def refusal(sqlstate: str) -> str | None:
+def connection_hint(sqlstate: str) -> str | None:
     """For an error of connecting to the publisher; None if there is nothing to say."""
     return _find(REFUSALS, sqlstate)
 
 
-def advise(error: BaseException) -> None:
+def add_hint(error: BaseException) -> None:
     """Give an error of a server's a hint, if it has none."""
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)

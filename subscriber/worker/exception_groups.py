@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from subscriber.errors import ConnectionLost, SubscriberError
 
 
-def leaves(error: BaseException) -> Iterator[BaseException]:
+def iter_leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
     """The errors of a group and of groups inside it; an error that is no group is its own leaf."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
-            yield from leaves(member)
+            yield from iter_leaf_exceptions(member)
     else:
         yield error
 
@@ -31,4 +31,4 @@ def root_cause(error: BaseException) -> BaseException:
             return 0
         return 2 if isinstance(leaf, ConnectionLost) else 1
 
-    return min(leaves(error), key=rank)
+    return min(iter_leaf_exceptions(error), key=rank)

@@ -12,19 +12,21 @@ import re
 
 from subscriber import telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, progress_records, replication_names
-from subscriber.catalog.connection import Catalog
-from subscriber.catalog.copy_jobs import GROUP
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.replication_names import table_sync_slot
 from subscriber.publisher.answers import MAX_OID, parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.worker.table_states import Tables
+from subscriber.worker.table_states import TableStates
 
 _PROGRESS = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 
 
-async def tidy(publisher: Publisher, catalog: Catalog, subid: int, sync_id: str, tables: Tables) -> bool:
+async def drop_leftover_slots(
+    publisher: Publisher, catalog: CatalogConnection, subid: int, sync_id: str, tables: TableStates
+) -> bool:
     """Drop the left-overs; false if somebody still reads from one of the slots.
 
     `sync_id` is the target's (catalog/identity.py): another one's slots are not ours.
@@ -40,13 +42,13 @@ async def tidy(publisher: Publisher, catalog: Catalog, subid: int, sync_id: str,
                 connection, replication_names.table_sync_origin(subid, relid), missing_ok=True
             )
             await progress_records.remove(connection, subid, relid)
-        if tables.bulk is not None and _done(tables, GROUP):
+        if tables.bulk is not None and _done(tables, COPY_JOB_RELID):
             await copy_jobs.remove(connection, tables.bulk.copyid)
     return all_free
 
 
 async def _leftover_slots(
-    publisher: Publisher, subid: int, sync_id: str, tables: Tables
+    publisher: Publisher, subid: int, sync_id: str, tables: TableStates
 ) -> tuple[dict[int, str], bool]:
     """Those that nobody is reading from, by the relid in their name; and whether these are all.
 
@@ -71,9 +73,9 @@ async def _leftover_slots(
     return free, all_free
 
 
-def _done(tables: Tables, relid: int) -> bool:
-    if relid == GROUP:
+def _done(tables: TableStates, relid: int) -> bool:
+    if relid == COPY_JOB_RELID:
         # One that is only announced may have its slot already.
         return tables.bulk is None or (bool(tables.bulk.parts) and all(_done(tables, one) for one in tables.group()))
     table = tables.get(relid)
-    return table is None or table.state in (State.SYNCDONE, State.READY)
+    return table is None or table.state in (TableState.SYNCDONE, TableState.READY)

@@ -61,7 +61,7 @@ class Recovery:
             self._failed_at = None
         else:
             self._failed_at = max(self._failed_at, position)
-        if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+        if how in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             self._silent += 1
             if self._silent <= MAX_SILENT_ATTEMPTS:
                 return how

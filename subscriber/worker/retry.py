@@ -39,8 +39,8 @@ TRANSIENT = ("08", "57P", "53", "25006", "55006", "40001", "40P01", "55P03", "SB
 
 
 class Reaction(Enum):
-    AT_ONCE = "at once"
-    IN_A_MOMENT = "in a moment"
+    IMMEDIATE = "at once"
+    SHORT_DELAY = "in a moment"
     BACKOFF = "backoff"
     INTERVAL = "interval"
     STOP = "stop"
@@ -49,9 +49,9 @@ class Reaction(Enum):
 def reaction(error: BaseException) -> Reaction:
     match error:
         case StaleMapping() | LateConflict():
-            return Reaction.AT_ONCE
+            return Reaction.IMMEDIATE
         case StaleCatalog() | TextNeeded():
-            return Reaction.IN_A_MOMENT
+            return Reaction.SHORT_DELAY
         case PublisherError() | HooksMissing() | ChangeLogDamaged():
             return Reaction.STOP
         case ConnectionLost() | OSError() | TimeoutError():
@@ -75,9 +75,9 @@ class Backoff:
         """0 for "at once"; raises ValueError for "stop"."""
         if how is Reaction.STOP:
             raise ValueError("a permanent error has no next attempt")
-        if how is Reaction.AT_ONCE:
+        if how is Reaction.IMMEDIATE:
             return 0.0
-        if how is Reaction.IN_A_MOMENT:
+        if how is Reaction.SHORT_DELAY:
             return FIRST_BACKOFF
         if how is Reaction.INTERVAL:
             return RETRY_INTERVAL

@@ -18,7 +18,7 @@ import anyio
 
 from subscriber.apply.progress import Progress
 from subscriber.catalog import stats, store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import StreamedStatus, WorkerStatus
 from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
@@ -33,7 +33,7 @@ HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
 MAX_SAMPLES = 1000  # positions received and not durable, one a second
 
 
-class Counters(Protocol):
+class LoopCounters(Protocol):
     """What a worker has done since it started."""
 
     @property
@@ -46,7 +46,7 @@ class Counters(Protocol):
     def last_send_time(self) -> int: ...
 
 
-class Streamed(Protocol):
+class StreamedStatuses(Protocol):
     """The streamed transactions of a worker."""
 
     def status(self) -> tuple[StreamedStatus, ...]: ...
@@ -56,11 +56,11 @@ class Running(Protocol):
     """A loop that applies changes, as far as a report reads it. worker/apply/loop.py has one."""
 
     @property
-    def counters(self) -> Counters: ...
+    def counters(self) -> LoopCounters: ...
     @property
     def progress(self) -> Progress: ...
     @property
-    def streamed(self) -> Streamed | None: ...
+    def streamed(self) -> StreamedStatuses | None: ...
     @property
     def one_by_one(self) -> Mapping[str, int]: ...
     @property
@@ -142,7 +142,7 @@ class Report:
 class Board:
     """All reports of one launcher."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: CatalogConnection) -> None:
         self._catalog = catalog
         self._reports: list[Report] = []
         self._wake = anyio.Event()

@@ -12,7 +12,7 @@ from time import monotonic
 import anyio
 
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.apply.table_states import NOWHERE, STORED, RelationState, State, catchup_target
+from subscriber.apply.table_states import NOWHERE, STORED, RelationState, TableState, catchup_target
 from subscriber.catalog import store
 from subscriber.catalog.copy_jobs import BulkCopy
 from subscriber.catalog.hooked_tables import Sources
@@ -23,7 +23,7 @@ from subscriber.lsn import Lsn
 SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
 
 
-class Tables:
+class TableStates:
     def __init__(self) -> None:
         self._since: dict[int, float] = {}  # when a table that is not ready was first seen
         self._states: dict[int, RelationState] = {}
@@ -39,7 +39,9 @@ class Tables:
         self._missed: dict[int, Lsn] = {}  # the finish LSN of the newest change that it has passed over since
         self._quiet: set[int] = set()  # tables in catchup that have nothing to catch up with
 
-    def load(self, rows: Iterable[store.RelationState], syncing: Iterable[int], lost: Iterable[LostTable] = ()) -> None:
+    def load(
+        self, rows: Iterable[store.SubscriptionRel], syncing: Iterable[int], lost: Iterable[LostTable] = ()
+    ) -> None:
         """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
 
         The catalog is never behind: every state is stored before it is moved to. (Call this under the
@@ -50,9 +52,9 @@ class Tables:
         for row in rows:
             known = self._states.get(row.relid)
             if known is None:
-                known = RelationState(row.relid, State(row.state), row.lsn or Lsn(0))
+                known = RelationState(row.relid, TableState(row.state), row.lsn or Lsn(0))
             elif row.relid not in busy:
-                known.state, known.lsn = State(row.state), row.lsn or Lsn(0)
+                known.state, known.lsn = TableState(row.state), row.lsn or Lsn(0)
             found[row.relid] = known
             self.names[row.relid] = (row.namespace, row.name)
         self._states = {relid: found[relid] for relid in (*self._states, *found) if relid in found}
@@ -127,21 +129,21 @@ class Tables:
         table = self._states[relid]
         quiet = self._watched is not None and self._watched <= table.lsn > self._missed.get(relid, NOWHERE)
         (self._quiet.add if quiet else self._quiet.discard)(relid)
-        self.move(relid, State.CATCHUP, catchup_target(table.lsn, position))
+        self.move(relid, TableState.CATCHUP, catchup_target(table.lsn, position))
 
     def is_quiet(self, relid: int) -> bool:
         """Whether a table in catchup has nothing to catch up with."""
         return relid in self._quiet
 
-    def move(self, relid: int, state: State, lsn: Lsn) -> None:
+    def move(self, relid: int, state: TableState, lsn: Lsn) -> None:
         self._states[relid].move(state, lsn)
         self.notify()
 
-    def correct(self, row: store.RelationState) -> None:
+    def correct(self, row: store.SubscriptionRel) -> None:
         """Take over what the catalog says of one table; its sync worker does, once it has the table's lock."""
         table = self._states.get(row.relid)
         if table is not None:
-            table.state, table.lsn = State(row.state), row.lsn or Lsn(0)
+            table.state, table.lsn = TableState(row.state), row.lsn or Lsn(0)
 
     def restore(self, relid: int) -> None:
         """A sync worker has ended early: what it and the apply worker agreed on is void. Other tables come first."""
@@ -149,11 +151,11 @@ class Tables:
         if table is not None:
             self._states[relid] = table
             if table.state not in STORED:
-                table.state, table.lsn = State.FINISHEDCOPY, Lsn(0)
+                table.state, table.lsn = TableState.FINISHEDCOPY, Lsn(0)
         self.notify()
 
     def notify(self) -> None:
-        self.unready = {relid: table for relid, table in self._states.items() if table.state is not State.READY}
+        self.unready = {relid: table for relid, table in self._states.items() if table.state is not TableState.READY}
         self._since = {relid: self._since.get(relid, monotonic()) for relid in self.unready}
         event, self._changed = self._changed, anyio.Event()
         event.set()

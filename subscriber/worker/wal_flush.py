@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import anyio
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
 
 MIN_INTERVAL = 0.03  # seconds between two flushes: commits that come closer together share one
@@ -19,7 +19,7 @@ FLUSH = f"SELECT pg_catalog.pg_logical_emit_message(true, '{MESSAGE_PREFIX}', ''
 
 
 class Flusher:
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: CatalogConnection) -> None:
         self._catalog = catalog
         self._wanted = anyio.Event()
         self._done = anyio.Event()

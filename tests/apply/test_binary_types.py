@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from subscriber.apply.batch.binary_types import SAME_IN_BINARY, same_in_binary, text_because
-from subscriber.apply.relation_map import ColumnSets, LocalColumn, RelationMapping, map_relation
+from subscriber.apply.batch.binary_types import SAME_IN_BINARY, same_in_binary, text_format_reason
+from subscriber.apply.relation_map import BatchColumnInfo, LocalColumn, RelationMapping, map_relation
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
 from tests.apply.build import column, local
 
@@ -15,7 +15,7 @@ INT, INTS, BIGINT, TEXT, MONEY, INTERVAL, REGCLASS, MOOD = 23, 1007, 20, 25, 790
 
 
 def of_type(name: str, oid: int) -> LocalColumn:
-    return replace(column(name), sets=ColumnSets(oid, -1, False, "", oid, True, True))
+    return replace(column(name), batch_info=BatchColumnInfo(oid, -1, False, "", oid, True, True))
 
 
 def mapping(theirs: list[int], ours: list[int | None]) -> RelationMapping:
@@ -50,21 +50,23 @@ def test_any_other_column_makes_it_text(theirs: int, ours: int | None) -> None:
 )
 def test_why_text_is_told_by_the_first_column(theirs: int, ours: int, words: str) -> None:
     table = mapping([TEXT, theirs, MOOD], [TEXT, ours, MOOD])
-    named = tuple(replace(c, type_name=f"t{c.sets.type_oid}") for c in table.attributes if c.sets is not None)
+    named = tuple(
+        replace(c, type_name=f"t{c.batch_info.type_oid}") for c in table.attributes if c.batch_info is not None
+    )
     table.attributes = named
-    assert text_because(table) == f'column "c1" of table "s.t" {words}'
+    assert text_format_reason(table) == f'column "c1" of table "s.t" {words}'
 
 
 def test_arrays_are_quicker_as_text_where_they_can_be_part_of_a_batch() -> None:
     table = mapping([INT, INTS], [INT, INTS])
-    assert text_because(table) is None  # no key: whatever the format, one by one
-    array = replace(of_type("c1", INTS), sets=ColumnSets(INTS, -1, False, "", INTS, True, False))
+    assert text_format_reason(table) is None  # no key: whatever the format, one by one
+    array = replace(of_type("c1", INTS), batch_info=BatchColumnInfo(INTS, -1, False, "", INTS, True, False))
     key = of_type("c0", INT)
     remote = (RelationColumn(True, "c0", INT, -1), RelationColumn(False, "c1", INTS, -1))
     relation = Relation(None, 16384, "s", "t", ReplicaIdentity.DEFAULT, remote)
     table = map_relation(relation, local(key, array, identity=("c0",)))
     assert same_in_binary(table)
-    assert text_because(table) == 'updates of table "s.t", which has a column of arrays, are quicker from text'
+    assert text_format_reason(table) == 'updates of table "s.t", which has a column of arrays, are quicker from text'
 
 
 def test_every_type_is_built_in() -> None:

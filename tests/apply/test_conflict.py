@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.conflicts.types import ConflictType, LocalRow, Writer, differs, is_ours, missing, unique
+from subscriber.apply.conflicts.types import ConflictType, LocalRow, RowWriter, differs, is_ours, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
 from tests.apply.build import UNSENT, column, local, remote, row
@@ -89,19 +89,19 @@ def test_a_generated_column_is_null() -> None:
 # --- keys that are taken, rows that somebody else wrote -------------------------------------------
 
 AT = "2024-05-01 12:00:00.5+00"
-LOCAL = Writer("750", AT, False, None)
+LOCAL = RowWriter("750", AT, False, None)
 
 
 @pytest.mark.parametrize(
     ("writer", "words"),
     [
         (LOCAL, f"modified locally in transaction 750 at {AT}."),
-        (Writer("750", AT, True, "pg_1"), f'modified by origin "pg_1" in transaction 750 at {AT}.'),
-        (Writer("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
-        (Writer("750", None, False, None), "modified in transaction 750."),
+        (RowWriter("750", AT, True, "pg_1"), f'modified by origin "pg_1" in transaction 750 at {AT}.'),
+        (RowWriter("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
+        (RowWriter("750", None, False, None), "modified in transaction 750."),
     ],
 )
-def test_a_key_that_is_taken(writer: Writer, words: str) -> None:
+def test_a_key_that_is_taken(writer: RowWriter, words: str) -> None:
     row_there = LocalRow("t_pkey", ("a",), writer, {"b": None, "x": "5", "a": "1"})
     found = unique(KEYED, Insert(None, 1, row("1", "y")), "s.t", ("b", "x", "a"), [row_there])
     assert found.type is ConflictType.INSERT_EXISTS
@@ -137,11 +137,11 @@ def test_keys_that_are_taken_by_several_rows() -> None:
     ("writer", "words"),
     [
         (LOCAL, f"modified locally in transaction 750 at {AT}."),
-        (Writer("750", AT, True, "pg_1"), f'modified by a different origin "pg_1" in transaction 750 at {AT}.'),
-        (Writer("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
+        (RowWriter("750", AT, True, "pg_1"), f'modified by a different origin "pg_1" in transaction 750 at {AT}.'),
+        (RowWriter("750", AT, True, None), f"modified by a non-existent origin in transaction 750 at {AT}."),
     ],
 )
-def test_a_row_that_somebody_else_wrote(writer: Writer, words: str) -> None:
+def test_a_row_that_somebody_else_wrote(writer: RowWriter, words: str) -> None:
     found = differs(KEYED, Update(None, 1, None, None, row("1", UNSENT)), writer, ["old", None, "1"])
     assert found.type is ConflictType.UPDATE_ORIGIN_DIFFERS
     assert found.exact_detail == (

@@ -9,17 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply.dispatcher import (
-    Abort,
+    AbortStreamed,
     Action,
-    Change,
-    Close,
-    CloseBlock,
+    ApplyChange,
+    ApplySpooled,
+    BeginStreamBlock,
+    BeginTransaction,
     Dispatcher,
-    Empty,
-    Open,
-    OpenBlock,
-    Replay,
-    Resolve,
+    EndStreamBlock,
+    EndTransaction,
+    FinishPrepared,
+    TruncateTables,
 )
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import MappingError, ProtocolError
@@ -159,30 +159,30 @@ def test_what_is_kept_may_come_again_where_it_is_replayed(name: str) -> None:
 @pytest.mark.parametrize("state", STATES)
 def test_an_open_block_keeps_changes_and_nothing_else_does(state: str) -> None:
     dispatcher = fed(STATES[state][0])
-    kept = {name for name, message in EVERYTHING.items() if dispatcher.keeps(encode(message)[0])}
+    kept = {name for name, message in EVERYTHING.items() if dispatcher.must_spool(encode(message)[0])}
     assert kept == (CHANGES if "block" in state and "idle" not in state else set())
 
 
 def test_what_is_done_about_a_transaction() -> None:
     dispatcher = Dispatcher()
     opened = dispatcher.receive(BEGIN)
-    assert isinstance(opened, Open)
+    assert isinstance(opened, BeginTransaction)
     transaction = opened.transaction
     assert (transaction.xid, transaction.finish_lsn, transaction.commit_time) == (731, FINISH, 1_000_000)
-    assert not transaction.changed
+    assert not transaction.is_open_on_target
     for name in ("ORIGIN", "TYPE", "RELATION", "MESSAGE"):
         assert dispatcher.receive(EVERYTHING[name]) is None
     for name in ("INSERT", "UPDATE", "DELETE"):
         change = dispatcher.receive(EVERYTHING[name])
-        assert isinstance(change, Change)
+        assert isinstance(change, ApplyChange)
         assert change.transaction is transaction
         assert change.message is EVERYTHING[name]
     truncate = dispatcher.receive(EVERYTHING["TRUNCATE"])
-    assert isinstance(truncate, Empty)
+    assert isinstance(truncate, TruncateTables)
     assert truncate.message is EVERYTHING["TRUNCATE"]
     assert dispatcher.transaction is transaction
     close = dispatcher.receive(COMMIT)
-    assert isinstance(close, Close)
+    assert isinstance(close, EndTransaction)
     assert close.transaction is transaction
     assert close.end_lsn == END
     assert dispatcher.transaction is None
@@ -191,33 +191,33 @@ def test_what_is_done_about_a_transaction() -> None:
 def test_what_is_done_about_a_prepared_transaction() -> None:
     dispatcher = Dispatcher()
     opened = dispatcher.receive(BEGIN_PREPARE)
-    assert isinstance(opened, Open)
+    assert isinstance(opened, BeginTransaction)
     assert (opened.transaction.finish_lsn, opened.transaction.gid) == (FINISH, "gid")
     close = dispatcher.receive(PREPARE)
-    assert close == Close(opened.transaction, END)
+    assert close == EndTransaction(opened.transaction, END)
     for name in ("COMMIT PREPARED", "ROLLBACK PREPARED"):
         action = dispatcher.receive(EVERYTHING[name])
-        assert isinstance(action, Resolve)
+        assert isinstance(action, FinishPrepared)
         assert action.message is EVERYTHING[name]
         assert dispatcher.idle
 
 
 def test_what_is_done_about_a_streamed_transaction() -> None:
     dispatcher = Dispatcher()
-    assert dispatcher.receive(FIRST_BLOCK) == OpenBlock(731, first=True)
+    assert dispatcher.receive(FIRST_BLOCK) == BeginStreamBlock(731, first=True)
     assert not dispatcher.idle
     assert dispatcher.receive(EVERYTHING["ORIGIN"]) is None
-    assert dispatcher.receive(STOP) == CloseBlock(731)
+    assert dispatcher.receive(STOP) == EndStreamBlock(731)
     assert fed([FIRST_BLOCK, STOP]).idle
-    assert dispatcher.receive(BLOCK) == OpenBlock(731, first=False)
-    assert dispatcher.receive(STOP) == CloseBlock(731)
+    assert dispatcher.receive(BLOCK) == BeginStreamBlock(731, first=False)
+    assert dispatcher.receive(STOP) == EndStreamBlock(731)
     for name in ("STREAM ABORT", "STREAM COMMIT", "STREAM PREPARE"):
         action = dispatcher.receive(EVERYTHING[name])
-        if isinstance(action, Abort):
+        if isinstance(action, AbortStreamed):
             assert action.message is EVERYTHING[name]
         else:
             gid = "gid" if name == "STREAM PREPARE" else None
-            assert action == Replay(RemoteTransaction(731, FINISH, 1_000_000, gid), END)
+            assert action == ApplySpooled(RemoteTransaction(731, FINISH, 1_000_000, gid), END)
 
 
 @pytest.mark.parametrize(
@@ -277,13 +277,13 @@ def decoded(capture: Capture) -> list[Message]:
 def check(messages: list[Message]) -> list[Action]:
     """Receive until the first error; nothing but a ProtocolError is raised, and what is done is well formed.
 
-    What a block keeps is passed over, as it is by whoever asks keeps().
+    What a block keeps is passed over, as it is by whoever asks must_spool().
     """
     dispatcher = Dispatcher()
     actions: list[Action] = []
     opened, block = None, None
     for message in messages:
-        if dispatcher.keeps(encode(message)[0]):
+        if dispatcher.must_spool(encode(message)[0]):
             actions.append(None)
             continue
         try:
@@ -292,21 +292,21 @@ def check(messages: list[Message]) -> list[Action]:
             break
         actions.append(action)
         match action:
-            case Open():
+            case BeginTransaction():
                 assert (opened, block) == (None, None)
                 opened = action.transaction
-            case Change() | Empty():
+            case ApplyChange() | TruncateTables():
                 assert action.transaction is opened
-            case Close():
+            case EndTransaction():
                 assert action.transaction is opened
                 opened = None
-            case OpenBlock():
+            case BeginStreamBlock():
                 assert (opened, block) == (None, None)
                 block = action.xid
-            case CloseBlock():
+            case EndStreamBlock():
                 assert action.xid == block
                 block = None
-            case Abort() | Replay() | Resolve():
+            case AbortStreamed() | ApplySpooled() | FinishPrepared():
                 assert (opened, block) == (None, None)
         assert (dispatcher.transaction, dispatcher.block) == (opened, block)
     return actions
@@ -327,13 +327,15 @@ def test_a_recording_is_in_order(capture: Capture) -> None:
     actions = check(messages)
     assert len(actions) == len(messages)
     outside = [m for m in messages if getattr(m, "xid", None) is None]
-    assert number(actions, Change) == number(outside, ROWS)
-    assert number(actions, Close) == number(messages, Commit | Prepare)
-    assert number(actions, Resolve) == number(messages, CommitPrepared | RollbackPrepared)
-    assert number(actions, OpenBlock) == number(actions, CloseBlock) == number(messages, StreamStart)
-    assert number(actions, Abort) == number(messages, StreamAbort)
-    assert number(actions, Replay) == number(messages, StreamCommit | StreamPrepare)
-    assert any(action.first for action in actions if isinstance(action, OpenBlock)) == (number(actions, OpenBlock) > 0)
+    assert number(actions, ApplyChange) == number(outside, ROWS)
+    assert number(actions, EndTransaction) == number(messages, Commit | Prepare)
+    assert number(actions, FinishPrepared) == number(messages, CommitPrepared | RollbackPrepared)
+    assert number(actions, BeginStreamBlock) == number(actions, EndStreamBlock) == number(messages, StreamStart)
+    assert number(actions, AbortStreamed) == number(messages, StreamAbort)
+    assert number(actions, ApplySpooled) == number(messages, StreamCommit | StreamPrepare)
+    assert any(action.first for action in actions if isinstance(action, BeginStreamBlock)) == (
+        number(actions, BeginStreamBlock) > 0
+    )
 
 
 @given(capture=st.sampled_from(captures()), data=st.data())

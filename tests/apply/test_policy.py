@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply.conflicts.policy import Outcome, Policy, Rule, decide, parse_policies
-from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, Writer
+from subscriber.apply.conflicts.policy import Policy, PolicyOutcome, Rule, decide, parse_policies
+from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, RowWriter
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
 
@@ -127,7 +127,7 @@ def test_functions() -> None:
 def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | None] | None = None) -> Conflict:
     """Rows of the target, by time and origin of their writers; None: a local one."""
     rows = tuple(
-        LocalRow("i", ("a",), Writer("7", None, origin is not None, origin, at), {"a": "1", "b": "m", "c": None})
+        LocalRow("i", ("a",), RowWriter("7", None, origin is not None, origin, at), {"a": "1", "b": "m", "c": None})
         for at, origin in written
     )
     return Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=rows)
@@ -136,22 +136,22 @@ def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | No
 @pytest.mark.parametrize(
     ("found", "outcome"),
     [
-        (conflict((99, None)), Outcome.APPLY),
-        (conflict((101, None)), Outcome.KEEP),
-        (conflict((101, "pg_other")), Outcome.KEEP),
-        (conflict((101, "pg_ours")), Outcome.APPLY),  # it came through the same stream, so before
-        (conflict((None, None)), Outcome.APPLY),
-        (conflict((99, None), (98, "pg_other")), Outcome.APPLY),
-        (conflict((99, None), (101, None)), Outcome.KEEP),
+        (conflict((99, None)), PolicyOutcome.APPLY),
+        (conflict((101, None)), PolicyOutcome.KEEP),
+        (conflict((101, "pg_other")), PolicyOutcome.KEEP),
+        (conflict((101, "pg_ours")), PolicyOutcome.APPLY),  # it came through the same stream, so before
+        (conflict((None, None)), PolicyOutcome.APPLY),
+        (conflict((99, None), (98, "pg_other")), PolicyOutcome.APPLY),
+        (conflict((99, None), (101, None)), PolicyOutcome.KEEP),
         # In the same microsecond: a delete, else the greater row.
-        (conflict((100, None)), Outcome.APPLY),
-        (conflict((100, None), remote={"a": "1", "b": "n"}), Outcome.APPLY),
-        (conflict((100, None), remote={"a": "1", "b": "l"}), Outcome.KEEP),
-        (conflict((100, None), remote={"c": "", "b": "m"}), Outcome.APPLY),
-        (conflict((100, None), remote={"a": "1", "b": None}), Outcome.KEEP),
+        (conflict((100, None)), PolicyOutcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": "n"}), PolicyOutcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": "l"}), PolicyOutcome.KEEP),
+        (conflict((100, None), remote={"c": "", "b": "m"}), PolicyOutcome.APPLY),
+        (conflict((100, None), remote={"a": "1", "b": None}), PolicyOutcome.KEEP),
     ],
 )
-def test_the_last_update_wins(found: Conflict, outcome: Outcome) -> None:
+def test_the_last_update_wins(found: Conflict, outcome: PolicyOutcome) -> None:
     assert decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is outcome
 
 
@@ -160,9 +160,9 @@ def test_in_a_tie_both_sides_keep_the_same_row(one: dict[str, str | None], data:
     other = {name: data.draw(st.none() | st.text(max_size=2)) for name in one}
 
     def kept(local: dict[str, str | None], remote: dict[str, str | None]) -> dict[str, str | None]:
-        row = LocalRow("i", ("a",), Writer("7", None, False, None, 100), local)
+        row = LocalRow("i", ("a",), RowWriter("7", None, False, None, 100), local)
         found = Conflict(EXISTS, "public.t", (), (), remote=remote, local_rows=(row,))
-        return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is Outcome.APPLY else local
+        return remote if decide(Policy.LAST_UPDATE_WINS, found, 100, "pg_ours") is PolicyOutcome.APPLY else local
 
     assert kept(one, other) == kept(other, one)
 

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply.batch import batch
-from subscriber.apply.batch.batch import Batch, Ends, why_not
-from subscriber.apply.batch.table_batch import Kind, TableBatch
-from subscriber.apply.relation_map import ColumnSets, RelationMapping
+from subscriber.apply.batch.batch import Batch, CommitCallbacks, why_not_batched
+from subscriber.apply.batch.table_batch import ChangeKind, TableBatch
+from subscriber.apply.relation_map import BatchColumnInfo, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol import encode
@@ -27,15 +27,15 @@ from tests.apply import build
 
 ENVELOPE = b"w" + bytes(24)
 RELID = 16384
-SETS = ColumnSets(23, -1, False, "pg_catalog.int4", 1007, True, True)
+SETS = BatchColumnInfo(23, -1, False, "pg_catalog.int4", 1007, True, True)
 
 
 def mapping(
     search: tuple[int, ...] | None, *, other_unique: bool, unique_columns: tuple[str, ...] | None = None
 ) -> RelationMapping:
-    columns = tuple(replace(build.column(name), sets=SETS) for name in ("a", "b", "c"))
+    columns = tuple(replace(build.column(name), batch_info=SETS) for name in ("a", "b", "c"))
     local = build.local(*columns, identity=("a",))
-    local = replace(local, bare=True, other_unique=other_unique, unique_columns=unique_columns)
+    local = replace(local, has_only_type_checks=True, other_unique=other_unique, unique_columns=unique_columns)
     return RelationMapping(build.remote("a*", "b*", "c"), local, columns, search, None, ())
 
 
@@ -43,7 +43,7 @@ def steps_of(table: TableBatch) -> Any:
     """What there is to do, whether rows have been cut or not."""
     found = []
     for step in table.steps:
-        ncols = table.ncols * (1 + (step.kind is Kind.KEY_UPDATE))
+        ncols = table.ncols * (1 + (step.kind is ChangeKind.KEY_UPDATE))
         rows = [(key, cells_of(row, table.form)[-ncols:]) for key, row in step.rows.items()]
         found.append((step.kind, step.sent, rows))
     return found
@@ -54,7 +54,7 @@ def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
         patch.setattr(batch, "RUN", run)
         found, left, transaction = Batch(), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
         found.tables[RELID.to_bytes(4, "big")] = table
-        while left and found.take(transaction, left, 7, lambda _: table)[0]:
+        while left and found.append_raw(transaction, left, 7, lambda _: table)[0]:
             pass
         changes = [portion.changes for portion in found.portions]
         return steps_of(table), changes, found.rows, found.bytes, list(left), table._touched
@@ -119,16 +119,20 @@ def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) ->
     for index, changes in enumerate(transactions):
         begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
         waiting = deque([ENVELOPE + encode.encode(begin), *changes, ENVELOPE + encode.encode(commit)])
-        if not whole or found.take_transactions(waiting, 100, lambda _: table, Ends(bool, done.append, index)) is None:
+        if (
+            not whole
+            or found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(bool, done.append, index))
+            is None
+        ):
             waiting.popleft()
-            transaction = RemoteTransaction(index, Lsn(index + 1), 0, changed=True)
-            while len(waiting) > 1 and found.take(transaction, waiting, 100, lambda _: table)[0]:
+            transaction = RemoteTransaction(index, Lsn(index + 1), 0, is_open_on_target=True)
+            while len(waiting) > 1 and found.append_raw(transaction, waiting, 100, lambda _: table)[0]:
                 pass
             if len(waiting) > 1:
                 break  # the rest of it cannot be part of a batch
             portion = found.portion(transaction)
             portion.end_lsn, portion.on_committed = Lsn(index + 2), partial(done.append, index)
-    portions = [one for portion in found.portions for one in portion.each()]
+    portions = [one for portion in found.portions for one in portion.transactions()]
     for portion in portions:
         if portion.on_committed is not None:
             portion.on_committed()
@@ -158,7 +162,9 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         for message in (Begin(Lsn(10 * index), 0, index), insert, Commit(Lsn(10 * index), Lsn(10 * index + 5), 0)):
             waiting.append(ENVELOPE + encode.encode(message))
     found, done, size = Batch(), list[int](), sum(map(len, waiting)) // 5
-    taken = found.take_transactions(waiting, 100, lambda _: table, Ends(lambda end: end < 40, done.append, 8))
+    taken = found.append_raw_transactions(
+        waiting, 100, lambda _: table, CommitCallbacks(lambda end: end < 40, done.append, 8)
+    )
     assert taken == (3, 3, 3 * size, Lsn(35))
     assert len(waiting) == 6
     (portion,) = found.portions
@@ -166,12 +172,15 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
     assert portion.on_committed is not None
     portion.on_committed()
     assert done == [10]
-    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in portion.each()] == [
+    assert [(one.transaction.xid, one.transaction.finish_lsn, len(one.changes)) for one in portion.transactions()] == [
         (1, 10, 1),
         (2, 20, 1),
         (3, 30, 1),
     ]
-    assert found.take_transactions(waiting, 100, lambda _: table, Ends(lambda _: False, done.append, 11)) is None
+    assert (
+        found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(lambda _: False, done.append, 11))
+        is None
+    )
     assert len(waiting) == 6
     assert found.rows == 3
 
@@ -181,7 +190,7 @@ def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
     table = TableBatch(mapping((0,), other_unique=True, unique_columns=("b",)), binary=False)
     assert table.add(Delete(None, RELID, OldPart.KEY, build.row("1", None, None)))
     assert table.add(Update(None, RELID, None, None, build.row("1", "2", "3")))
-    assert [step.kind for step in table.steps] == [Kind.DELETE, Kind.UPDATE]
+    assert [step.kind for step in table.steps] == [ChangeKind.DELETE, ChangeKind.UPDATE]
 
 
 def test_a_batch_goes_with_its_last_reference() -> None:
@@ -190,7 +199,7 @@ def test_a_batch_goes_with_its_last_reference() -> None:
     found = Batch()
     table = found.table(mapping((0,), other_unique=False), change)
     waiting = deque([ENVELOPE + encode.encode(change)] * 3)
-    assert found.take(RemoteTransaction(1, Lsn(1), 0), waiting, 7, found.tables.get)[0] == 3
+    assert found.append_raw(RemoteTransaction(1, Lsn(1), 0), waiting, 7, found.tables.get)[0] == 3
     seen = weakref.ref(table)
     gc.disable()
     try:
@@ -225,5 +234,5 @@ def test_columns_of_other_unique_indexes_stay_as_they_are_whatever_was_learnt_si
     for part in found.split():
         (again,) = part.tables.values()
         assert again.fixed == (1,)
-        assert [step.kind for step in again.steps] == [Kind.UPDATE]
-    assert why_not(table, update) == "several unique indexes"
+        assert [step.kind for step in again.steps] == [ChangeKind.UPDATE]
+    assert why_not_batched(table, update) == "several unique indexes"

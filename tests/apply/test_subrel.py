@@ -9,24 +9,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from subscriber.apply.table_states import NEXT, NOWHERE, STORED, RelationState, State, catchup_target
+from subscriber.apply.table_states import NEXT, NOWHERE, STORED, RelationState, TableState, catchup_target
 from subscriber.lsn import Lsn
 
 STEPS = {
-    (State.INIT, State.DATASYNC),
-    (State.DATASYNC, State.DATASYNC),
-    (State.DATASYNC, State.FINISHEDCOPY),
-    (State.FINISHEDCOPY, State.SYNCWAIT),
-    (State.SYNCWAIT, State.CATCHUP),
-    (State.SYNCWAIT, State.FINISHEDCOPY),
-    (State.CATCHUP, State.SYNCDONE),
-    (State.CATCHUP, State.FINISHEDCOPY),
-    (State.SYNCDONE, State.READY),
+    (TableState.INIT, TableState.DATASYNC),
+    (TableState.DATASYNC, TableState.DATASYNC),
+    (TableState.DATASYNC, TableState.FINISHEDCOPY),
+    (TableState.FINISHEDCOPY, TableState.SYNCWAIT),
+    (TableState.SYNCWAIT, TableState.CATCHUP),
+    (TableState.SYNCWAIT, TableState.FINISHEDCOPY),
+    (TableState.CATCHUP, TableState.SYNCDONE),
+    (TableState.CATCHUP, TableState.FINISHEDCOPY),
+    (TableState.SYNCDONE, TableState.READY),
 }
 
 
-@pytest.mark.parametrize(("before", "after"), list(itertools.product(State, State)))
-def test_only_the_steps_of_the_table_are_possible(before: State, after: State) -> None:
+@pytest.mark.parametrize(("before", "after"), list(itertools.product(TableState, TableState)))
+def test_only_the_steps_of_the_table_are_possible(before: TableState, after: TableState) -> None:
     table = RelationState(16384, before, Lsn(7))
     if (before, after) in STEPS:
         table.move(after, Lsn(8))
@@ -38,22 +38,22 @@ def test_only_the_steps_of_the_table_are_possible(before: State, after: State) -
 
 
 def test_every_state_has_its_row_in_the_table() -> None:
-    assert set(NEXT) == set(State)
-    assert {letter.value for letter in State} == set("idfwcsr")
+    assert set(NEXT) == set(TableState)
+    assert {letter.value for letter in TableState} == set("idfwcsr")
     assert {letter.value for letter in STORED} == set("idfsr")
 
 
-@pytest.mark.parametrize("state", State)
-def test_whose_change_it_is(state: State) -> None:
+@pytest.mark.parametrize("state", TableState)
+def test_whose_change_it_is(state: TableState) -> None:
     table = RelationState(16384, state, Lsn(100))
-    handed_over = state in (State.SYNCDONE, State.READY)
+    handed_over = state in (TableState.SYNCDONE, TableState.READY)
     assert not table.applies(Lsn(99))
     assert table.applies(Lsn(100)) is handed_over
     assert table.applies(Lsn(101)) is handed_over
 
 
 def test_a_table_that_was_never_copied_is_the_apply_workers_from_the_start() -> None:
-    assert RelationState(16384, State.READY).applies(Lsn(1))
+    assert RelationState(16384, TableState.READY).applies(Lsn(1))
 
 
 def test_the_catch_up_target_is_behind_neither() -> None:
@@ -75,7 +75,7 @@ class Handover(RuleBasedStateMachine):
         for gap, length in gaps:
             self.wal.append((Lsn(position + gap), Lsn(position + gap + length)))
             position += gap + length
-        self.table = RelationState(16384, State.INIT)
+        self.table = RelationState(16384, TableState.INIT)
         self.position = Lsn(10)  # of the apply worker
         self.row = Lsn(10)  # its progress row
         self.sync_position = NOWHERE
@@ -91,14 +91,14 @@ class Handover(RuleBasedStateMachine):
 
     def boundary(self) -> None:
         """What the apply worker does between transactions."""
-        if self.table.state is State.SYNCWAIT:
-            self.table.move(State.CATCHUP, catchup_target(self.table.lsn, self.position))
-        elif self.table.state is State.SYNCDONE and self.position >= self.table.lsn:
-            self.table.move(State.READY, self.table.lsn)
+        if self.table.state is TableState.SYNCWAIT:
+            self.table.move(TableState.CATCHUP, catchup_target(self.table.lsn, self.position))
+        elif self.table.state is TableState.SYNCDONE and self.position >= self.table.lsn:
+            self.table.move(TableState.READY, self.table.lsn)
 
     @property
     def waits_for_sync(self) -> bool:
-        return self.table.state is State.CATCHUP
+        return self.table.state is TableState.CATCHUP
 
     @precondition(lambda self: not self.waits_for_sync)
     @rule()
@@ -123,10 +123,10 @@ class Handover(RuleBasedStateMachine):
         self.position = data.draw(st.sampled_from(candidates))
         self.boundary()
 
-    @precondition(lambda self: self.table.state in (State.INIT, State.DATASYNC))
+    @precondition(lambda self: self.table.state in (TableState.INIT, TableState.DATASYNC))
     @rule(data=st.data(), dies=st.booleans())
     def sync_worker_copies(self, data: st.DataObject, dies: bool) -> None:
-        self.table.move(State.DATASYNC, NOWHERE)
+        self.table.move(TableState.DATASYNC, NOWHERE)
         if dies:
             return
         snapshot = self.between_transactions(data, data.draw(st.sampled_from([Lsn(10), *(end for _, end in self.wal)])))
@@ -134,29 +134,29 @@ class Handover(RuleBasedStateMachine):
             if finish < snapshot:
                 self.applied[finish].append("copy")
         self.sync_position = snapshot
-        self.table.move(State.FINISHEDCOPY, snapshot)
+        self.table.move(TableState.FINISHEDCOPY, snapshot)
 
-    @precondition(lambda self: self.table.state is State.FINISHEDCOPY)
+    @precondition(lambda self: self.table.state is TableState.FINISHEDCOPY)
     @rule()
     def sync_worker_waits(self) -> None:
-        self.table.move(State.SYNCWAIT, self.sync_position)
+        self.table.move(TableState.SYNCWAIT, self.sync_position)
 
-    @precondition(lambda self: self.table.state is State.CATCHUP)
+    @precondition(lambda self: self.table.state is TableState.CATCHUP)
     @rule(data=st.data(), idle=st.booleans())
     def sync_worker_goes_on(self, data: st.DataObject, idle: bool) -> None:
         following = self.next_of(self.sync_position)
         if self.sync_position >= self.table.lsn:
-            self.table.move(State.SYNCDONE, self.sync_position)
+            self.table.move(TableState.SYNCDONE, self.sync_position)
         elif idle or following is None:
             self.sync_position = self.between_transactions(data, self.sync_position)
         else:
             finish, self.sync_position = following
             self.applied[finish].append("sync worker")
 
-    @precondition(lambda self: self.table.state in (State.SYNCWAIT, State.CATCHUP))
+    @precondition(lambda self: self.table.state in (TableState.SYNCWAIT, TableState.CATCHUP))
     @rule()
     def sync_worker_dies(self) -> None:
-        self.table.move(State.FINISHEDCOPY, NOWHERE)
+        self.table.move(TableState.FINISHEDCOPY, NOWHERE)
 
     @invariant()
     def nothing_twice(self) -> None:
@@ -164,7 +164,7 @@ class Handover(RuleBasedStateMachine):
 
     @invariant()
     def nothing_lost(self) -> None:
-        if self.table.state is State.READY:
+        if self.table.state is TableState.READY:
             assert all(by for finish, by in self.applied.items() if finish < self.position), self.applied
 
 

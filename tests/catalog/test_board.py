@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from subscriber.catalog import store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import WorkerStatus
 from subscriber.worker.status import Board
 
@@ -34,7 +34,7 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
 async def test_the_row_of_a_worker_that_ends_while_it_is_written(
     dsn: str, database: asyncpg.Connection, subid: int, meanwhile: Meanwhile
 ) -> None:
-    async with Catalog.open(dsn, "test") as catalog:
+    async with CatalogConnection.open(dsn, "test") as catalog:
         board = Board(catalog)
         report = board.add(subid, 7, "table synchronization")
         meanwhile.append(lambda: board.remove(report))
@@ -47,7 +47,7 @@ async def test_the_next_worker_in_the_same_place(
     dsn: str, database: asyncpg.Connection, subid: int, meanwhile: Meanwhile
 ) -> None:
     """It starts while rows are being written; nothing that the earlier one has counted is lost."""
-    async with Catalog.open(dsn, "test") as catalog:
+    async with CatalogConnection.open(dsn, "test") as catalog:
         board = Board(catalog)
         leader = board.add(subid, 0, "apply")
         earlier = board.add(subid, 7, "table synchronization")
@@ -76,7 +76,7 @@ async def test_an_error_is_shown_while_the_next_worker_starts(
         removed.append(relid)
 
     monkeypatch.setattr(store, "remove_worker", remove_worker)
-    async with Catalog.open(dsn, "test") as catalog:
+    async with CatalogConnection.open(dsn, "test") as catalog:
         board = Board(catalog)
         board.remove(board.add(subid, 7, "table synchronization"))
         board.add(subid, 7, "table synchronization").status.state = "copying"

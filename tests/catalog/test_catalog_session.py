@@ -5,7 +5,7 @@ from __future__ import annotations
 import anyio
 import pytest
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.errors import ServerError
 from tests.plugins.fix_cluster import Database
 
@@ -14,7 +14,7 @@ from tests.plugins.fix_cluster import Database
 async def test_a_task_that_is_cancelled_leaves_no_transaction_to_others(target_db: Database, after: float) -> None:
     """Wherever in its transaction it is: in BEGIN, in a statement, between two, or in COMMIT."""
     await target_db.execute("CREATE TABLE t (i int)")
-    async with Catalog.open(target_db.dsn(), "test") as catalog:
+    async with CatalogConnection.open(target_db.dsn(), "test") as catalog:
 
         async def work() -> None:
             while True:
@@ -34,7 +34,7 @@ async def test_a_task_that_is_cancelled_leaves_no_transaction_to_others(target_d
 
 
 async def test_an_error_is_ours(target_db: Database) -> None:
-    async with Catalog.open(target_db.dsn(), "test") as catalog:
+    async with CatalogConnection.open(target_db.dsn(), "test") as catalog:
         with pytest.raises(ServerError, match="division by zero"):
             async with catalog.use() as connection:
                 await connection.execute("SELECT 1/0")

@@ -119,9 +119,9 @@ async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     assert await store.set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
     assert not await store.set_relation_state(database, subid, 1, "s", None)
     assert await store.load_relation_states(database, subid, not_ready=True) == [
-        store.RelationState(a, "public", "a", "s", Lsn.parse("A/B"))
+        store.SubscriptionRel(a, "public", "a", "s", Lsn.parse("A/B"))
     ]
-    assert await store.load_relation_state(database, subid, b) == store.RelationState(b, "public", "b", "r", Lsn(1))
+    assert await store.load_relation_state(database, subid, b) == store.SubscriptionRel(b, "public", "b", "r", Lsn(1))
     await database.execute("DROP TABLE b")
     assert [state.name for state in await store.load_relation_states(database, subid)] == ["a"]
     assert await database.fetchval("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1

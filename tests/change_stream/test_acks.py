@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.change_stream.engine.acknowledgements import Acks
+from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
 from subscriber.lsn import Lsn
 
 # "hand out": one more transaction, which ends further on; "pass": a position without one; a number: ack that one.
@@ -14,7 +14,7 @@ steps = st.lists(st.sampled_from(["hand out", "pass"]) | st.integers(1, 12), max
 
 @given(steps=steps)
 def test_a_position_is_confirmed_when_all_before_it_is_acknowledged(steps: list[str | int]) -> None:
-    acks = Acks()
+    acks = AcknowledgementTracker()
     ends: list[int] = []  # of transactions, by number
     acked: set[int] = set()
     position = 0
@@ -46,6 +46,6 @@ def test_a_position_is_confirmed_when_all_before_it_is_acknowledged(steps: list[
 
 
 def test_a_position_that_was_noted_never_goes_back() -> None:
-    acks = Acks(Lsn(100))
+    acks = AcknowledgementTracker(Lsn(100))
     acks.note(Lsn(50))
     assert (acks.passed, acks.flush) == (100, 100)

@@ -22,7 +22,7 @@ from subscriber import (
 )
 from subscriber.change_stream.changes import Change
 from subscriber.change_stream.engine import connection, frame_reader
-from subscriber.change_stream.engine.spooled import Spooled
+from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.transaction import Transaction
 from subscriber.change_stream.types.registry import TypeRow
@@ -319,14 +319,14 @@ async def test_a_keepalive_is_not_noted_while_frames_are_on_their_way(
     """After a new connection files are removed, which takes a moment; what was taken by then is not handed out yet."""
     with publisher.transaction(streamed=True) as large:
         large.insert(city, id=1)
-    begin_again = Spooled.begin_again
+    begin_again = SpooledReader.begin_again
 
-    async def slowly(spooled: Spooled) -> None:
+    async def slowly(spooled: SpooledReader) -> None:
         publisher.ask()
         await anyio.sleep(0.02)
         await begin_again(spooled)
 
-    monkeypatch.setattr(Spooled, "begin_again", slowly)
+    monkeypatch.setattr(SpooledReader, "begin_again", slowly)
     async with publisher.stream(follow=True) as stream:
         with anyio.fail_after(2):
             assert (await anext(stream)).xid == large.xid

@@ -8,6 +8,8 @@ import pytest
 
 from subscriber.cli.check.check import run_checks
 from subscriber.cli.check.model import (
+    CheckedSourceTable,
+    CheckedTargetTable,
     ColumnFacts,
     Facts,
     Finding,
@@ -15,9 +17,7 @@ from subscriber.cli.check.model import (
     PublicationFacts,
     PublisherFacts,
     SlotFacts,
-    SourceTable,
     TargetFacts,
-    TargetTable,
 )
 from subscriber.cli.check.rules import (
     findings,
@@ -37,8 +37,8 @@ TARGET = TargetFacts(
     180006, "18.6", "app", True, "UTF8", False, True, True, True, 0, 10, "max_active_replication_origins", "db", 10
 )
 COLUMNS = (ColumnFacts("id", "integer"), ColumnFacts("note", "text"))
-SOURCE = SourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
-THERE = TargetTable("r", COLUMNS, ("id",), "app", True, False, False)
+SOURCE = CheckedSourceTable("s", "t", "d", False, COLUMNS, ("id",), True)
+THERE = CheckedTargetTable("r", COLUMNS, ("id",), "app", True, False, False)
 FACTS = Facts(PUBLISHER, TARGET, [PublicationFacts("p", True)])
 
 
@@ -166,7 +166,7 @@ def test_targets_without_a_superuser() -> None:
         (SOURCE, replace(THERE, row_security=True), Level.ERROR, 'ALTER TABLE "s"."t" NO FORCE ROW LEVEL SECURITY;'),
     ],
 )
-def test_tables(source: SourceTable, target: TargetTable | None, level: Level, fix: str) -> None:
+def test_tables(source: CheckedSourceTable, target: CheckedTargetTable | None, level: Level, fix: str) -> None:
     (found,) = table_findings(source, target, FACTS)
     assert (found.level, found.fix) == (level, fix)
 

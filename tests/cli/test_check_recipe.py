@@ -13,7 +13,7 @@ from subscriber.cli.check.recipe import (
     OwnedTable,
     PublishedTableAccess,
     PublisherRoles,
-    Side,
+    RecipeSide,
     TargetRoles,
     apply_statements,
     write_recipe,
@@ -114,7 +114,7 @@ def test_publishers() -> None:
 def test_names_cannot_leave_their_line() -> None:
     hostile = 'x"; DROP TABLE y; --\n\\! id'
     facts = replace(TARGET, database=hostile, tables=(OwnedTable(hostile, hostile, hostile, False),))
-    lines = script(write_recipe(facts, None), Side.TARGET).splitlines()
+    lines = script(write_recipe(facts, None), RecipeSide.TARGET).splitlines()
     assert [line for line in lines if line.startswith("\\") and not line.startswith("\\password ")] == []
     assert [line for line in lines if line.startswith("DROP")] == []
 

@@ -6,10 +6,10 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from subscriber.catalog.store import RelationState, StreamedStatus, WorkerStatus
+from subscriber.catalog.store import StreamedStatus, SubscriptionRel, WorkerStatus
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import to_json, to_text
-from subscriber.cli.status.model import Look, PublisherAnswer, SubscriptionStatus, assess, state_in_words
+from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
 from subscriber.cli.status.problems import LockWait
 from subscriber.cli.status.transactions import Prepared
 from subscriber.lsn import Lsn
@@ -41,8 +41,10 @@ PUBLISHER = PublisherAnswer(
 )
 
 
-def look(*workers: WorkerStatus, launcher: int | None = 5, relations: list[RelationState] | None = None) -> Look:
-    return Look(NOW, launcher, [SUBSCRIPTION], workers, {SUBSCRIPTION.oid: relations or []})
+def look(
+    *workers: WorkerStatus, launcher: int | None = 5, relations: list[SubscriptionRel] | None = None
+) -> StatusSnapshot:
+    return StatusSnapshot(NOW, launcher, [SUBSCRIPTION], workers, {SUBSCRIPTION.oid: relations or []})
 
 
 def text(status: SubscriptionStatus) -> str:
@@ -114,7 +116,7 @@ def test_an_error_is_told_with_its_time_and_hint() -> None:
         (SUBSCRIPTION, replace(look(STREAMING), launcher_age=21.0), "not responding", True),
     ],
 )
-def test_states(subscription: Subscription, seen: Look, words: str, wrong: bool) -> None:
+def test_states(subscription: Subscription, seen: StatusSnapshot, words: str, wrong: bool) -> None:
     status = assess(subscription, seen, PUBLISHER)
     assert state_in_words(status) == words
     assert status.is_wrong == wrong
@@ -182,10 +184,10 @@ def test_transactions_that_are_not_over() -> None:
 
 def test_tables_that_are_not_ready_have_a_line() -> None:
     relations = [
-        RelationState(1, "public", "a", "r", Lsn(1)),
-        RelationState(2, "public", "b", "d", None),
-        RelationState(3, "public", "c", "i", None),
-        RelationState(4, "public", "d", "i", None),
+        SubscriptionRel(1, "public", "a", "r", Lsn(1)),
+        SubscriptionRel(2, "public", "b", "d", None),
+        SubscriptionRel(3, "public", "c", "i", None),
+        SubscriptionRel(4, "public", "d", "i", None),
     ]
     copying = WorkerStatus(
         SUBSCRIPTION.oid,

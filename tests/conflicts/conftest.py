@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
@@ -19,7 +19,7 @@ from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.worker.session.apply_session import claim, explained, open_target, resume
+from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.targets import shared_schema
 
@@ -66,7 +66,7 @@ async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
 class Deciding:
     """An apply session; each call of apply() is a transaction of the publisher."""
 
-    def __init__(self, target: PostgresTarget, dsn: str, catalog: Catalog, end: int) -> None:
+    def __init__(self, target: PostgresTarget, dsn: str, catalog: CatalogConnection, end: int) -> None:
         self.target = target
         self._catalog = catalog
         self.reported: list[Conflict] = []
@@ -87,12 +87,12 @@ class Deciding:
         try:
             for relation, change in changes:
                 if relation.relid not in self._mappings:
-                    self._mappings[relation.relid] = await self.target.map(relation)
+                    self._mappings[relation.relid] = await self.target.map_relation(relation)
                 await self.target.change(transaction, self._mappings[relation.relid], change)
             await self.target.commit(transaction, Lsn(self._end), lambda: None)
-            await self.target.settle()
+            await self.target.sync()
         except SubscriberError as error:
-            raise await explained(error, self.target, self._dsn, self._catalog) from None
+            raise await with_context(error, self.target, self._dsn, self._catalog) from None
 
 
 class Deciders:
@@ -124,7 +124,7 @@ class Deciders:
         )
         await self._stack.aclose()
         reported: list[Conflict] = []
-        catalog = await self._stack.enter_async_context(Catalog.open(self._db.dsn(), "test"))
+        catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
                 self._db.dsn(),
@@ -139,7 +139,7 @@ class Deciders:
         )
         claimed = await claim(catalog, subscription, 0)
         assert claimed is not None
-        await resume(target, claimed)
+        await resume_progress(target, claimed)
         deciding = Deciding(target, self._db.dsn(), catalog, int(claimed.position))
         deciding.reported = reported
         return deciding

@@ -10,7 +10,7 @@ import pytest
 from subscriber.connection import defaults
 from subscriber.connection.connect import asyncpg_arguments, check
 from subscriber.connection.conninfo import Conninfo
-from subscriber.connection.hosts import Target, targets
+from subscriber.connection.hosts import HostSpec, targets
 from subscriber.errors import ConninfoError
 from subscriber.redaction import KEYWORDS
 
@@ -171,7 +171,7 @@ def test_a_password_file_that_others_can_read_is_not_used(tmp_path: Path) -> Non
 
 def test_what_asyncpg_is_told() -> None:
     parameters = complete("user=me password=p dbname=shop sslmode=prefer sslcert=c.pem")
-    told = asyncpg_arguments(parameters, Target("a", 5433), {"x": "1"})
+    told = asyncpg_arguments(parameters, HostSpec("a", 5433), {"x": "1"})
     assert told["dsn"] == "postgresql:///?sslmode=prefer&sslcert=c.pem"
     assert (told["host"], told["port"], told["user"], told["database"]) == ("a", 5433, "me", "shop")
     assert told["password"] == "p"
@@ -179,13 +179,13 @@ def test_what_asyncpg_is_told() -> None:
 
 
 def test_a_socket_has_no_tls() -> None:
-    told = asyncpg_arguments(complete("user=me sslmode=verify-full"), Target("/tmp", 5432), {})
+    told = asyncpg_arguments(complete("user=me sslmode=verify-full"), HostSpec("/tmp", 5432), {})
     assert told["ssl"] == "disable"
 
 
 def test_hostaddr_is_dialled_and_host_is_verified() -> None:
     parameters = complete("user=me sslmode=verify-full sslrootcert=system")
-    told = asyncpg_arguments(parameters, Target("db.example.org", 5432, "127.0.0.1"), {})
+    told = asyncpg_arguments(parameters, HostSpec("db.example.org", 5432, "127.0.0.1"), {})
     assert told["host"] == "127.0.0.1"
     context = told["ssl"]
     assert isinstance(context, ssl.SSLContext)
@@ -195,8 +195,8 @@ def test_hostaddr_is_dialled_and_host_is_verified() -> None:
 
 def test_a_missing_certificate_file_is_named() -> None:
     with pytest.raises(ConninfoError) as caught:
-        asyncpg_arguments(complete("user=me sslmode=verify-ca"), Target("a", 5432), {})
+        asyncpg_arguments(complete("user=me sslmode=verify-ca"), HostSpec("a", 5432), {})
     assert caught.value.message == 'root certificate file "~/.postgresql/root.crt" does not exist'
     with pytest.raises(ConninfoError) as caught:
-        asyncpg_arguments(complete("user=me sslmode=require sslcert=/no.pem"), Target("a", 5432), {})
+        asyncpg_arguments(complete("user=me sslmode=require sslcert=/no.pem"), HostSpec("a", 5432), {})
     assert caught.value.message == 'could not read certificate file "/no.pem": No such file or directory'

@@ -148,7 +148,7 @@ async def test_whoever_waits_hears_of_the_end_and_nothing_is_kept(how: str) -> N
     session, transport = slow()
     pipeline = Pipeline(session)
     session.write(LARGE)
-    waiting = [asyncio.ensure_future(waiter) for waiter in (session.drain(), pipeline.drain(), pipeline.settle())]
+    waiting = [asyncio.ensure_future(waiter) for waiter in (session.drain(), pipeline.drain(), pipeline.sync())]
     await asyncio.sleep(0)
     if how == "lost":
         session.connection_lost(OSError("cable"))
@@ -368,7 +368,7 @@ async def test_answers_are_read_while_large_values_are_sent(target: Server) -> N
             )
             insert(pipeline, number, b"y" * 20_000_000)
         with anyio.fail_after(60):
-            await pipeline.settle()
+            await pipeline.sync()
         assert list(sizes) == [20_000_000] * 3
     finally:
         session.abort()

@@ -55,7 +55,7 @@ async def test_answers_come_in_order(pipeline: Pipeline) -> None:
             note=number,
             on_result=collected.result,
         )
-    await pipeline.settle()
+    await pipeline.sync()
     assert collected.answers == [(n, "SELECT 1", [(str(n), None)]) for n in range(100)]
     assert pipeline.idle
 
@@ -73,7 +73,7 @@ async def test_only_unexpected_answers_are_reported(pipeline: Pipeline) -> None:
             on_result=collected.result,
         )
     pipeline.execute("", note="empty", on_result=lambda note, tag, rows: None)
-    await pipeline.settle()
+    await pipeline.sync()
     assert collected.answers == [("3", "DELETE 0", [])]
 
 
@@ -85,7 +85,7 @@ async def test_values_go_in_binary_as_well(pipeline: Pipeline) -> None:
         b"\0\2\0\0\0\4\0\0\1\0" + b"\0\0\0\2\xc3\xa9",
         on_result=lambda note, tag, found: rows.extend(found),
     )
-    await pipeline.settle()
+    await pipeline.sync()
     assert rows == [("257", "é")]
 
 
@@ -93,7 +93,7 @@ async def test_nothing_waits_for_an_answer(pipeline: Pipeline) -> None:
     pipeline.execute("SELECT pg_sleep(0.2)")
     for number in range(1000):
         insert(pipeline, str(number))
-    pipeline.sync()
+    pipeline.queue_sync()
     await pipeline.drain()
     assert not pipeline.idle
     assert await pipeline.rows("SELECT count(*) FROM t") == [("1000",)]
@@ -103,23 +103,23 @@ async def test_syncs_are_told_of_in_order(pipeline: Pipeline) -> None:
     collected = Collected()
     for number in range(5):
         insert(pipeline, str(number))
-        pipeline.sync(lambda number=number: collected.syncs.append(number))  # type: ignore[misc]
-    await pipeline.settle()
+        pipeline.queue_sync(lambda number=number: collected.syncs.append(number))  # type: ignore[misc]
+    await pipeline.sync()
     assert collected.syncs == [0, 1, 2, 3, 4]
 
 
 async def test_after_an_error_nothing_of_the_same_sync_runs_and_no_success_is_told(pipeline: Pipeline) -> None:
     collected = Collected()
     insert(pipeline, "1")
-    pipeline.sync(lambda: collected.syncs.append(1))
+    pipeline.queue_sync(lambda: collected.syncs.append(1))
     insert(pipeline, "2")
     insert(pipeline, "1")  # fails
     insert(pipeline, "3")
-    pipeline.sync(lambda: collected.syncs.append(2))
+    pipeline.queue_sync(lambda: collected.syncs.append(2))
     insert(pipeline, "4")
-    pipeline.sync(lambda: collected.syncs.append(3))
+    pipeline.queue_sync(lambda: collected.syncs.append(3))
     with pytest.raises(ServerError) as caught:
-        await pipeline.settle()
+        await pipeline.sync()
     assert caught.value.sqlstate == "23505"
     assert pipeline.failed_note == "insert 1"
     assert collected.syncs == [1]
@@ -128,7 +128,7 @@ async def test_after_an_error_nothing_of_the_same_sync_runs_and_no_success_is_to
         insert(pipeline, "5")
     assert again.value is caught.value
     with pytest.raises(ServerError):
-        pipeline.sync()
+        pipeline.queue_sync()
     with pytest.raises(ServerError):
         await pipeline.drain()
     with anyio.fail_after(1), pytest.raises(ServerError):
@@ -139,14 +139,14 @@ async def test_a_statement_that_cannot_be_parsed(pipeline: Pipeline) -> None:
     insert(pipeline, "1")
     pipeline.execute("SELECT missing", note="wrong")
     with pytest.raises(ServerError) as caught:
-        await pipeline.settle()
+        await pipeline.sync()
     assert (caught.value.sqlstate, pipeline.failed_note) == ("42703", "wrong")
 
 
 async def test_a_value_that_cannot_be_read(pipeline: Pipeline) -> None:
     insert(pipeline, "x")
     with pytest.raises(ServerError) as caught:
-        await pipeline.settle()
+        await pipeline.sync()
     assert (caught.value.sqlstate, pipeline.failed_note) == ("22P02", "insert x")
 
 
@@ -181,7 +181,7 @@ async def test_the_session_is_lent_for_a_query_and_taken_back(pipeline: Pipeline
     insert(pipeline, "1")
     with pytest.raises(RuntimeError, match="in the middle of a query"):
         await pipeline.session.query("SELECT 1")
-    await pipeline.settle()
+    await pipeline.sync()
     assert await pipeline.session.rows("SELECT a FROM t") == [("1",)]
     pipeline.attach()
     assert await pipeline.rows("SELECT b FROM t") == [("1",)]
@@ -209,18 +209,18 @@ async def test_terminated_while_idle(target: Server, pipeline: Pipeline) -> None
         await watching
     assert pipeline.failed_note is None
     with pytest.raises(ServerError):
-        pipeline.sync()
+        pipeline.queue_sync()
 
 
 async def test_terminated_while_a_statement_runs(target: Server, pipeline: Pipeline) -> None:
     synced: list[int] = []
     insert(pipeline, "1")
     pipeline.execute("SELECT pg_sleep(10)", note="asleep")
-    pipeline.sync(lambda: synced.append(1))
+    pipeline.queue_sync(lambda: synced.append(1))
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(kill, target, pipeline.session.pid)
         with anyio.fail_after(5), pytest.raises(ServerError) as caught:
-            await pipeline.settle()
+            await pipeline.sync()
     assert caught.value.sqlstate == "57P01"
     assert pipeline.failed_note == "asleep"
     assert synced == []
@@ -235,7 +235,7 @@ async def test_terminated_while_we_send(target: Server, pipeline: Pipeline) -> N
             pipeline.execute(
                 "INSERT INTO t VALUES ($1, $2)", parameters=frontend.text_parameters([str(number), value]), note=number
             )
-            pipeline.sync()
+            pipeline.queue_sync()
             await pipeline.drain()
             if number == 200:
                 await kill(target, pipeline.session.pid)
@@ -246,7 +246,7 @@ async def test_terminated_while_we_send(target: Server, pipeline: Pipeline) -> N
 
 async def test_a_connection_that_breaks(pipeline: Pipeline) -> None:
     pipeline.execute("SELECT pg_sleep(10)", note="asleep")
-    pipeline.sync()
+    pipeline.queue_sync()
     asyncio.get_running_loop().call_later(0.05, pipeline.session.transport.abort)
     with anyio.fail_after(5), pytest.raises(ConnectionLost, match="server closed the connection unexpectedly"):
         await pipeline.watch()
@@ -262,7 +262,7 @@ async def test_a_server_that_is_stuck_holds_us_up_and_not_our_memory(pipeline: P
         pipeline.execute("SELECT pg_sleep(10)")
         while True:
             pipeline.execute("SELECT $1", parameters=frontend.text_parameters([value]))
-            pipeline.sync()
+            pipeline.queue_sync()
             await pipeline.drain()
             sent += len(value)
 

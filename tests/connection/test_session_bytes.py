@@ -249,7 +249,7 @@ async def test_a_bug_in_a_callback_is_not_taken_for_a_lost_connection() -> None:
     def broken() -> None:
         raise ZeroDivisionError("secret")
 
-    pipeline.sync(broken)
+    pipeline.queue_sync(broken)
     feed(session, READY)
     with pytest.raises(SubscriberError, match="could not be handled") as caught:
         await pipeline.watch()
@@ -285,7 +285,7 @@ async def test_a_recorded_pipeline_cut_anywhere(target: Server) -> None:
     results: list[object] = []
     for number in range(40):
         run(pipeline, number, results)
-    pipeline.sync(lambda: results.append("synced"))
+    pipeline.queue_sync(lambda: results.append("synced"))
     while not pipeline.idle:
         await anyio.sleep(0.01)
     session.abort()
@@ -297,7 +297,7 @@ async def test_a_recorded_pipeline_cut_anywhere(target: Server) -> None:
         replayed: list[object] = []
         for number in range(40):
             run(pipeline, number, replayed)
-        pipeline.sync(partial(replayed.append, "synced"))
+        pipeline.queue_sync(partial(replayed.append, "synced"))
         feed(again, bytes(recorded), [chance.randrange(len(recorded)) for _ in range(chance.randrange(12))])
         assert replayed == results
         assert pipeline.idle

@@ -43,6 +43,11 @@ class Mirror:
         with closing(sqlite3.connect(self.file)) as connection:
             connection.executescript(statements)
 
+    def require_unlocked(self) -> None:
+        """Nobody is in a transaction that has written."""
+        with closing(sqlite3.connect(self.file, timeout=0)) as connection:
+            connection.execute("BEGIN IMMEDIATE")
+
 
 # type, value, and what it becomes where that is the same text in every database
 AS_TEXT = [

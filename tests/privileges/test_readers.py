@@ -6,8 +6,8 @@ from anyio.to_thread import run_sync
 
 from subscriber.connection.connect import open_session
 from subscriber.errors import SubscriberError
-from subscriber.publisher.partitions import cut
-from subscriber.spark.verification.checksums import Column, Question, Side, ask
+from subscriber.publisher.partitions import partition_table
+from subscriber.spark.verification.checksums import ChecksumTask, ComparedColumn, TableSide, ask
 from tests.privileges.conftest import Attacked
 
 
@@ -16,11 +16,11 @@ async def test_a_table_that_becomes_a_view_before_it_is_compared(attacked: Attac
     session = await open_session(attacked.target.dsn())
     try:
         ((relid,),) = await session.rows("SELECT 'app.t'::regclass::oid")
-        (part,) = await cut(session, int(relid or 0), 1 << 20)
+        (part,) = await partition_table(session, int(relid or 0), 1 << 20)
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
-        sql = Side((Column("id", None),), (0,)).sums(part, 1)
-        question = Question(attacked.target.dsn(), False, snapshot or "", part, sql)
+        sql = TableSide((ComparedColumn("id", None),), (0,)).sums(part, 1)
+        question = ChecksumTask(attacked.target.dsn(), False, snapshot or "", part, sql)
         answer = await run_sync(ask, question)
         assert [row[1] for row in answer] == [1]  # type: ignore[union-attr]
         await attacked.as_owner(
@@ -46,11 +46,11 @@ async def test_a_cast_of_the_owner_is_not_used(attacked: Attacked) -> None:
     session = await open_session(attacked.target.dsn())
     try:
         ((relid,),) = await session.rows("SELECT 'app.t'::regclass::oid")
-        (part,) = await cut(session, int(relid or 0), 1 << 20)
+        (part,) = await partition_table(session, int(relid or 0), 1 << 20)
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
-        sql = Side((Column("id", None), Column("m", None)), (0,)).rows(part, 1, [0])
-        answer = await run_sync(ask, Question(attacked.target.dsn(), False, snapshot or "", part, sql))
+        sql = TableSide((ComparedColumn("id", None), ComparedColumn("m", None)), (0,)).rows(part, 1, [0])
+        answer = await run_sync(ask, ChecksumTask(attacked.target.dsn(), False, snapshot or "", part, sql))
         assert not isinstance(answer, SubscriberError), answer
         assert await attacked.loot() == set()
     finally:

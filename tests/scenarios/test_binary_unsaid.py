@@ -7,7 +7,7 @@ from datetime import datetime
 import pytest
 
 from subscriber.catalog import store
-from subscriber.cli.status.model import Look, PublisherAnswer, SubscriptionStatus, as_json, assess, describe
+from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, as_json, assess, describe
 from tests.scenarios.conftest import Pair
 
 AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.*DETAIL:  '
@@ -19,7 +19,7 @@ async def status(pair: Pair) -> tuple[SubscriptionStatus, datetime]:
         (subscription,) = await store.load_subscriptions(connection)
         workers = await store.load_workers(connection)
         now = await connection.fetchval("SELECT now()")
-    return assess(subscription, Look(now, 1, [subscription], workers, {}), PublisherAnswer()), now
+    return assess(subscription, StatusSnapshot(now, 1, [subscription], workers, {}), PublisherAnswer()), now
 
 
 async def shown(pair: Pair, form: str, reason: str | None = None) -> None:

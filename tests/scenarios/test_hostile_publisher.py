@@ -12,7 +12,7 @@ import anyio.to_thread
 import pytest
 
 from subscriber.catalog import copy_jobs, store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.check.check import run_checks
 from subscriber.cli.commands.exec import execute_statements, print_error
 from subscriber.cli.commands.tail import follow
@@ -85,7 +85,7 @@ class Scene:
         for json in (False, True):
             await self.attempt(lambda json=json: show(self.target.dsn(), [], json=json, watch=False, interval=1))  # type: ignore[misc]
             await self.attempt(lambda json=json: run_checks(self.target.dsn(), None, [], name="s", json=json))  # type: ignore[misc]
-        async with Catalog.open(self.target.dsn(), "test") as catalog:
+        async with CatalogConnection.open(self.target.dsn(), "test") as catalog:
             look = await read_catalog(catalog)
         self.outputs.append(page(look, await assess_all(look), standby=False))
 

@@ -15,7 +15,7 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.collect import assess_all, read_catalog
 from subscriber.cli.status.model import SubscriptionStatus
 from subscriber.demo.servers import Server, Servers
@@ -66,7 +66,7 @@ async def waits(pair: Pair, error: str, hint: str) -> dict[str, Any]:
 
 async def status_of(target: Database) -> SubscriptionStatus:
     """What `subscriber status` says."""
-    async with Catalog.open(target.dsn(), "test") as catalog:
+    async with CatalogConnection.open(target.dsn(), "test") as catalog:
         (status,) = await assess_all(await read_catalog(catalog))
     return status
 

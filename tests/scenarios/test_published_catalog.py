@@ -154,8 +154,8 @@ async def test_no_statement_and_no_worker_is_published(probe: Probe, pair: Pair)
     session.abort()
     await copy_jobs.spoil(connection, copy.copyid, 1)
     assert await worker_sessions.register_own(connection, subid, pause_requests.HOLDER)
-    await pause_requests.ask(connection, subid, Lsn(1))
-    await pause_requests.answer(connection, subid, Lsn(1), Lsn(1))
+    await pause_requests.request(connection, subid, Lsn(1))
+    await pause_requests.acknowledge(connection, subid, Lsn(1), Lsn(1))
     # As after a crash of the server.
     await connection.execute(
         "ALTER TABLE subscriber.conflict_history DISABLE TRIGGER keep; DELETE FROM subscriber.conflict_history;"

@@ -8,10 +8,10 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.collect import assess_all, read_catalog
-from subscriber.cli.status.transactions import Unfinished
-from subscriber.worker.context import SPOOL_VARIABLE, SpoolPlace
+from subscriber.cli.status.transactions import OpenTransactions
+from subscriber.worker.context import SPOOL_VARIABLE, SpoolSettings
 from subscriber.worker.supervision.launcher import Launcher
 from tests.scenarios.conftest import Pair
 
@@ -181,9 +181,9 @@ async def test_rows_that_are_missing_are_told_of_once(pair: Pair, streaming: str
     assert told in ([[5, 1], [6, 1]] if streaming == "parallel" else [[5, 1]])
 
 
-async def shown(pair: Pair) -> Unfinished:
+async def shown(pair: Pair) -> OpenTransactions:
     """What `subscriber status` finds."""
-    async with Catalog.open(pair.target.dsn(), "test") as catalog:
+    async with CatalogConnection.open(pair.target.dsn(), "test") as catalog:
         (status,) = await assess_all(await read_catalog(catalog, ["s"]))
     return status.unfinished
 
@@ -297,7 +297,7 @@ async def test_a_full_spool_is_an_error_that_loses_nothing(pair: Pair) -> None:
     await pair.subscriber.stop()
     await pair.source.execute("UPDATE t SET v = 'x'")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Launcher(pair.target.dsn(), spool=SpoolPlace(limit=10_000)).run)
+        tasks.start_soon(Launcher(pair.target.dsn(), spool=SpoolSettings(limit=10_000)).run)
         await pair.subscriber.log.wait_for("ERROR:  .*spool.*")
         tasks.cancel_scope.cancel()
     assert await pair.rows("SELECT DISTINCT v FROM t") == [("copied",)]

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.collect import read_catalog
 from tests.plugins.fix_cluster import Database
 from tests.scenarios.conftest import Pair
@@ -53,7 +53,7 @@ async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
     ((gid,),) = await pair.target.rows(GIDS)
     assert re.fullmatch(r"pg_gid_\d{10}_\d+", gid)
     assert await pair.rows("SELECT * FROM t") == [(1, "copied")]
-    async with Catalog.open(pair.target.dsn(), "test") as catalog:
+    async with CatalogConnection.open(pair.target.dsn(), "test") as catalog:
         (found,) = next(iter((await read_catalog(catalog, ["s"])).prepared.values()))
     assert (found.gid, found.publisher_gid) == (gid, "a'b")
     await pair.change(f"{how} PREPARED 'a''b'")

@@ -9,7 +9,7 @@ import pytest
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.publisher.partitions import Part, cut, whole
+from subscriber.publisher.partitions import TablePartition, partition_table, whole
 from subscriber.spark.copy.executor import PartTask
 from subscriber.spark.copy.plan import BUNDLE, bundle, spread
 from tests.plugins.fix_cluster import Database
@@ -24,10 +24,10 @@ async def session(database: Database) -> AsyncIterator[Session]:
         opened.abort()
 
 
-async def parts_of(database: Database, table: str, part_bytes: int) -> list[Part]:
+async def parts_of(database: Database, table: str, part_bytes: int) -> list[TablePartition]:
     async with session(database) as opened:
         ((oid,),) = await opened.rows(f"SELECT '{table}'::regclass::oid")
-        return await cut(opened, int(oid or 0), part_bytes)
+        return await partition_table(opened, int(oid or 0), part_bytes)
 
 
 @pytest.mark.parametrize("part_bytes", [8192, 50_000, 10**9])
@@ -45,7 +45,7 @@ async def test_parts_are_the_table(source_db: Database, part_bytes: int) -> None
 async def test_an_empty_table_is_one_part(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t (id int)")
     (part,) = await parts_of(source_db, "t", 8192)
-    assert part == Part("public", "t", part.filenode)
+    assert part == TablePartition("public", "t", part.filenode)
 
 
 async def test_leaves_of_a_partitioned_table(source_db: Database) -> None:
@@ -71,7 +71,7 @@ async def test_a_rewritten_table_has_another_filenode(source_db: Database) -> No
 
 
 def task(relid: int, size: int, *, is_whole: bool) -> PartTask:
-    part = Part("public", "t", None)
+    part = TablePartition("public", "t", None)
     return PartTask(
         "", False, "", "", 1, b"", relid, 0, part, "", "public", "t", (), "none", None, False, True, size, is_whole
     )

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status import collect
 from subscriber.connection.conninfo import Conninfo
 from tests.cli.test_secrets import BROKEN, MARK, not_marked, printed
@@ -108,7 +108,7 @@ async def test_the_copy_that_the_launcher_starts_shows_no_password(
 
 
 async def in_words(target: Database) -> list[str]:
-    async with Catalog.open(target.dsn(), "test") as catalog:
+    async with CatalogConnection.open(target.dsn(), "test") as catalog:
         look = await collect.read_catalog(catalog)
         return [collect.to_json(look, await collect.assess_all(look))]
 

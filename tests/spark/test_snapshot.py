@@ -11,7 +11,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from subscriber.errors import SubscriberError
-from subscriber.spark.sources.pgsnapshot import Table, exported_snapshot, register, to_arrow
+from subscriber.spark.sources.pgsnapshot import SnapshotTable, exported_snapshot, register, to_arrow
 from tests.plugins.fix_cluster import Database
 
 TYPES = """
@@ -69,21 +69,21 @@ async def test_all_partitions_are_as_of_the_same_moment(spark: SparkSession, sou
 async def test_partitions_are_planned_without_spark(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 5000) i")
     with exported_snapshot(source_db.dsn()) as snapshot:
-        assert len(Table({**snapshot, "table": "t_missing", "partitions": "4"})._text) == 0
-        assert len(Table({**snapshot, "table": "public.t", "partitions": "4"}).partitions()) == 4
-        assert len(Table({**snapshot, "table": "public.t"}).partitions()) == 1
+        assert len(SnapshotTable({**snapshot, "table": "t_missing", "partitions": "4"})._text) == 0
+        assert len(SnapshotTable({**snapshot, "table": "public.t", "partitions": "4"}).partitions()) == 4
+        assert len(SnapshotTable({**snapshot, "table": "public.t"}).partitions()) == 1
     # Several statements without a common snapshot would see several moments.
-    assert len(Table({"conninfo": source_db.dsn(), "table": "public.t", "partitions": "4"}).partitions()) == 1
+    assert len(SnapshotTable({"conninfo": source_db.dsn(), "table": "public.t", "partitions": "4"}).partitions()) == 1
 
 
 async def test_what_spark_has_no_type_for_is_refused_or_text(source_db: Database) -> None:
     await source_db.execute("CREATE TABLE t (id int, i interval, n numeric, r int4range, a int[])")
     options = {"conninfo": source_db.dsn(), "table": "public.t"}
     with pytest.raises(SubscriberError, match=r"Spark has no type for columns i, n, r, a of public\.t") as caught:
-        Table(options).read_schema()
+        SnapshotTable(options).read_schema()
     assert '.option("text", "i,n,r,a")' in str(caught.value.hint)
-    assert Table({**options, "text": "i, n,r,a"}).read_schema().field("r").type == pa.string()
-    assert Table({**options, "text": "*"}).read_schema().field("id").type == pa.int32()
+    assert SnapshotTable({**options, "text": "i, n,r,a"}).read_schema().field("r").type == pa.string()
+    assert SnapshotTable({**options, "text": "*"}).read_schema().field("id").type == pa.int32()
 
 
 @pytest.mark.parametrize(

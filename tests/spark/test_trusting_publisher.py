@@ -14,13 +14,13 @@ from subscriber.cli.check.check import collect
 from subscriber.cli.status.collect import ask_publisher
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
-from subscriber.publisher.partitions import Part
+from subscriber.publisher.partitions import TablePartition
 from subscriber.spark.copy.executor import PartTask, copy_parts
 from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.job import copy_tables
 from subscriber.spark.copy.plan import plan_tables
 from subscriber.spark.tasks import run_in_thread
-from subscriber.spark.verification.checksums import Question, ask
+from subscriber.spark.verification.checksums import ChecksumTask, ask
 from subscriber.spark.verification.job import verify
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database
@@ -113,8 +113,8 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
 
 async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None:
     """Their connections: a snapshot that does not exist is what they are told of when they may ask."""
-    subscription, part = scene.subscription, Part("public", "t", 1)
-    questions = [Question(subscription.conninfo, subscription.must_use_password, "x-x-1", part, "SELECT 1")]
+    subscription, part = scene.subscription, TablePartition("public", "t", 1)
+    questions = [ChecksumTask(subscription.conninfo, subscription.must_use_password, "x-x-1", part, "SELECT 1")]
     (answer,) = await run_in_thread(spark, ask, questions)
     assert isinstance(answer, SubscriberError)
     async with scene.target.connection() as connection:

@@ -17,7 +17,7 @@ from subscriber.catalog import pause_requests
 from subscriber.cli.commands.verify import as_json, describe
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.spark.verification.checksums import Column, add_up, buckets_for, differing
+from subscriber.spark.verification.checksums import ComparedColumn, add_up, buckets_for, differing
 from subscriber.spark.verification.job import Comparison, Key, verify
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
@@ -218,7 +218,7 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
     await subscriber.wait_for_ready(source_db)
     connection = await target_db.connect()
     subid = await connection.fetchval("SELECT subid FROM subscriber.subscription")
-    await pause_requests.ask(connection, subid, Lsn(0))  # without its lock, as after a kill -9
+    await pause_requests.request(connection, subid, Lsn(0))  # without its lock, as after a kill -9
     await source_db.execute("INSERT INTO t VALUES (1)")
     await target_db.wait_for("SELECT count(*) FROM t", 1)
     await target_db.wait_for("SELECT count(*) FROM subscriber.hold", 0)
@@ -227,7 +227,7 @@ async def test_a_hold_whose_owner_is_gone_is_given_up(
 async def test_a_composite_value_with_nulls_in_it_is_compared(source_db: Database) -> None:
     await source_db.execute("CREATE TYPE pair AS (a int, b text)")
     values = "(VALUES (NULL::pair), ('(,)'), ('(1,)'), ('(2,)')) t (p)"
-    rows = await source_db.rows(f"SELECT {Column('p', None).text} FROM {values}")
+    rows = await source_db.rows(f"SELECT {ComparedColumn('p', None).text} FROM {values}")
     assert rows == [(None,), ("(,)",), ("(1,)",), ("(2,)",)]
 
 

@@ -103,7 +103,15 @@ TEXTS = {
         b"1e30",
         b"12345678901234567890.1",
     ],
-    "a_date": [b"2024-02-29", b"2023-02-29", b"0001-01-01", b"infinity", b"-infinity", b"10000-01-01", b"2024-1-001"],
+    "parse_date": [
+        b"2024-02-29",
+        b"2023-02-29",
+        b"0001-01-01",
+        b"infinity",
+        b"-infinity",
+        b"10000-01-01",
+        b"2024-1-001",
+    ],
     "timestamp": [
         *(b"2024-01-02 03:04:05.678", b"2024-01-02 03:04:05", b"1999-12-31 23:59:59.999999", b"infinity", b"-infinity"),
         *(b"2024-01-02 24:00:00", b"2024-01-02 03:04:60", b"2024-01-02 03:04:05.", b"2024-01-02 03:04:05.1234567"),
@@ -124,7 +132,7 @@ BINARIES = {
         *(b"\0\1\0\0\0\0\0\0\x04\xd2", b"\0\1\xff\xff\x40\0\0\2\x04\xd2", b"\0\2\0\1\0\0\0\3\0\1\x27\x0f\0\0"),
         *(b"\0\1\0\7\0\0\0\x40\0\1", b"\0\1\0\0\0\0\0\0\xff\xff", b"\xff\xff\0\0\0\0\0\0", b"\0\1\x7f\xff\0\0\0\0\0\1"),
     ],
-    "a_date": [
+    "parse_date": [
         bytes(4),
         b"\x7f\xff\xff\xff",
         b"\x80\0\0\0",
@@ -178,7 +186,7 @@ def test_times(when: datetime, minutes: int, fraction: bool) -> None:
     micros = (when - datetime(2000, 1, 1)) // timedelta(microseconds=1)
     both("binary_timestamptz", micros.to_bytes(8, "big", signed=True))
     assert binary.timestamp(micros.to_bytes(8, "big", signed=True)) == when
-    both("binary_a_date", (micros // 86_400_000_000).to_bytes(4, "big", signed=True))
+    both("binary_parse_date", (micros // 86_400_000_000).to_bytes(4, "big", signed=True))
 
 
 @given(
@@ -323,14 +331,14 @@ def add(row: row_extraction.Cells) -> None:
 
 ncols, row_number = st.just(3) | st.integers(0, 4), st.sampled_from([1, 1, 2])
 forms, keys = st.sampled_from([0x62, 0x74]), st.sampled_from([(), (), (0,), (2, 1)])
-shapes = st.builds(row_extraction.Shape, st.just(add), ncols, row_number, forms, st.booleans(), keys)
-a_run = st.builds(row_extraction.Run, ncols, row_number, forms, keys)
+shapes = st.builds(row_extraction.RowLayout, st.just(add), ncols, row_number, forms, st.booleans(), keys)
+a_run = st.builds(row_extraction.RunLayout, ncols, row_number, forms, keys)
 
 
 @given(st.lists(good_rows(3) | rows, min_size=1, max_size=2), st.binary(max_size=5), shapes, st.data())
-def test_cuts(given: list[TupleData], before: bytes, shape: row_extraction.Shape, data: st.DataObject) -> None:
+def test_cuts(given: list[TupleData], before: bytes, shape: row_extraction.RowLayout, data: st.DataObject) -> None:
     raw = before + damaged(b"N\0\3".join([row.raw for row in given]), data)
-    both("row_extraction_cut", raw, data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2)), shape)
+    both("row_extraction_extract_row", raw, data.draw(st.just(len(before)) | st.integers(-2, len(raw) + 2)), shape)
 
 
 server_messages = st.tuples(st.sampled_from([b"d", b"d", b"d", b"N"]), st.binary(max_size=30))
@@ -361,9 +369,9 @@ def of_two(draw: st.DrawFn) -> bytes:
 
 
 @given(st.lists(of_two(), max_size=6), a_run, st.integers(1, 200), st.data())
-def test_runs(given: list[bytes], run: row_extraction.Run, most: int, data: st.DataObject) -> None:
+def test_runs(given: list[bytes], run: row_extraction.RunLayout, most: int, data: st.DataObject) -> None:
     waiting = deque([damaged(change, data) for change in given])
-    both("row_extraction_cut_keys", waiting, most % 8, most, most + 20, b"U\0\0\0\1N\0\3", run)
+    both("row_extraction_extract_keys", waiting, most % 8, most, most + 20, b"U\0\0\0\1N\0\3", run)
 
 
 values = st.binary(max_size=3) | st.sampled_from([b"\\", b"\t", b"a\nb", b"\r", b"\\N"])
@@ -398,10 +406,10 @@ def test_whole_transactions(given: list[list[TupleData]], inside: bool, most: in
         waiting.popleft()
     shape = {b"I": data.draw(shapes), b"U": data.draw(shapes | st.none())}
     outcomes = []
-    for function in (row_extraction.cut_changes, _speedups.references["row_extraction_cut_changes"]):
+    for function in (row_extraction.extract_changes, _speedups.references["row_extraction_extract_changes"]):
         asked: list[bytes] = []
 
-        def find(head: bytes, asked: list[bytes] = asked) -> row_extraction.Shape | None:
+        def find(head: bytes, asked: list[bytes] = asked) -> row_extraction.RowLayout | None:
             asked.append(head)
             return shape.get(head[:1])
 
@@ -418,8 +426,8 @@ def test_a_whole_transaction_is_found() -> None:
         messages.Commit(Lsn(5), Lsn(8), 0),
     ]
     payloads = [b"w" + bytes(24) + encode.encode(message) for message in sent]
-    shape = row_extraction.Shape(add, 3, 1, 0x74, False, (0,))
-    for function in (row_extraction.cut_changes, _speedups.references["row_extraction_cut_changes"]):
+    shape = row_extraction.RowLayout(add, 3, 1, 0x74, False, (0,))
+    for function in (row_extraction.extract_changes, _speedups.references["row_extraction_extract_changes"]):
         ended, changes, cut = function([*payloads, *payloads[:2]], 10, 10**6, 10**6, lambda _: shape, False)
         assert ended == [(5, 7, 1, 8, 1)]
         assert changes == payloads[1:2]

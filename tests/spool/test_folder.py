@@ -187,7 +187,7 @@ async def main():
                     if transaction.append(xid + subxid, b"x" * 200):
                         await transaction.write()
                 await transaction.rollback(xid + turn * 50 + 100)
-                await transaction.pause()
+                await transaction.end_block()
         for transaction in list(spool.transactions.values()):
             await transaction.remove()
 

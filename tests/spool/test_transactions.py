@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from subscriber.errors import ProtocolError
 from subscriber.spool import spool as spool_spool
 from subscriber.spool import subxact_index
-from subscriber.spool.directory import Folder
+from subscriber.spool.directory import SpoolDirectory
 from subscriber.spool.record_format import HEADER_SIZE, Record, end
 from subscriber.spool.spool import BUFFER_SIZE, Spool, SpooledTransaction
 
@@ -108,10 +108,10 @@ async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes |
             spool.start(xid, first=True)
             lists[xid] = []
         elif step == "other":
-            await transaction.pause()
+            await transaction.end_block()
             xid = TOPS[xid == TOPS[0]]
         else:
-            await (transaction.pause() if step == "pause" else transaction.write())
+            await (transaction.end_block() if step == "pause" else transaction.write())
             assert await read(transaction) == expected
         assert {xid: each.changes for xid, each in spool.transactions.items()} == {
             xid: len(lists[xid]) for xid in lists
@@ -120,7 +120,7 @@ async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes |
         assert spool.size >= sum(each.written for each in spool.transactions.values())
         assert all(each.written <= each.size < each.written + 500 for each in spool.transactions.values())
     for xid, expected in lists.items():
-        await spool.transactions[xid].pause()
+        await spool.transactions[xid].end_block()
         assert await read(spool.transactions[xid]) == expected
     await spool.forget_replaced()  # as at the end of each block
     assert sum(file.stat().st_size for file in folder.iterdir()) == spool.size
@@ -172,7 +172,7 @@ async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
                 for aborted in (*sorted(released), *own):  # as an abort record has them
                     await transaction.rollback(aborted)
                 expected = [change for change in expected if change[0] not in released + own]
-    await transaction.pause()
+    await transaction.end_block()
     assert await read(transaction) == expected
     assert transaction.changes == len(expected)
     await spool.close()
@@ -212,9 +212,9 @@ async def _followed(folder: Path, steps: list[tuple[str, int | None, bytes | Non
                     while size(expected) > offset:
                         expected.pop()
             elif step == "pause":
-                await transaction.pause()
+                await transaction.end_block()
                 send.send_nowait(None)
-        await transaction.pause()
+        await transaction.end_block()
         send.send_nowait(None)
     assert [record[1:] for record in applied] == expected
     await spool.close()
@@ -248,7 +248,7 @@ async def _follow(
                     break
 
 
-class SlowFolder(Folder):
+class SlowDirectory(SpoolDirectory):
     """Reads when it is told to, in its thread."""
 
     asked, go = threading.Event(), threading.Event()
@@ -263,14 +263,14 @@ class SlowFolder(Folder):
 async def test_a_read_under_way_gives_nothing_that_is_gone(
     spool: Spool, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(spool_spool, "Folder", SlowFolder)
+    monkeypatch.setattr(spool_spool, "SpoolDirectory", SlowDirectory)
     await spool.open()
-    SlowFolder.asked.clear()
-    SlowFolder.go.clear()
+    SlowDirectory.asked.clear()
+    SlowDirectory.go.clear()
     transaction, found = spool.start(700, first=True), list[Change]()
     for xid in (700, 701, 702):
         transaction.append(xid, b"before")
-    await transaction.pause()
+    await transaction.end_block()
 
     async def reader() -> None:
         async for records in transaction.read():
@@ -278,7 +278,7 @@ async def test_a_read_under_way_gives_nothing_that_is_gone(
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reader)
-        await anyio.to_thread.run_sync(SlowFolder.asked.wait)
+        await anyio.to_thread.run_sync(SlowDirectory.asked.wait)
         match what:
             case "rollback" | "rollback and more":
                 assert await transaction.rollback(701) == HEADER_SIZE + 6
@@ -291,7 +291,7 @@ async def test_a_read_under_way_gives_nothing_that_is_gone(
                 spool.start(700, first=True)
             case "close":
                 await spool.close()
-        SlowFolder.go.set()
+        SlowDirectory.go.set()
     assert found == []
     if what.startswith("rollback"):
         after = [(703, b"after, and longer than what was there")] if what != "rollback" else []
@@ -351,7 +351,7 @@ async def test_many_transactions_in_turn_hold_no_files_open(spool: Spool) -> Non
         for xid in range(1000, 1100):
             transaction = spool.start(xid, first=turn == 0)
             transaction.append(xid, b"x" * turn)
-            await transaction.pause()
+            await transaction.end_block()
     assert len(os.listdir("/dev/fd")) == before
     assert [len(await read(each)) for each in spool.transactions.values()] == [3] * 100
 

@@ -11,7 +11,7 @@ from anyio.from_thread import BlockingPortal
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.demo.servers import Server
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
@@ -28,7 +28,7 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.worker.session.apply_session import claim, open_target, resume
+from subscriber.worker.session.apply_session import claim, open_target, resume_progress
 from tests.apply.build import row
 from tests.plugins.fix_cluster import Database
 from tests.targets import shared_schema
@@ -64,7 +64,7 @@ class Applier:
 
     async def mapping(self, relation: Relation) -> RelationMapping:
         if relation.relid not in self._mappings:
-            self._mappings[relation.relid] = await self.target.map(relation)
+            self._mappings[relation.relid] = await self.target.map_relation(relation)
         return self._mappings[relation.relid]
 
     async def send(self, *changes: Change) -> None:
@@ -74,7 +74,7 @@ class Applier:
         for relation, change in changes:
             if isinstance(relation, list):
                 assert isinstance(change, Truncate)
-                await self.target.empty(transaction, [await self.mapping(r) for r in relation], change)
+                await self.target.truncate(transaction, [await self.mapping(r) for r in relation], change)
             else:
                 assert not isinstance(change, Truncate)
                 await self.target.change(transaction, await self.mapping(relation), change)
@@ -85,7 +85,7 @@ class Applier:
         """One transaction; returns when it has been committed. Errors are raised with their CONTEXT."""
         try:
             await self.send(*changes)
-            await self.target.settle()
+            await self.target.sync()
         except SubscriberError as error:
             raise self.target.explain(error) from None
 
@@ -105,7 +105,7 @@ class Sessions:
     async def open(self, *, synchronous_commit: str = "off", **parameters: str) -> Applier:
         """A worker that starts: it takes its place, claims its progress and continues from there."""
         missing: list[str] = []
-        catalog = await self._stack.enter_async_context(Catalog.open(self._db.dsn(), "test"))
+        catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
                 self._db.dsn(**parameters),
@@ -119,7 +119,7 @@ class Sessions:
         )
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume(target, claimed)
+        await resume_progress(target, claimed)
         applier = Applier(target)
         applier.missing = missing
         applier.end = max(100, int(claimed.position))

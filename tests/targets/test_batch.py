@@ -21,7 +21,7 @@ import pytest
 
 from subscriber.apply.batch import batch
 from subscriber.apply.progress import Progress
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
@@ -47,7 +47,7 @@ from subscriber.targets.postgres import session_group
 from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.worker.apply.transactions import Transactions
 from subscriber.worker.session.applier import Counters
-from subscriber.worker.session.apply_session import claim, explained, open_target, resume
+from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import FIRST
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, subscription
@@ -303,13 +303,13 @@ class Path:
         few = False
         while waiting:
             if self.transactions.idle:
-                few = self.target.expect_few(random.random() < self.few)
-            if not few and self.transactions.take(waiting, random.choice([1, 3, 256])):
-                await self.target.make_room()
+                few = self.target.set_small_backlog(random.random() < self.few)
+            if not few and self.transactions.append_raw(waiting, random.choice([1, 3, 256])):
+                await self.target.flush_if_full()
             else:
                 await self.transactions.receive(waiting.popleft()[25:])
             if self.transactions.idle and (few or random.random() < 0.1):
-                await self.target.rest()
+                await self.target.on_idle()
 
 
 async def _apply(
@@ -327,7 +327,7 @@ async def _apply(
     missing: list[str] = []
     error = ""
     async with AsyncExitStack() as stack:
-        catalog = await stack.enter_async_context(Catalog.open(db.dsn(), "test"))
+        catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
         target = await stack.enter_async_context(
             open_target(
                 db.dsn(), catalog, "s", SUBID, 0,
@@ -337,7 +337,7 @@ async def _apply(
         assert isinstance(target, BatchingTarget)
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume(target, claimed)
+        await resume_progress(target, claimed)
         path = Path(target, few)
         lanes = await _lanes(stack, db, catalog, target, sessions - 1)
         half = len(payloads) // 2
@@ -347,7 +347,7 @@ async def _apply(
                 random = Random(number)
                 if number == half:
                     await path.give(arrived, random)
-                    await target.settle()
+                    await target.sync()
                     await db.execute(*damage)
                 arrived.extend(transaction)
                 if random.random() < 0.3:
@@ -356,9 +356,9 @@ async def _apply(
                     for lane in lanes:
                         target.join(lane)
             await path.give(arrived, Random(half))
-            await target.settle()
+            await target.sync()
         except SubscriberError as failed:
-            found = await explained(failed, target, db.dsn(), catalog)
+            found = await with_context(failed, target, db.dsn(), catalog)
             if isinstance(found, StaleMapping):
                 error = STALE
             else:
@@ -366,7 +366,7 @@ async def _apply(
                 error = "\n".join([found.sqlstate, found.message, detail, *found.context])
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
-        catalog = await stack.enter_async_context(Catalog.open(db.dsn(), "test"))
+        catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
         await stack.enter_async_context(open_target(db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription()))
         found_progress = await claim(catalog, subscription(), 0)
         assert found_progress is not None
@@ -379,7 +379,7 @@ async def _apply(
 
 
 async def _lanes(
-    stack: AsyncExitStack, db: Database, catalog: Catalog, target: BatchingTarget, number: int
+    stack: AsyncExitStack, db: Database, catalog: CatalogConnection, target: BatchingTarget, number: int
 ) -> list[BatchingTarget]:
     """Further sessions for `target`, which steps back where waits.py would have it do so."""
     found = []
@@ -387,7 +387,7 @@ async def _lanes(
         lane = await stack.enter_async_context(
             open_target(db.dsn(), catalog, "s", SUBID, place, lambda *_: None, subscription(), batching=True)
         )
-        await resume(lane, target.progress.claim, number=place)
+        await resume_progress(lane, target.progress.claim, number=place)
         found.append(lane)
 
     async def watch() -> None:
@@ -395,7 +395,7 @@ async def _lanes(
             await anyio.sleep(0.05)
             pid = target.pipelines[0].session.pid
             if await db.value(f"SELECT pg_blocking_pids({pid}) <> '{{}}'"):
-                target.retreat()
+                target.roll_back_for_lock()
 
     tasks = await stack.enter_async_context(anyio.create_task_group())
     stack.callback(tasks.cancel_scope.cancel)
@@ -488,7 +488,7 @@ async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: 
         _transaction(2000, *[Delete(None, plain.relid, *source.old(plain, (f"{i}", "", ""))) for i in range(3)]),
     ]
     got, target = await _apply(db, tables, payloads, [], batches=True)
-    assert target.one_by_one["row missing"] == 3
+    assert target.row_by_row_reasons["row missing"] == 3
     assert [line.partition('"public.')[2].partition('"')[0] for line in got.missing] == ["parts_low", *["plain"] * 3]
 
 
@@ -542,7 +542,7 @@ async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager
     got, target = await _apply(db, [users], payloads, [], batches=True)
     assert got.error == ""
     assert target.in_batches >= 25
-    assert set(target.one_by_one) == {"row missing", "several unique indexes"}
+    assert set(target.row_by_row_reasons) == {"row missing", "several unique indexes"}
     expected, _ = await _apply(db, [users], payloads, [], batches=False)
     assert got.rows == expected.rows
 
@@ -557,7 +557,7 @@ async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
         _transaction(1000, plain.relation, row),
         _transaction(2000, *[Delete(None, plain.relid, *source.old(plain, (f"{i}", "", ""))) for i in range(3)]),
     ]
-    join, settle, recover = BatchingTarget.join, Pipeline.settle, Pipeline.recover
+    join, settle, recover = BatchingTarget.join, Pipeline.sync, Pipeline.recover
     held, recovered = list[tuple[BatchingTarget, BatchingTarget]](), list[Pipeline]()
 
     async def note_and_recover(pipeline: Pipeline) -> tuple[SubscriberError | None, object]:
@@ -565,15 +565,15 @@ async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
         recovered.append(pipeline)
         return found
 
-    async def settle_and_join(pipeline: Pipeline) -> None:
+    async def sync_and_join(pipeline: Pipeline) -> None:
         await settle(pipeline)
         if recovered and held:
             join(*held.pop())
 
     monkeypatch.setattr(BatchingTarget, "join", lambda target, lane: held.append((target, lane)))
     monkeypatch.setattr(Pipeline, "recover", note_and_recover)
-    monkeypatch.setattr(Pipeline, "settle", settle_and_join)
+    monkeypatch.setattr(Pipeline, "sync", sync_and_join)
     got, target = await _apply(db, [plain], payloads, [], batches=True, sessions=2)
     assert got.error == ""
     assert not held
-    assert target.one_by_one["row missing"] == 3
+    assert target.row_by_row_reasons["row missing"] == 3

@@ -88,12 +88,12 @@ async def test_a_row_that_a_trigger_keeps_from_changing_is_not_missing(db: Datab
     await applier.apply(
         t.update("1", "y"), t.update("2", "y", old=("1", None)), t.delete("1", None), f.delete("1", None)
     )
-    await applier.target.settle()
+    await applier.target.sync()
     assert applier.missing == []
     await applier.apply(
         t.update("5", "y"), t.update("6", "y", old=("7", None)), t.delete("5", None), f.delete("2", None)
     )
-    await applier.target.settle()
+    await applier.target.sync()
     assert applier.missing == ["UPDATE public.t", "UPDATE public.t", "DELETE public.t", "DELETE public.f"]
     assert applier.committed == [200, 300]
 
@@ -116,7 +116,7 @@ async def test_whether_a_row_was_missing_is_known_as_of_its_change(
         *(t.update("5", "y", old=("5", "x")), t.insert("5", "x")),
         *(t.delete("6", "x"), t.insert("6", "x")),
     )
-    await applier.target.settle()
+    await applier.target.sync()
     assert applier.missing == ["UPDATE public.t", "DELETE public.t"]
 
 

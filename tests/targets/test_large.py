@@ -52,7 +52,7 @@ async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
         assert applier.target.pipeline.idle
     assert await db.value("SELECT count(*) FROM t") == 0
     await applier.target.commit(transaction, Lsn(200), lambda: None)
-    await applier.target.settle()
+    await applier.target.sync()
     assert await db.value("SELECT count(*) FROM t") == 3
 
 
@@ -80,7 +80,7 @@ async def test_what_a_savepoint_goes_back_over_is_gone(db: Database, applier: Ap
     await target.roll_back_to(transaction, "s")
     await insert("3")
     await target.commit(transaction, Lsn(200), lambda: None)
-    await target.settle()
+    await target.sync()
     assert await db.rows("SELECT a FROM t ORDER BY a") == [(1,), (3,)]
 
 
@@ -107,9 +107,9 @@ async def test_small_changes_around_them_may_be_in_batches(db: Database, session
     applier = await sessions.open()
     assert isinstance(applier.target, BatchingTarget)
     applier.target.batching = True
-    around = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]
-    await applier.send(*around[:WORTHWHILE])
-    await applier.send(*around[WORTHWHILE:], received(t.insert("1", LARGE)), received(t.insert("2", LARGE)))
+    context = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]
+    await applier.send(*context[:WORTHWHILE])
+    await applier.send(*context[WORTHWHILE:], received(t.insert("1", LARGE)), received(t.insert("2", LARGE)))
     await applier.send(*[t.update(str(number), "changed") for number in range(100, 100 + WORTHWHILE)])
     await applier.apply(t.delete("100", None))
     assert applier.committed[-1] == applier.end

@@ -77,13 +77,13 @@ async def test_a_deadlock_is_an_error_to_try_again_after(db: Database, sessions:
     async with connection.transaction():
         await connection.execute("UPDATE t SET b = 'local' WHERE a = 2")
         await applier.target.change(transaction, await applier.mapping(relation), first)
-        await applier.target.settle()
+        await applier.target.sync()
         own = asyncio.ensure_future(connection.execute("UPDATE t SET b = 'local' WHERE a = 1"))
         await db.wait_for("SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'", 1)
         relation, second = t.update("2", "y")
         await applier.target.change(transaction, await applier.mapping(relation), second)
         with anyio.fail_after(20), pytest.raises(ServerError) as caught:
-            await applier.target.settle()
+            await applier.target.sync()
         applier.target.pipeline.session.abort()
         await own
     assert caught.value.sqlstate == "40P01"
@@ -118,7 +118,7 @@ async def test_partitions_with_a_domain_that_refuses_null(db: Database, applier:
     )
     t = Table("t", "a*", "b")
     await applier.apply(t.delete("1", None), t.update("50", "x"))
-    await applier.target.settle()
+    await applier.target.sync()
     assert applier.missing == ["DELETE public.t1", "UPDATE public.rest"]
 
 
@@ -135,6 +135,6 @@ async def test_hash_partitions_and_partitions_of_partitions(db: Database, applie
     homes = dict(await db.rows("SELECT a || ' ' || b, tableoid::regclass::text FROM t"))
     await db.execute("TRUNCATE t")
     await applier.apply(*(t.delete(str(a), str(b)) for a in range(20) for b in (1, 2)))
-    await applier.target.settle()
+    await applier.target.sync()
     assert applier.missing == [f"DELETE public.{homes[f'{a} {b}']}" for a in range(20) for b in (1, 2)]
     assert set(homes.values()) == {"h01", "h02", "h1"}

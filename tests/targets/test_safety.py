@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, MappingError, ProtocolError, ServerError, StaleMapping
@@ -55,7 +55,7 @@ async def test_a_session_whose_progress_was_moved_by_another_commits_nothing(
     await applier.send(t.insert("2", "x"))
     await applier.send(t.insert("3", "x"))
     with pytest.raises(ServerError) as caught:
-        await applier.target.settle()
+        await applier.target.sync()
     assert caught.value.sqlstate == "SB002"
     assert await db.rows("SELECT a FROM t") == [(1,)]
     assert await db.value(ROW) == "0/1000"
@@ -98,7 +98,7 @@ async def test_after_a_failure_no_later_transaction_becomes_visible(
         await applier.send(t.insert("3", "x"), t.insert(*values))
         for number in range(10, 50):
             await applier.send(t.insert(str(number), "x"))
-        await applier.target.settle()
+        await applier.target.sync()
 
     with pytest.raises(ServerError) as caught:
         await go_on()
@@ -118,7 +118,7 @@ async def test_each_failure_is_followed_by_a_restart_from_the_row(db: Database, 
     await applier.apply(t.insert("1", "x"))
     await applier.send(t.insert("2", "bad"))
     with pytest.raises(ServerError):
-        await applier.target.settle()
+        await applier.target.sync()
     applier.target.pipeline.session.abort()
     assert await db.value(ROW) == "0/C8"
     assert await db.value(REMOTE) == "0/12C"  # what would have lost a transaction
@@ -180,7 +180,7 @@ async def test_a_transaction_that_failed_is_applied_once_the_cause_is_gone(
 async def test_a_record_of_a_table_sync_worker_has_no_origin(db: Database, applier: Applier, t: Table) -> None:
     pipeline = applier.target.pipeline
     await db.execute(f"SELECT subscriber.set_progress({SUBID}, 4200000000, '1/0')")
-    async with Catalog.open(db.dsn(), "test") as catalog:
+    async with CatalogConnection.open(db.dsn(), "test") as catalog:
         claimed = await claim(catalog, subscription(), 4200000000)
     assert claimed is not None
     applier.target.resume(ProgressRecord(claimed, with_origin=False))
@@ -283,12 +283,12 @@ async def test_a_table_that_is_altered_waits_until_the_transaction_is_over(
     async with anyio.create_task_group() as tasks:
         applier.target.pipeline.execute("BEGIN")
         applier.target.pipeline.execute("SELECT FROM public.t FOR UPDATE")
-        await applier.target.settle()
+        await applier.target.sync()
         tasks.start_soon(alter)
         await anyio.sleep(0.1)
         assert not altered
         applier.target.pipeline.execute("COMMIT")
-        await applier.target.settle()
+        await applier.target.sync()
     with pytest.raises(StaleMapping):
         await applier.apply(t.insert("2", "x"))
 
@@ -354,14 +354,14 @@ async def test_a_table_that_is_altered_once_a_savepoint_has_let_go_of_it(
     await target.savepoint(transaction, "s")
     for number in range(2):
         await target.change(transaction, mapping, t.insert(str(number), "x")[1])
-        await target.settle()  # it is seen to be as it was
+        await target.sync()  # it is seen to be as it was
         await target.roll_back_to(transaction, "s")
-        await target.settle()
+        await target.sync()
         await target.savepoint(transaction, "s")
     await db.execute("ALTER TABLE t ADD c int")
     await target.change(transaction, mapping, t.insert("3", "x")[1])
     with pytest.raises(ServerError) as caught:
-        await target.settle()
+        await target.sync()
     assert caught.value.sqlstate == "SB001"
 
 
@@ -504,6 +504,6 @@ async def test_many_statements_wait_for_one_answer(db: Database, applier: Applie
         for number in range(200):
             await applier.send(t.insert(str(number), "x"))
         assert applier.committed == []
-    await applier.target.settle()
+    await applier.target.sync()
     assert len(applier.committed) == 200
     assert isinstance(applier.target.pipeline, Pipeline)

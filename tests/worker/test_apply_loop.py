@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.apply.batch.batch import Ends, Taken
+from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
 from subscriber.apply.relation_map import RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction, error_context
 from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
@@ -78,7 +78,7 @@ class Target:
         self.hooks = None
         self.origin = "o"
         self.codec = "utf-8"
-        self.same_types_only = False
+        self.verify_binary_types = False
         self.done: list[object] = []
         self.commits: list[Callable[[], None]] = []  # to be answered
         self.stuck = anyio.Event()
@@ -86,7 +86,7 @@ class Target:
         self.failed: SubscriberError | None = None
         self.settled = False
         self.keeps = False
-        self.few: list[bool] = []  # what expect_few() was told
+        self.few: list[bool] = []  # what set_small_backlog() was told
         self.position = Lsn(0)
 
     async def watch(self) -> None:
@@ -97,31 +97,33 @@ class Target:
     def flush(self) -> None:
         pass
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         self.settled = True
 
-    def expect_few(self, few: bool) -> bool:
+    def set_small_backlog(self, few: bool) -> bool:
         self.few.append(few)
         return few and not self.keeps
 
-    def take(self, *_: object) -> tuple[int, int]:
+    def append_raw_changes(self, *_: object) -> tuple[int, int]:
         return 0, 0
 
-    def take_transactions(self, waiting: deque[bytes], limit: int, _r: object, _w: object, ends: Ends) -> Taken | None:
+    def append_raw_transactions(
+        self, waiting: deque[bytes], limit: int, _r: object, _w: object, ends: CommitCallbacks
+    ) -> AppendResult | None:
         """Those of one insert, in the test that asks for it."""
         if not self.keeps or len(waiting) < 3 or waiting[1] != wire(Insert(None, 1, row("x")), 301):
             return None
         self.done += [("s.t1", "INSERT"), 308]
         self.commits.append(partial(ends.on_committed, ends.number))
-        return Taken(1, 1, sum([len(waiting.popleft()) for _ in range(3)]), Lsn(308))
+        return AppendResult(1, 1, sum([len(waiting.popleft()) for _ in range(3)]), Lsn(308))
 
-    async def make_room(self) -> None:
+    async def flush_if_full(self) -> None:
         await self.stuck.wait()
 
-    async def rest(self) -> None:
+    async def on_idle(self) -> None:
         pass
 
-    async def map(self, relation: Relation) -> RelationMapping:
+    async def map_relation(self, relation: Relation) -> RelationMapping:
         if relation is not RELATION and relation.relid == BROKEN.relid:
             raise MappingError('logical replication target relation "s.t3" does not exist')
         mapping = map_relation(relation, local("a", identity=("a",), name=relation.name))
@@ -129,12 +131,12 @@ class Target:
         return mapping
 
     async def change(self, transaction: RemoteTransaction, mapping: RelationMapping, change: Message) -> None:
-        transaction.changed = True
+        transaction.is_open_on_target = True
         await self.stuck.wait()
         self.done.append((mapping.label, change.message_type))
 
-    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], _: Truncate) -> None:
-        transaction.changed = True
+    async def truncate(self, transaction: RemoteTransaction, mappings: list[RelationMapping], _: Truncate) -> None:
+        transaction.is_open_on_target = True
         self.done.append([m.label for m in mappings])
 
     async def commit(self, _: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:

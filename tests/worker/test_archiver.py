@@ -16,7 +16,7 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.changelog.reader import Change, ChangeLog, read
+from subscriber.changelog.reader import ChangeLog, LoggedChange, read
 from subscriber.changelog.segment import HEADER_SIZE
 from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.demo.processes import Process
@@ -31,13 +31,13 @@ SECONDS = 300  # for a backlog, when a busy machine has left the archiver no tim
 PUBLISHED = "CREATE TABLE t (id int PRIMARY KEY, note text); CREATE PUBLICATION p FOR TABLE t"
 
 
-def changes(directory: Path, start: Lsn | None = None) -> list[Change]:
+def changes(directory: Path, start: Lsn | None = None) -> list[LoggedChange]:
     log = ChangeLog(directory)
     pieces = log.pieces(log.start() if start is None else start, log.end())
     return [change for piece in pieces for change in read(directory, piece)]
 
 
-def values(change: Change) -> list[bytes | None]:
+def values(change: LoggedChange) -> list[bytes | None]:
     assert isinstance(change.message, Insert | Update)
     return change.message.new.split()[1]
 

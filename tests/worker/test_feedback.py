@@ -60,15 +60,15 @@ async def test_at_once_when_asked_or_when_a_position_has_moved() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.feedback.run)
         await anyio.wait_all_tasks_blocked()
-        world.feedback.prompt()
+        world.feedback.request_now()
         await anyio.wait_all_tasks_blocked()
         assert len(world.stream.sent) == 1
-        world.feedback.moved()  # no, it has not
+        world.feedback.positions_changed()  # no, it has not
         await anyio.wait_all_tasks_blocked()
         assert len(world.stream.sent) == 1
         world.now = Positions(Lsn(3), Lsn(2), Lsn(2))
-        world.feedback.moved()
-        world.feedback.moved()
+        world.feedback.positions_changed()
+        world.feedback.positions_changed()
         await anyio.wait_all_tasks_blocked()
         assert world.stream.sent[1:] == [(3, 2, 2, False)]
         tasks.cancel_scope.cancel()
@@ -95,12 +95,12 @@ async def test_silence_is_measured_from_the_last_message_and_not_while_we_do_not
     await run(world, 0.25)
     assert not any(reply for *_, reply in world.stream.sent)
     world.reading = True
-    world.feedback.received()
+    world.feedback.data_received()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(world.feedback.run)
         for _ in range(10):
             await anyio.sleep(0.025)
-            world.feedback.received()
+            world.feedback.data_received()
         tasks.cancel_scope.cancel()
 
 
@@ -111,6 +111,6 @@ async def test_a_stream_that_is_lost_ends_it() -> None:
         raise ConnectionLost("gone")
 
     world.stream.send_status = lost  # type: ignore[method-assign]
-    world.feedback.prompt()
+    world.feedback.request_now()
     with pytest.raises(ConnectionLost, match="gone"):
         await world.feedback.run()

@@ -15,7 +15,7 @@ import pytest
 from subscriber.spool.spool import Spool, SpooledTransaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.worker.apply.lock_waits import _holder, _stuck
-from subscriber.worker.streaming.parallel_worker import Assignment, Outcome, ParallelWorker, Pool
+from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
 
 
 class File:
@@ -33,11 +33,11 @@ def assignment() -> tuple[Assignment, File]:
 async def test_what_follows_a_commit_waits_for_it() -> None:
     following, file = assignment()
     file.written = 100
-    following.more(4)
+    following.extend(4)
     following.committed(3)
     assert following.until == 0
     file.written = 250
-    following.more(5)
+    following.extend(5)
     following.committed(4)
     assert following.until == 100
     following.committed(7)
@@ -47,18 +47,18 @@ async def test_what_follows_a_commit_waits_for_it() -> None:
 async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None:
     following, file = assignment()
     file.written = 100
-    following.more(1)
+    following.extend(1)
     file.written = 300
-    following.more(2)
+    following.extend(2)
     following.committed(1)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(following.cut, 50)
+        tasks.start_soon(following.truncate, 50)
         await anyio.wait_all_tasks_blocked()
-        assert following.awaited
-        following.end(Outcome.GIVEN_UP)
+        assert following.is_leader_waiting
+        following.resolve(AssignmentOutcome.GIVEN_UP)
     assert following.until == 50
     file.written = 200
-    following.more(3)
+    following.extend(3)
     following.committed(2)
     assert following.until == 50
     following.committed(3)
@@ -70,7 +70,7 @@ class Taking:
 
     hooks = None
     codec = "utf-8"
-    same_types_only = False
+    verify_binary_types = False
     pipeline = SimpleNamespace(flush=lambda: None)
 
     def __init__(self, following: Assignment, allow: list[int]) -> None:
@@ -78,20 +78,22 @@ class Taking:
         self._following = following
         self._allow = allow
 
-    def take(self, _transaction: object, waiting: deque[bytes], _limit: int, *_: object) -> tuple[int, int]:
+    def append_raw_changes(
+        self, _transaction: object, waiting: deque[bytes], _limit: int, *_: object
+    ) -> tuple[int, int]:
         self.taken += waiting
         count = len(waiting)
         waiting.clear()
         return count, count
 
-    async def make_room(self) -> None:
+    async def flush_if_full(self) -> None:
         if self._allow:
             self._following.committed(self._allow.pop(0))
 
-    async def apply_gathered(self, _transaction: object) -> None:
-        await self.make_room()
+    async def flush_transaction(self, _transaction: object) -> None:
+        await self.flush_if_full()
 
-    async def alone(self, _transaction: object) -> None:
+    async def leave_batch_mode(self, _transaction: object) -> None:
         pass
 
 
@@ -106,7 +108,7 @@ async def test_what_is_allowed_in_the_middle_of_a_run_is_not_left_out(tmp_path: 
         spooled.append(731, message)
         if number % 100 == 99:
             await spooled.write()
-            following.more(number // 100)
+            following.extend(number // 100)
     target = Taking(following, [5, 9])
     following.committed(0)
     async with anyio.create_task_group() as tasks:
@@ -122,29 +124,29 @@ async def _ended(following: Assignment) -> bool:
         await anyio.sleep(0.01)
 
     async def end(_: PostgresTarget) -> None:
-        following.end(Outcome.DONE)
+        following.resolve(AssignmentOutcome.DONE)
 
-    return await following.finish(end)
+    return await following.finish_with(end)
 
 
-@pytest.mark.parametrize("outcome", [Outcome.DONE, Outcome.GIVEN_UP])
-async def test_the_leader_waits_for_the_end(outcome: Outcome) -> None:
+@pytest.mark.parametrize("outcome", [AssignmentOutcome.DONE, AssignmentOutcome.GIVEN_UP])
+async def test_the_leader_waits_for_the_end(outcome: AssignmentOutcome) -> None:
     following, file = assignment()
     file.written = 100
     found = []
 
     async def leader() -> None:
-        found.append(await following.finish(lambda _: anyio.lowlevel.checkpoint()))
+        found.append(await following.finish_with(lambda _: anyio.lowlevel.checkpoint()))
 
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(leader)
         await anyio.wait_all_tasks_blocked()
-        assert (following.awaited, following.until, found) == (True, 100, [])
-        following.end(outcome)
-    assert found == [outcome is Outcome.DONE]
-    assert not following.awaited
+        assert (following.is_leader_waiting, following.until, found) == (True, 100, [])
+        following.resolve(outcome)
+    assert found == [outcome is AssignmentOutcome.DONE]
+    assert not following.is_leader_waiting
     with anyio.fail_after(1):
-        await following.cut(0)  # nobody is there to be waited for
+        await following.truncate(0)  # nobody is there to be waited for
 
 
 def test_a_pool_has_no_more_workers_than_it_may() -> None:
@@ -158,7 +160,7 @@ LEADER, STRANGER = 1, 99
 
 
 def worker(pid: int, *, awaited: bool) -> ParallelWorker:
-    return cast(ParallelWorker, SimpleNamespace(pid=pid, assignment=SimpleNamespace(awaited=awaited)))
+    return cast(ParallelWorker, SimpleNamespace(pid=pid, assignment=SimpleNamespace(is_leader_waiting=awaited)))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
-from subscriber.worker.exception_groups import leaves, root_cause
+from subscriber.worker.exception_groups import iter_leaf_exceptions, root_cause
 from subscriber.worker.retry import FIRST_BACKOFF, RETRY_INTERVAL, Backoff, Reaction, reaction
 
 
@@ -34,9 +34,9 @@ def server_error(sqlstate: str) -> ServerError:
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (StaleMapping("x"), Reaction.AT_ONCE),
-        (TextNeeded("x"), Reaction.IN_A_MOMENT),
-        (StaleCatalog("x"), Reaction.IN_A_MOMENT),
+        (StaleMapping("x"), Reaction.IMMEDIATE),
+        (TextNeeded("x"), Reaction.SHORT_DELAY),
+        (StaleCatalog("x"), Reaction.SHORT_DELAY),
         (SlotLost("x"), Reaction.STOP),
         (PublisherReplaced("x"), Reaction.STOP),
         (PublisherError("x"), Reaction.STOP),
@@ -80,8 +80,8 @@ def test_reactions(error: BaseException, expected: Reaction) -> None:
 
 def test_waits() -> None:
     backoff = Backoff()
-    assert backoff.next(Reaction.AT_ONCE) == 0.0
-    assert backoff.next(Reaction.IN_A_MOMENT) == FIRST_BACKOFF
+    assert backoff.next(Reaction.IMMEDIATE) == 0.0
+    assert backoff.next(Reaction.SHORT_DELAY) == FIRST_BACKOFF
     assert backoff.next(Reaction.INTERVAL) == RETRY_INTERVAL
     with pytest.raises(ValueError, match="no next attempt"):
         backoff.next(Reaction.STOP)
@@ -109,4 +109,7 @@ def test_the_cause_of_several_errors() -> None:
     assert root_cause(BaseExceptionGroup("", [lost, BaseExceptionGroup("", [refused, bug])])) is bug
     first, second = ApplyError("first"), ApplyError("second")
     assert root_cause(BaseExceptionGroup("", [first, second])) is first
-    assert list(leaves(BaseExceptionGroup("", [lost, BaseExceptionGroup("", [refused])]))) == [lost, refused]
+    assert list(iter_leaf_exceptions(BaseExceptionGroup("", [lost, BaseExceptionGroup("", [refused])]))) == [
+        lost,
+        refused,
+    ]

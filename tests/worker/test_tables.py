@@ -10,19 +10,19 @@ import anyio
 import pytest
 
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import store
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import MappingError, StaleCatalog
 from subscriber.lsn import Lsn
 from subscriber.subscription import TwoPhaseState
-from subscriber.worker.apply.pause import Holding
+from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker
-from subscriber.worker.table_states import Tables
+from subscriber.worker.table_states import TableStates
 
 
-def stored(relid: int, state: str, lsn: int | None = None) -> store.RelationState:
-    return store.RelationState(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
+def stored(relid: int, state: str, lsn: int | None = None) -> store.SubscriptionRel:
+    return store.SubscriptionRel(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
 
 
 def local(relid: int, name: str | None = None) -> LocalRelation:
@@ -30,13 +30,13 @@ def local(relid: int, name: str | None = None) -> LocalRelation:
     return LocalRelation(relid, "s", name or f"t{relid}", False, "owner", (), (), "")
 
 
-def loaded(*rows: store.RelationState) -> Tables:
-    tables = Tables()
+def loaded(*rows: store.SubscriptionRel) -> TableStates:
+    tables = TableStates()
     tables.load(rows, ())
     return tables
 
 
-def states(tables: Tables, *relids: int) -> str:
+def states(tables: TableStates, *relids: int) -> str:
     return "".join(table.state.value if (table := tables.get(relid)) else "-" for relid in relids)
 
 
@@ -80,7 +80,7 @@ def test_a_table_taken_out_and_put_back_is_copied_again() -> None:
 def test_what_workers_have_agreed_on_is_left_alone() -> None:
     tables = loaded(stored(1, "f", 50), stored(2, "f", 50))
     for relid in (1, 2):
-        tables.move(relid, State.SYNCWAIT, Lsn(50))
+        tables.move(relid, TableState.SYNCWAIT, Lsn(50))
     tables.load([stored(1, "f", 50), stored(2, "f", 50)], [1])
     assert states(tables, 1, 2) == "wf"
 
@@ -89,9 +89,9 @@ def test_what_workers_have_agreed_on_is_left_alone() -> None:
 def test_a_sync_worker_that_has_ended_early(before: str, after: str) -> None:
     tables = loaded(stored(1, "f" if before in "wc" else before, 50))
     if before in "wc":
-        tables.move(1, State.SYNCWAIT, Lsn(50))
+        tables.move(1, TableState.SYNCWAIT, Lsn(50))
     if before == "c":
-        tables.move(1, State.CATCHUP, Lsn(60))
+        tables.move(1, TableState.CATCHUP, Lsn(60))
     tables.restore(1)
     tables.restore(99)
     assert states(tables, 1) == after
@@ -108,18 +108,18 @@ async def test_everybody_who_waits_is_woken() -> None:
     tables.on_change = changed
     seen: list[str] = []
 
-    async def wait_for(state: State) -> None:
+    async def wait_for(state: TableState) -> None:
         await tables.wait_until(lambda: states(tables, 1) == state.value)
         seen.append(state.value)
 
     async with anyio.create_task_group() as tasks:
-        for state in (State.DATASYNC, State.DATASYNC, State.FINISHEDCOPY):
+        for state in (TableState.DATASYNC, TableState.DATASYNC, TableState.FINISHEDCOPY):
             tasks.start_soon(wait_for, state)
         await anyio.wait_all_tasks_blocked()
-        tables.move(1, State.DATASYNC, Lsn(0))
+        tables.move(1, TableState.DATASYNC, Lsn(0))
         await anyio.wait_all_tasks_blocked()
         assert seen == ["d", "d"]
-        tables.move(1, State.FINISHEDCOPY, Lsn(9))
+        tables.move(1, TableState.FINISHEDCOPY, Lsn(9))
     assert seen == ["d", "d", "f"]
     assert changes == 2
 
@@ -127,13 +127,13 @@ async def test_everybody_who_waits_is_woken() -> None:
 # --- nothing to catch up with ---------------------------------------------------------------------
 
 
-def handed_over(tables: Tables, snapshot: int, position: int) -> bool:
+def handed_over(tables: TableStates, snapshot: int, position: int) -> bool:
     """Whether table 1, copied at `snapshot`, has nothing to catch up with when the apply worker is at `position`."""
-    tables.move(1, State.SYNCWAIT, Lsn(snapshot))
+    tables.move(1, TableState.SYNCWAIT, Lsn(snapshot))
     tables.hand_over(1, Lsn(position))
     table = tables.get(1)
     assert table is not None
-    assert (table.state, table.lsn) == (State.CATCHUP, max(snapshot, position))
+    assert (table.state, table.lsn) == (TableState.CATCHUP, max(snapshot, position))
     return tables.is_quiet(1)
 
 
@@ -171,12 +171,12 @@ def test_what_an_apply_worker_has_seen_holds_when_the_next_one_begins() -> None:
 # --- the apply worker's part ----------------------------------------------------------------------
 
 
-def apply_worker(tables: Tables, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
+def apply_worker(tables: TableStates, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
     """process_tables() of an apply worker; nothing in it that needs a server is reached."""
     worker = ApplyWorker.__new__(ApplyWorker)
     worker.subscription = cast(Any, SimpleNamespace(two_phase=TwoPhaseState.DISABLED))
     worker._tables = tables
-    worker._holding = Holding(cast(Any, None), 0)
+    worker._holding = PauseGate(cast(Any, None), 0)
     worker._settle = cast(Any, None)
     worker._is_syncing = syncing.__contains__
     worker._start_sync = started.append
@@ -191,7 +191,7 @@ async def test_a_table_without_sync_worker_gets_one() -> None:
 
 async def test_the_hand_over_waits_for_the_sync_worker() -> None:
     tables = loaded(stored(1, "f", 50))
-    tables.move(1, State.SYNCWAIT, Lsn(50))
+    tables.move(1, TableState.SYNCWAIT, Lsn(50))
     process = apply_worker(tables, {1}, [])
     finished = False
 
@@ -205,18 +205,18 @@ async def test_the_hand_over_waits_for_the_sync_worker() -> None:
         await anyio.wait_all_tasks_blocked()
         table = tables.get(1)
         assert table is not None
-        assert (table.state, table.lsn) == (State.CATCHUP, 80)
+        assert (table.state, table.lsn) == (TableState.CATCHUP, 80)
         tables.notify()
         await anyio.wait_all_tasks_blocked()
         assert not finished
-        tables.move(1, State.SYNCDONE, Lsn(85))
+        tables.move(1, TableState.SYNCDONE, Lsn(85))
     assert finished
 
 
 async def test_an_apply_worker_that_is_started_again_waits_for_the_hand_over_of_the_one_before() -> None:
     """It would pass over transactions that the sync worker, which is done before them, does not apply either."""
     tables = loaded(stored(1, "f", 50))
-    tables.move(1, State.SYNCWAIT, Lsn(50))
+    tables.move(1, TableState.SYNCWAIT, Lsn(50))
     syncing = {1}
     with anyio.move_on_after(0.01):
         await apply_worker(tables, syncing, [])(Lsn(80))
@@ -234,14 +234,14 @@ async def test_an_apply_worker_that_is_started_again_waits_for_the_hand_over_of_
         assert not finished
         table = tables.get(1)
         assert table is not None
-        assert (table.state, table.lsn) == (State.CATCHUP, 80)
-        tables.move(1, State.SYNCDONE, Lsn(85))
+        assert (table.state, table.lsn) == (TableState.CATCHUP, 80)
+        tables.move(1, TableState.SYNCDONE, Lsn(85))
 
 
 @pytest.mark.parametrize("end", ["dies", "table is dropped"])
 async def test_the_hand_over_ends_when_there_is_nothing_to_wait_for(end: str) -> None:
     tables = loaded(stored(1, "f", 50))
-    tables.move(1, State.SYNCWAIT, Lsn(50))
+    tables.move(1, TableState.SYNCWAIT, Lsn(50))
     syncing = {1}
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(apply_worker(tables, syncing, []), Lsn(80))

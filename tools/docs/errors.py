@@ -35,8 +35,8 @@ status`.
 """.strip()
 
 THEN = {
-    Reaction.AT_ONCE: "looks again at once",
-    Reaction.IN_A_MOMENT: "starts anew",
+    Reaction.IMMEDIATE: "looks again at once",
+    Reaction.SHORT_DELAY: "starts anew",
     Reaction.BACKOFF: "again after 0.1 s, more slowly each time, up to 5 s",
     Reaction.INTERVAL: "again every 5 s, or disabled (`disable_on_error`)",
     Reaction.STOP: "stops until the subscription is altered",

@@ -96,7 +96,7 @@ anew when the worker does. `process_…` has memory and processor time of the pr
 def page() -> str:
     messages = _events()
     assert set(messages) == set(EVENTS), f"explain or remove: {set(messages) ^ set(EVENTS)}"
-    keys = source.field_comments(Path(telemetry.__file__).read_text(), "Keys")
+    keys = source.field_comments(Path(telemetry.__file__).read_text(), "LogKeys")
     figures = FIGURES.format(
         states=", ".join(map(code, STATES)),
         tables=", ".join(map(code, dict.fromkeys([*TABLE_STATES.values(), "failed"]))),

@@ -13,14 +13,21 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from subscriber.apply.batch.eligibility import refusal
+from subscriber.apply.batch.eligibility import ineligible_reason
 from subscriber.apply.batch.table_batch import TableBatch
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Delete, Insert, Update
-from subscriber.protocol.row_extraction import AROUND, BODY, VALUES, Ended, Shape, cut_changes
+from subscriber.protocol.row_extraction import (
+    BODY,
+    TRANSACTION_OVERHEAD,
+    VALUES,
+    RowLayout,
+    TransactionEnd,
+    extract_changes,
+)
 from subscriber.protocol.tuple_data import BINARY, TupleData
 
 ROWS = 10_000  # changes after which a batch is applied
@@ -33,7 +40,7 @@ LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batc
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
 
 
-class Taken(NamedTuple):
+class AppendResult(NamedTuple):
     """Whole transactions that were taken, `end_lsn` of the last; and how many bytes they were."""
 
     transactions: int
@@ -42,7 +49,7 @@ class Taken(NamedTuple):
     end_lsn: Lsn
 
 
-class Ends(NamedTuple):
+class CommitCallbacks(NamedTuple):
     """What there is to know of the ends of transactions that are taken whole."""
 
     unattended: Callable[[Lsn], bool]  # whether nobody attends to an end there, nor to any before
@@ -50,21 +57,21 @@ class Ends(NamedTuple):
     number: int  # of the first; each further one has one more
 
 
-class Several(NamedTuple):
+class TransactionRun(NamedTuple):
     """Transactions one after another, and where each ends."""
 
-    ended: list[Ended]
-    ends: Ends
+    ended: list[TransactionEnd]
+    ends: CommitCallbacks
 
-    def portion(self, index: int, changes: list[Payload], several: Several | None = None) -> Portion:
+    def portion(self, index: int, changes: list[Payload], several: TransactionRun | None = None) -> TransactionSlice:
         finish_lsn, commit_time, xid, end_lsn, _ = self.ended[index]
-        transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, changed=True)
+        transaction = RemoteTransaction(xid, Lsn(finish_lsn), commit_time, is_open_on_target=True)
         on_committed = partial(self.ends.on_committed, self.ends.number + index)
-        return Portion(transaction, changes, Lsn(end_lsn), on_committed, several)
+        return TransactionSlice(transaction, changes, Lsn(end_lsn), on_committed, several)
 
 
 @dataclass(slots=True, eq=False)
-class Portion:
+class TransactionSlice:
     """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to.
 
     Or `several` of which `transaction` is the last: nobody asks about the others unless the batch is refused.
@@ -74,9 +81,9 @@ class Portion:
     changes: list[Payload] = field(default_factory=list)
     end_lsn: Lsn | None = None  # None: its COMMIT has not come yet
     on_committed: Callable[[], None] | None = None
-    several: Several | None = None
+    several: TransactionRun | None = None
 
-    def each(self) -> Iterator[Portion]:
+    def transactions(self) -> Iterator[TransactionSlice]:
         """One for each transaction."""
         if self.several is None:
             yield self
@@ -92,10 +99,10 @@ class Batch:
 
     def __init__(self) -> None:
         self.tables: dict[bytes, TableBatch] = {}  # by the relid's four bytes
-        self.portions: list[Portion] = []
+        self.portions: list[TransactionSlice] = []
         self.rows = 0
         self.bytes = 0
-        self._shapes: dict[bytes, Shape | None] = {}  # by what changes begin with
+        self._shapes: dict[bytes, RowLayout | None] = {}  # by what changes begin with
         self._looked = 0  # rows when the tables' steps were counted last
         self._many_steps = False  # a table has more than STEPS
 
@@ -143,14 +150,14 @@ class Batch:
         found = self.tables.get(_key(mapping))
         return found is None or found.mapping is mapping
 
-    def portion(self, transaction: RemoteTransaction) -> Portion:
+    def portion(self, transaction: RemoteTransaction) -> TransactionSlice:
         """Where the changes of `transaction` go, the one that is being received."""
         portions = self.portions
         if not portions or portions[-1].transaction is not transaction:
-            portions.append(Portion(transaction))
+            portions.append(TransactionSlice(transaction))
         return portions[-1]
 
-    def take(
+    def append_raw(
         self,
         transaction: RemoteTransaction,
         waiting: deque[bytes],
@@ -165,7 +172,7 @@ class Batch:
         most, largest = self._room(limit)
         changes, size = self._take_run(waiting, most, largest, find)
         if not changes:
-            _, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), True)
+            _, changes, rows = extract_changes(waiting, most, largest, LARGE, self._finder(find), True)
             size = sum(map(len, changes))
             for add, row in rows:
                 add(row)
@@ -178,25 +185,25 @@ class Batch:
         return len(changes), size
 
     def _room(self, limit: int) -> tuple[int, int]:
-        """How many changes of how many bytes take() may take; never below 0."""
+        """How many changes of how many bytes append_raw() may take; never below 0."""
         return max(min(limit, ROWS + SMALL - self.rows), 0), max(2 * BYTES - self.bytes, 0)
 
-    def take_transactions(
-        self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: Ends
-    ) -> Taken | None:
+    def append_raw_transactions(
+        self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: CommitCallbacks
+    ) -> AppendResult | None:
         """Take whole small transactions off the front of `waiting`, of up to `limit` changes; None: none.
 
-        Stops as take() does, and before a transaction to whose end somebody has to attend.
+        Stops as append_raw() does, and before a transaction to whose end somebody has to attend.
         """
         most, largest = self._room(limit)
-        ended, changes, rows = cut_changes(waiting, most, largest, LARGE, self._finder(find), False)
+        ended, changes, rows = extract_changes(waiting, most, largest, LARGE, self._finder(find), False)
         while ended and not ends.unattended(Lsn(ended[-1][3])):
             ended.pop()
         if not ended:
             return None
         taken = ended[-1][-1]
         del changes[taken:]
-        several = Several(ended, ends)
+        several = TransactionRun(ended, ends)
         self.portions.append(several.portion(len(ended) - 1, [*changes], several))
         for add, row in rows[:taken]:
             add(row)
@@ -205,13 +212,13 @@ class Batch:
         size = sum(map(len, changes))
         self.rows += taken
         self.bytes += size
-        return Taken(len(ended), taken, size + AROUND * len(ended), Lsn(ended[-1][3]))
+        return AppendResult(len(ended), taken, size + TRANSACTION_OVERHEAD * len(ended), Lsn(ended[-1][3]))
 
-    def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], Shape | None]:
+    def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], RowLayout | None]:
         """How changes are to be cut by what they begin with; `find` is asked for their table again each time."""
         shapes = self._shapes
 
-        def shape(head: bytes) -> Shape | None:
+        def shape(head: bytes) -> RowLayout | None:
             table = find(head[1:5]) if head[0] in b"IUD" else None
             if table is None:
                 return None
@@ -225,7 +232,7 @@ class Batch:
     def _take_run(
         waiting: deque[bytes], most: int, largest: int, find: Callable[[bytes], TableBatch | None]
     ) -> tuple[list[bytes], int]:
-        """take() for changes alike at the front of `waiting`, if there are: they and their bytes."""
+        """append_raw() for changes alike at the front of `waiting`, if there are: they and their bytes."""
         if len(waiting) < RUN:
             return [], 0
         head = waiting[0][BODY:VALUES]
@@ -276,7 +283,7 @@ def is_binary(change: Insert | Update | Delete) -> bool:
     return BINARY in row.split()[0]
 
 
-def why_not(mapping: RelationMapping, change: Insert | Update | Delete) -> str | None:
+def why_not_batched(mapping: RelationMapping, change: Insert | Update | Delete) -> str | None:
     """Why `change` cannot be part of any batch, in a few words; None: it can."""
     with_old = not isinstance(change, Insert) and change.old is not None
-    return refusal(mapping, change.letter[0], with_old=with_old, binary=is_binary(change))
+    return ineligible_reason(mapping, change.letter[0], with_old=with_old, binary=is_binary(change))

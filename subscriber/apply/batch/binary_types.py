@@ -12,7 +12,7 @@ Source: the *_send() and *_recv() functions in src/backend/utils/adt.
 
 from __future__ import annotations
 
-from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID, refusal
+from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID, ineligible_reason
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.protocol.messages import RelationColumn, Update
 
@@ -89,7 +89,7 @@ def same_in_binary(mapping: RelationMapping) -> bool:
     return _first_different(mapping) is None
 
 
-def text_because(mapping: RelationMapping) -> str | None:
+def text_format_reason(mapping: RelationMapping) -> str | None:
     """Why changes of the table have to be sent as text, or had better be, in words without values; None: no reason."""
     index = _first_different(mapping)
     if index is not None:
@@ -106,19 +106,23 @@ def _first_different(mapping: RelationMapping) -> int | None:
 
 
 def _same(theirs: RelationColumn, ours: LocalColumn) -> bool:
-    return theirs.type_oid in SAME_IN_BINARY and ours.sets is not None and ours.sets.type_oid == theirs.type_oid
+    return (
+        theirs.type_oid in SAME_IN_BINARY
+        and ours.batch_info is not None
+        and ours.batch_info.type_oid == theirs.type_oid
+    )
 
 
 def _described(mapping: RelationMapping, index: int) -> str:
     theirs, ours = mapping.remote.columns[index], mapping.attributes[index]
     text = f'column "{ours.name}" of table "{mapping.label}" is of type {ours.type_name}'
     name = SAME_IN_BINARY.get(theirs.type_oid)
-    own = ours.sets is not None and ours.sets.type_oid >= FIRST_NORMAL_OID
+    own = ours.batch_info is not None and ours.batch_info.type_oid >= FIRST_NORMAL_OID
     if name is not None:
         return f"{text}, and of type {name} on the publisher"
-    different = ours.sets is not None and ours.sets.type_oid != theirs.type_oid
+    different = ours.batch_info is not None and ours.batch_info.type_oid != theirs.type_oid
     return f"{text}, and of another on the publisher" if different and not own else text
 
 
 def _updates_in_sets(mapping: RelationMapping, *, binary: bool) -> bool:
-    return refusal(mapping, Update.letter[0], with_old=False, binary=binary) is None
+    return ineligible_reason(mapping, Update.letter[0], with_old=False, binary=binary) is None

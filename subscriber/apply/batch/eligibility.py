@@ -10,14 +10,14 @@ FIRST_NORMAL_OID = 16384
 _INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
 
 
-def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
+def ineligible_reason(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
     """Why changes that begin with `letter` cannot be part of a batch, in a few words; None: they can.
 
     `with_old`: an update comes with the old row, or a part of it.
     """
     local, search = mapping.local, mapping.search
-    if local.one_by_one is not None:
-        return local.one_by_one
+    if local.batch_exclusion is not None:
+        return local.batch_exclusion
     if not mapping.attributes:
         return "no columns"
     if letter == _INSERT:
@@ -29,7 +29,9 @@ def refusal(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bo
     needed = search if letter == _DELETE else range(len(mapping.attributes))
     for index in needed:
         column = mapping.attributes[index]
-        if column.sets is None or not (column.sets.binary_array if binary else column.sets.text_array):
+        if column.batch_info is None or not (
+            column.batch_info.binary_array if binary else column.batch_info.text_array
+        ):
             return "column type"
         if letter == _UPDATE and column.identity_always and (with_old or index not in search):
             return "identity column"  # which UPDATE may not set, and may have to
@@ -52,10 +54,10 @@ def fixed_columns(mapping: RelationMapping) -> tuple[int, ...] | None:
 
 def may_skip_versions(mapping: RelationMapping) -> bool:
     """Whether the target takes any row that the publisher had, whatever becomes of it later; NULLs apart."""
-    return mapping.local.bare and all(
-        column.sets is not None
+    return mapping.local.has_only_type_checks and all(
+        column.batch_info is not None
         and column.base_type is None
-        and remote.type_oid == column.sets.type_oid < FIRST_NORMAL_OID
-        and column.sets.type_modifier in (-1, remote.type_modifier)
+        and remote.type_oid == column.batch_info.type_oid < FIRST_NORMAL_OID
+        and column.batch_info.type_modifier in (-1, remote.type_modifier)
         for column, remote in zip(mapping.attributes, mapping.remote.columns, strict=True)
     )

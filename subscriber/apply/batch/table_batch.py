@@ -17,7 +17,7 @@ fail; that it failed says nothing, it is then rolled back and applied one by one
 - `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
   their inserts and deletes are in the order of the stream, and an update hits only a row whose columns of these
   indexes stay as they are.
-- What SQL cannot do set by set, or not in the same way, is refused before: refusal() in eligibility.py.
+- What SQL cannot do set by set, or not in the same way, is refused before: ineligible_reason() in eligibility.py.
 
 Values stay the bytes that came: cells, as protocol/row_extraction.py has them, and as long as nothing asks for these,
 whole changes.
@@ -30,12 +30,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from subscriber.apply.batch.eligibility import fixed_columns, may_skip_versions, refusal
+from subscriber.apply.batch.eligibility import fixed_columns, ineligible_reason, may_skip_versions
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol import row_extraction
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.row_encoding import AnyRow, cells_of
-from subscriber.protocol.row_extraction import NULL_CELL, Cells, Run, Shape, cut, cut_keys, known_by
+from subscriber.protocol.row_extraction import (
+    NULL_CELL,
+    Cells,
+    RowLayout,
+    RunLayout,
+    extract_keys,
+    extract_row,
+    row_key,
+)
 from subscriber.protocol.tuple_data import BINARY, TEXT
 
 Key = row_extraction.Key | int
@@ -46,21 +54,21 @@ _INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
 _NEW, _KEY, _ROW = 0x4E, 0x4B, 0x4F
 
 
-class Kind(Enum):
+class ChangeKind(Enum):
     INSERT = "insert"
     UPDATE = "update"
     KEY_UPDATE = "key update"  # rows are the old one and the new one
     DELETE = "delete"
 
 
-_KINDS = {_INSERT: Kind.INSERT, _UPDATE: Kind.UPDATE, _DELETE: Kind.DELETE}  # of changes of one row
+_KINDS = {_INSERT: ChangeKind.INSERT, _UPDATE: ChangeKind.UPDATE, _DELETE: ChangeKind.DELETE}  # of changes of one row
 
 
 @dataclass(slots=True)
-class Step:
+class BatchStep:
     """Rows of one statement. `sent` has True for each column that an update sets."""
 
-    kind: Kind
+    kind: ChangeKind
     index: int  # among the table's steps
     sent: tuple[bool, ...] = ()
     rows: dict[Key, AnyRow] = field(default_factory=dict)
@@ -73,7 +81,7 @@ class TableBatch:
         """`binary`: the values came in the types' binary form; all of them."""
         self.mapping = mapping
         self.binary = binary
-        self.steps: list[Step] = []
+        self.steps: list[BatchStep] = []
         self.strict = mapping.local.other_unique
         self.ncols = len(mapping.attributes)
         self._skipping: tuple[bool, list[int]] | None = None  # whether, and but for NULL in which; most need not know
@@ -82,7 +90,7 @@ class TableBatch:
         self._all = (True,) * self.ncols
         self.form = BINARY if binary else TEXT
         self._search = mapping.search
-        self._latest: dict[object, Step] = {}  # by kind and columns
+        self._latest: dict[object, BatchStep] = {}  # by kind and columns
         self._touched: dict[Key, int] = {}  # row to the index of the step that touched it last
         self._serial = 0
         self._comes_or_goes = -1  # the index of the last step of inserts or deletes
@@ -91,7 +99,7 @@ class TableBatch:
         """They have been sent; which they were is all that will be asked."""
         self.steps = []
 
-    def meets(self, other: TableBatch) -> bool:
+    def overlaps(self, other: TableBatch) -> bool:
         """Whether changes of the two, of one table, cannot be applied in any order: they touch a row in common."""
         if self.strict or other.strict:
             return True
@@ -99,28 +107,28 @@ class TableBatch:
             return False
         return self.binary != other.binary or not self._touched.keys().isdisjoint(other._touched)
 
-    def shape(self, head: bytes) -> Shape | None:
+    def shape(self, head: bytes) -> RowLayout | None:
         """How to cut changes that begin with `head`: letter, relid, marker and number of columns of the first row.
 
         None: they cannot be part of a batch.
         """
         kind, marker, ncols = head[0], *_head_at(head, 5)
-        if ncols != self.ncols or refusal(self.mapping, kind, with_old=marker != _NEW, binary=self.binary):
+        if ncols != self.ncols or ineligible_reason(self.mapping, kind, with_old=marker != _NEW, binary=self.binary):
             return None
         return self._shape(kind, marker)
 
-    def _shape(self, kind: int, marker: int) -> Shape | None:
+    def _shape(self, kind: int, marker: int) -> RowLayout | None:
         ncols, form = self.ncols, self.form
         if kind == _INSERT and marker == _NEW:
-            return Shape(self.insert, ncols, 1, form, False, ())
+            return RowLayout(self.insert, ncols, 1, form, False, ())
         key = self._search
         if key is not None and kind == _UPDATE and marker == _NEW:
-            return Shape(self.update, ncols, 1, form, True, key)
+            return RowLayout(self.update, ncols, 1, form, True, key)
         if key is not None and kind == _UPDATE and marker in (_KEY, _ROW):
             both = (*key, *[ncols + i for i in key])
-            return Shape(self.update_from, ncols, 2, form, True, both)
+            return RowLayout(self.update_from, ncols, 2, form, True, both)
         if key is not None and kind == _DELETE and marker in (_KEY, _ROW):
-            return Shape(self.delete, ncols, 1, form, True, key)
+            return RowLayout(self.delete, ncols, 1, form, True, key)
         return None
 
     def add(self, change: Insert | Update | Delete) -> bool:
@@ -130,7 +138,7 @@ class TableBatch:
         shape = self._shape(change.letter[0], _NEW if old is None else _KEY)
         if shape is None or any(row.ncols != self.ncols for row in rows):
             return False
-        row = cut(_NEXT.pack(_NEW, self.ncols).join([row.raw for row in rows]), 0, shape)
+        row = extract_row(_NEXT.pack(_NEW, self.ncols).join([row.raw for row in rows]), 0, shape)
         if row is None:
             return False
         add, cells = row
@@ -142,24 +150,24 @@ class TableBatch:
     def take_run(
         self, head: bytes, waiting: Iterable[bytes], most: int, largest: int, longest: int
     ) -> tuple[list[bytes], int]:
-        """Take changes that begin with `head` off the front of `waiting`, as cut_keys() does.
+        """Take changes that begin with `head` off the front of `waiting`, as extract_keys() does.
 
         They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
         by itself, as are those that come after them.
         """
         shape = self.shape(head) if self._may_take_runs else None
         kind = _KINDS[head[0]]
-        if shape is None or (self.strict and kind is not Kind.UPDATE):
+        if shape is None or (self.strict and kind is not ChangeKind.UPDATE):
             return [], 0
-        run = Run(self.ncols, shape.rows, self.form, self._search or ())
-        changes, before, after, size = cut_keys(waiting, most, largest, longest, head, run)
+        run = RunLayout(self.ncols, shape.rows, self.form, self._search or ())
+        changes, before, after, size = extract_keys(waiting, most, largest, longest, head, run)
         if not changes:
             return [], 0
         known: list[Key] = [*before] if run.key else [*self._serials(len(changes))]
         touches = known
         if before != after:
-            kind, touches = Kind.KEY_UPDATE, [*known, *after]
-        sent = self._all if kind in (Kind.UPDATE, Kind.KEY_UPDATE) else ()
+            kind, touches = ChangeKind.KEY_UPDATE, [*known, *after]
+        sent = self._all if kind in (ChangeKind.UPDATE, ChangeKind.KEY_UPDATE) else ()
         step = self._latest.get(_place(kind, sent))
         touched = dict.fromkeys(touches, len(self.steps) if step is None else step.index)
         if len(touched) < len(touches) or not self._touched.keys().isdisjoint(touched):
@@ -176,14 +184,14 @@ class TableBatch:
         self._serial += number
         return range(self._serial - number + 1, self._serial + 1)
 
-    # --- one change each, with what cut() has made of it ------------------------------------------
+    # --- one change each, with what extract_row() has made of it ------------------------------------------
 
     def insert(self, row: Cells) -> None:
         key = self._key(row) if self._search is not None else self._serials(1)[0]
         step = self._latest.get("insert")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
-            step = self._begin(Kind.INSERT)
+            step = self._begin(ChangeKind.INSERT)
         step.rows[key] = row
         self._touched[key] = step.index
 
@@ -203,7 +211,7 @@ class TableBatch:
         if last is None or not self._replace(self.steps[last], key, new, sent):
             step = self._latest.get(sent)
             if step is None or (last is not None and step.index <= last):
-                step = self._begin(Kind.UPDATE, sent)
+                step = self._begin(ChangeKind.UPDATE, sent)
             step.rows[key] = new
             self._touched[key] = step.index
 
@@ -213,7 +221,7 @@ class TableBatch:
         step = self._latest.get("delete")
         last = self._touched.get(key, -1)
         if step is None or last >= step.index or (self.strict and step.index != self._comes_or_goes):
-            step = self._begin(Kind.DELETE)
+            step = self._begin(ChangeKind.DELETE)
         step.rows[key] = old
         self._touched[key] = step.index
 
@@ -221,20 +229,20 @@ class TableBatch:
         before, after = self._key(old), self._key(new)
         sent = self._sent(new)
         last = max(self._touched.get(before, -1), self._touched.get(after, -1))
-        step = self._latest.get(_place(Kind.KEY_UPDATE, sent))
+        step = self._latest.get(_place(ChangeKind.KEY_UPDATE, sent))
         if step is None or step.index <= last:
-            step = self._begin(Kind.KEY_UPDATE, sent)
+            step = self._begin(ChangeKind.KEY_UPDATE, sent)
         step.rows[before] = old + new
         self._touched[before] = self._touched[after] = step.index
 
     def _key(self, cells: Cells) -> Key:
         """What the row is known by; a key that is NULL, in a row to insert, is no row's."""
-        return known_by(cells, self._search or (), self.form)
+        return row_key(cells, self._search or (), self.form)
 
     def _sent(self, new: Cells) -> tuple[bool, ...]:
         return self._all if None not in new else tuple([cell is not None for cell in new])
 
-    def _replace(self, step: Step, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
+    def _replace(self, step: BatchStep, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
         """Let the row become `new` at once, if nobody can tell the difference."""
         row = step.rows.get(key)
         if row is None:  # it was touched by its new key
@@ -244,36 +252,36 @@ class TableBatch:
         may_skip, not_null = self._skipping
         if not may_skip:
             return False
-        if step.kind is not Kind.INSERT and (step.kind is not Kind.UPDATE or step.sent != sent):
+        if step.kind is not ChangeKind.INSERT and (step.kind is not ChangeKind.UPDATE or step.sent != sent):
             return False
         cells = cells_of(row, self.form)[-self.ncols :]
         if self.fixed and not self._stays(step, cells, new):
             return False
         if NULL_CELL in [cells[i] for i in not_null]:
             return False
-        if step.kind is Kind.UPDATE:
+        if step.kind is ChangeKind.UPDATE:
             step.rows[key] = new
         else:
             step.rows[key] = [before if cell is None else cell for before, cell in zip(cells, new, strict=True)]
         return True
 
-    def _stays(self, step: Step, row: Cells, new: Cells) -> bool:
+    def _stays(self, step: BatchStep, row: Cells, new: Cells) -> bool:
         """Whether the columns that no update may change are the same in both versions of a row."""
-        return all(new[i] == row[i] or (new[i] is None and step.kind is Kind.INSERT) for i in self.fixed)
+        return all(new[i] == row[i] or (new[i] is None and step.kind is ChangeKind.INSERT) for i in self.fixed)
 
-    def _begin(self, kind: Kind, sent: tuple[bool, ...] = ()) -> Step:
-        step = Step(kind, len(self.steps), sent)
+    def _begin(self, kind: ChangeKind, sent: tuple[bool, ...] = ()) -> BatchStep:
+        step = BatchStep(kind, len(self.steps), sent)
         self.steps.append(step)
-        if kind in (Kind.INSERT, Kind.DELETE):
+        if kind in (ChangeKind.INSERT, ChangeKind.DELETE):
             self._comes_or_goes = step.index
         self._latest[_place(kind, sent)] = step
         return step
 
 
 def _not_null(mapping: RelationMapping) -> list[int]:
-    return [i for i, column in enumerate(mapping.attributes) if column.sets and column.sets.not_null]
+    return [i for i, column in enumerate(mapping.attributes) if column.batch_info and column.batch_info.not_null]
 
 
-def _place(kind: Kind, sent: tuple[bool, ...]) -> object:
+def _place(kind: ChangeKind, sent: tuple[bool, ...]) -> object:
     """What steps of which there is a latest one are told apart by."""
-    return kind.value if not sent else sent if kind is Kind.UPDATE else (kind.value, sent)
+    return kind.value if not sent else sent if kind is ChangeKind.UPDATE else (kind.value, sent)

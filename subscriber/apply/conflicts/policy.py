@@ -56,7 +56,7 @@ class Policy(StrEnum):
     CALL = "call"  # a function of the embedding program decides
 
 
-class Outcome(StrEnum):
+class PolicyOutcome(StrEnum):
     """What is done about one conflict."""
 
     ERROR = "error"
@@ -131,7 +131,7 @@ def _is_default(policy: Policy, what: ConflictType) -> bool:
     return policy is Policy.DEFAULT or (policy is Policy.ERROR and what in _UNIQUE)
 
 
-def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str) -> Outcome:
+def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str) -> PolicyOutcome:
     """What a policy makes of a conflict; not for CALL.
 
     `commit_time` is the publisher's, in microseconds since 2000-01-01 UTC; `our_origin` the name of the
@@ -139,18 +139,18 @@ def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str
     """
     match policy:
         case Policy.ERROR:
-            return Outcome.ERROR
+            return PolicyOutcome.ERROR
         case Policy.SKIP | Policy.KEEP_LOCAL:
-            return Outcome.KEEP
+            return PolicyOutcome.KEEP
         case Policy.APPLY_REMOTE:
-            return Outcome.APPLY
+            return PolicyOutcome.APPLY
         case Policy.LAST_UPDATE_WINS if conflict.type not in _MISSING:
             won = all(_is_later(conflict, row, commit_time, our_origin) for row in conflict.local_rows)
-            return Outcome.APPLY if won else Outcome.KEEP
+            return PolicyOutcome.APPLY if won else PolicyOutcome.KEEP
         case _ if conflict.type in _UNIQUE:
-            return Outcome.ERROR
+            return PolicyOutcome.ERROR
         case _:
-            return Outcome.KEEP if conflict.type in _MISSING else Outcome.APPLY
+            return PolicyOutcome.KEEP if conflict.type in _MISSING else PolicyOutcome.APPLY
 
 
 def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: str) -> bool:

@@ -48,7 +48,7 @@ def _worker(origin: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Writer:
+class RowWriter:
     """Who wrote a row of the target last."""
 
     xid: str  # on the target
@@ -64,7 +64,7 @@ class LocalRow:
 
     index: str | None  # the unique index that refuses because of this row; None: it is the row to be changed
     key: tuple[str, ...]  # the index's columns
-    writer: Writer
+    writer: RowWriter
     values: dict[str, str | None]  # by column, in the table's order, as the server prints them
 
 
@@ -147,7 +147,7 @@ def unique(
 def differs(
     mapping: RelationMapping,
     change: Update | Delete,
-    writer: Writer,
+    writer: RowWriter,
     values: Sequence[str | None],
     leaf: Partition | None = None,
 ) -> Conflict:
@@ -174,7 +174,7 @@ def differs(
     return Conflict(what, label, (sentence,), (rows,), key, _new(mapping, change), (row,))
 
 
-def _written(writer: Writer, origin: str) -> str:
+def _written(writer: RowWriter, origin: str) -> str:
     if writer.time is None:
         return f" in transaction {writer.xid}"
     if not writer.foreign:

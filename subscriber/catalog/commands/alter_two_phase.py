@@ -37,7 +37,7 @@ async def change(connection: asyncpg.Connection, subscription: Subscription, *, 
     # PostgreSQL asks only when it is enabled; it may have been before it was pending, once more.
     if subscription.two_phase is not TwoPhaseState.DISABLED:
         await _check_all_are_over(connection, subid)
-    await store.forget_prepared(connection, subid)
+    await store.delete_prepared(connection, subid)
     await store.set_two_phase_state(connection, subid, TwoPhaseState.DISABLED)
 
 

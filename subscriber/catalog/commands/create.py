@@ -39,7 +39,7 @@ async def create_subscription(
     if options.create_slot and connection.is_in_transaction():
         what = "CREATE SUBSCRIPTION ... WITH (create_slot = true)"
         raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
-    who = await privileges.caller(connection)
+    who = await privileges.current_role(connection)
     privileges.check_create(
         who, password_required=options.password_required, server_major=connection.get_server_version().major
     )
@@ -59,7 +59,9 @@ async def create_subscription(
                 subid = await _insert(connection, statement, options, who.oid)
                 if options.connect:
                     publisher = await stack.enter_async_context(
-                        publisher_connection.contact(connection, statement.name, statement.conninfo, password=password)
+                        publisher_connection.connect_to_publisher(
+                            connection, statement.name, statement.conninfo, password=password
+                        )
                     )
                     await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
                 slot.committing = True

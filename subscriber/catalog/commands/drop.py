@@ -31,10 +31,10 @@ async def drop_subscription(connection: asyncpg.Connection, statement: DropSubsc
         return
     inside = connection.is_in_transaction()
     async with connection.transaction():
-        subscription = await privileges.owned(connection, statement.name, to_drop=True)
+        subscription = await privileges.get_owned_subscription(connection, statement.name, to_drop=True)
         if subscription.slot_name is not None and inside:
             raise StatementError("DROP SUBSCRIPTION cannot run inside a transaction block", sqlstate="25001")
-        may_change = subscription.password_required or (await privileges.caller(connection)).is_superuser
+        may_change = subscription.password_required or (await privileges.current_role(connection)).is_superuser
         disabled = subscription.enabled and may_change and not inside
         if disabled:
             await store.disable(connection, subscription.oid)
@@ -43,7 +43,7 @@ async def drop_subscription(connection: asyncpg.Connection, statement: DropSubsc
             await worker_shutdown.wait_until_gone(connection, subscription.oid)
         async with connection.transaction():
             # Once more: between the two transactions it may have been changed, or dropped.
-            subscription_now = await privileges.owned(connection, statement.name, to_drop=True)
+            subscription_now = await privileges.get_owned_subscription(connection, statement.name, to_drop=True)
             await _drop(connection, subscription_now, notice)
     except BaseException:
         if disabled and not connection.is_closed():
@@ -59,20 +59,20 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     await worker_shutdown.end_workers(connection, subid)
     unfinished = [row["relid"] for row in await connection.fetch(refresh.RELATIONS, subid) if row["state"] != "r"]
     if await copy_jobs.load(connection, subid) is not None:
-        unfinished.append(copy_jobs.GROUP)
+        unfinished.append(copy_jobs.COPY_JOB_RELID)
     bound = await identity.is_bound(connection)
     # The original of a copy in the same cluster has origins and slots of the same names.
     for origin in await replication_names.find_origins(connection, subid) if bound else ():
         await replication_names.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
-    await store.forget_prepared(connection, subid)
+    await store.delete_prepared(connection, subid)
     await connection.execute(DELETE, subid)
     if slot_name is None and not (unfinished and bound):
         return
     sync_slots = [replication_names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
     password = subscription.must_use_password
     try:
-        async with publisher_connection.contact(
+        async with publisher_connection.connect_to_publisher(
             connection, subscription.name, subscription.conninfo, password=password
         ) as publisher:
             for slot in sync_slots:

@@ -171,7 +171,7 @@ async def _alter(
     | AlterRename,
 ) -> None:
     connection = altering.connection
-    subscription = await privileges.owned(connection, statement.name)
+    subscription = await privileges.get_owned_subscription(connection, statement.name)
     match statement:
         case AlterConnection():
             publisher_connection.check_conninfo(statement.conninfo, password=subscription.must_use_password)
@@ -195,7 +195,7 @@ async def _alter(
         case AlterOwner():
             await _change_owner(connection, subscription, statement)
         case AlterRename():
-            privileges.check_database(await privileges.caller(connection))
+            privileges.check_database(await privileges.current_role(connection))
             await privileges.check_name_is_free(connection, statement.new_name)
             await connection.execute(SET_NAME, subscription.oid, statement.new_name)
         case _:
@@ -275,7 +275,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         message = "cannot set slot_name = NONE for enabled subscription"
         raise StatementError(message, sqlstate=PREREQUISITE_STATE)
     if "password_required" in specified and not options.password_required:
-        who = await privileges.caller(connection)
+        who = await privileges.current_role(connection)
         if not who.is_superuser:
             raise privileges.password_required_error()
     if "trusted_owners" in specified:
@@ -304,7 +304,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:
         password = subscription.must_use_password
-        async with publisher_connection.contact(
+        async with publisher_connection.connect_to_publisher(
             connection, subscription.name, subscription.conninfo, password=password
         ) as publisher:
             await publisher.alter_slot(
@@ -343,5 +343,5 @@ async def _change_owner(connection: asyncpg.Connection, subscription: Subscripti
     can_set = "SET" if connection.get_server_version().major >= 16 else "MEMBER"
     if not await connection.fetchval(MAY_BECOME, oid, can_set):
         raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate="42501")
-    privileges.check_database(await privileges.caller(connection))
+    privileges.check_database(await privileges.current_role(connection))
     await connection.execute(SET_OWNER, subscription.oid, oid)

@@ -56,7 +56,7 @@ class Caller:
     may_subscribe: bool  # superuser; the privileges of pg_create_subscription; before 16 the schema's owner, too
 
 
-async def caller(connection: asyncpg.Connection) -> Caller:
+async def current_role(connection: asyncpg.Connection) -> Caller:
     """Whoever executes statements on this connection now: SET ROLE counts."""
     row = await connection.fetchrow(CALLER)
     assert row is not None
@@ -115,7 +115,7 @@ def already_exists(name: str) -> StatementError:
     return StatementError(f'subscription "{name}" already exists', sqlstate=DUPLICATE_OBJECT)
 
 
-async def owned(connection: asyncpg.Connection, name: str, *, to_drop: bool = False) -> Subscription:
+async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, to_drop: bool = False) -> Subscription:
     """The subscription, locked until the transaction ends, after checking that the caller may change it.
 
     Raises StatementError if there is none (42704) or the caller may not (42501). One whose password_required is

@@ -46,7 +46,9 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
 
 
 @asynccontextmanager
-async def contact(connection: Connection, name: str, conninfo: str, *, password: bool) -> AsyncIterator[Publisher]:
+async def connect_to_publisher(
+    connection: Connection, name: str, conninfo: str, *, password: bool
+) -> AsyncIterator[Publisher]:
     """Connect as subscription `name`, and close when the block ends. `connection` is one to the target.
 
     Raises PublisherUnreachable if that fails, and PublisherError if a password had to be used and was not.

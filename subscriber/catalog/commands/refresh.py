@@ -137,7 +137,7 @@ async def refresh(
     """
     subid = subscription.oid
     password = subscription.must_use_password
-    async with publisher_connection.contact(
+    async with publisher_connection.connect_to_publisher(
         connection, subscription.name, subscription.conninfo, password=password
     ) as publisher:
         if validate:

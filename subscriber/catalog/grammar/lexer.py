@@ -37,7 +37,7 @@ TYPE_OR_FUNCTION = words(
 )
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     """What a token is; `text` of a token holds its meaning, and `source` how it was written."""
 
     WORD = auto()  # folded
@@ -53,7 +53,7 @@ class Kind(Enum):
 class Token:
     """`position` counts characters from 0. `source` is for errors, so it shows no password."""
 
-    kind: Kind
+    kind: TokenKind
     text: str = field(repr=False)
     source: str
     position: int
@@ -69,7 +69,7 @@ class StatementSyntaxError(StatementError):
 
 def syntax_error(token: Token) -> StatementSyntaxError:
     """What PostgreSQL says of a token that cannot stand where it does."""
-    if token.kind is Kind.END:
+    if token.kind is TokenKind.END:
         return StatementSyntaxError("syntax error at end of input", token.position)
     return StatementSyntaxError(f'syntax error at or near "{token.source}"', token.position)
 
@@ -86,9 +86,9 @@ def fold(word: str) -> str:
 
 def is_name(token: Token) -> bool:
     """Can it be a subscription's or publication's name (ColId)?"""
-    if token.kind is Kind.WORD:
+    if token.kind is TokenKind.WORD:
         return token.text not in RESERVED and token.text not in TYPE_OR_FUNCTION
-    return token.kind is Kind.IDENTIFIER
+    return token.kind is TokenKind.IDENTIFIER
 
 
 _BLANK = re.compile(r"(?:[ \t\n\r\f\v]|--[^\n\r]*)+")
@@ -125,7 +125,7 @@ def _tokens(scanner: _Scanner) -> Iterator[Token]:
     while True:
         token = scanner.next()
         yield token
-        if token.kind is Kind.END:
+        if token.kind is TokenKind.END:
             return
 
 
@@ -160,20 +160,20 @@ class _Scanner:
         self._skip_blanks()
         sql, at = self._sql, self._at
         if at == len(sql):
-            return Token(Kind.END, "", "", at)
+            return Token(TokenKind.END, "", "", at)
         lead = sql[at]
         if lead == "'":
-            return self._token(Kind.STRING, self._string(at, escapes=False))
+            return self._token(TokenKind.STRING, self._string(at, escapes=False))
         if lead == '"':
             return self._identifier(at)
         following = sql[at + 1 : at + 2]
         if lead in "eE" and following == "'":
-            return self._token(Kind.STRING, self._string(at + 1, escapes=True))
+            return self._token(TokenKind.STRING, self._string(at + 1, escapes=True))
         if lead in "nN" and following == "'":  # the name of a type, and a string behind it
             self._at = at + 1
-            return Token(Kind.WORD, "nchar", lead, at)
+            return Token(TokenKind.WORD, "nchar", lead, at)
         if lead in "bBxX" and following == "'":
-            raise syntax_error(self._token(Kind.SYMBOL, self._string(at + 1, escapes=False)))  # a bit string
+            raise syntax_error(self._token(TokenKind.SYMBOL, self._string(at + 1, escapes=False)))  # a bit string
         if _UNICODE.match(sql, at):
             return self._unicode(at)
         if match := _DOLLAR_QUOTE.match(sql, at):
@@ -183,12 +183,12 @@ class _Scanner:
     def _unicode(self, at: int) -> Token:
         """A string or an identifier with Unicode escapes, and the UESCAPE that may follow."""
         if self._sql[at + 2] == "'":
-            kind, (text, self._at) = Kind.STRING, self._string(at + 2, escapes=False)
+            kind, (text, self._at) = TokenKind.STRING, self._string(at + 2, escapes=False)
         else:
-            kind, (text, self._at) = Kind.IDENTIFIER, self._quoted(at, at + 2)
+            kind, (text, self._at) = TokenKind.IDENTIFIER, self._quoted(at, at + 2)
         escape = self._escape_character() if self._accept_uescape() else "\\"
         text = self._unescape_unicode(text, escape, at)
-        if kind is Kind.IDENTIFIER:
+        if kind is TokenKind.IDENTIFIER:
             text = truncate_identifier(text)
         return Token(kind, text, self._shown(at, self._at), at)
 
@@ -209,10 +209,10 @@ class _Scanner:
         at = self._at
         if _UNICODE.match(self._sql, at):  # not read as a token, which could be followed by a UESCAPE of its own
             end = self._string(at + 2, escapes=False)[1] if self._sql[at + 2] == "'" else self._quoted(at, at + 2)[1]
-            character = Token(Kind.SYMBOL, "", self._shown(at, end), at)
+            character = Token(TokenKind.SYMBOL, "", self._shown(at, end), at)
         else:
             character = self.next()
-        if character.kind is not Kind.STRING:
+        if character.kind is not TokenKind.STRING:
             where = f'at or near "{character.source}"' if character.source else "at end of input"
             raise StatementSyntaxError(f"UESCAPE must be followed by a simple string literal {where}", at)
         if len(character.text) != 1 or character.text in _NO_ESCAPE:
@@ -251,11 +251,11 @@ class _Scanner:
         """A word, a number or a symbol."""
         if match := _WORD.match(self._sql, at):
             self._at = match.end()
-            return Token(Kind.WORD, truncate_identifier(fold(match[0])), self._shown(at, self._at), at)
+            return Token(TokenKind.WORD, truncate_identifier(fold(match[0])), self._shown(at, self._at), at)
         if match := _PARAMETER.match(self._sql, at):
             self._at = match.end()
             self._refuse_junk("parameter", at)
-            return Token(Kind.SYMBOL, match[0], match[0], at)
+            return Token(TokenKind.SYMBOL, match[0], match[0], at)
         if self._sql[at] in "0123456789." and (number := self._number(at)):
             return number
         match = _OPERATOR.match(self._sql, at)
@@ -264,7 +264,7 @@ class _Scanner:
         if len(source) > 1 and source[0] == "=" and source[1] in "+-/":
             source = "="
         self._at = at + len(source)
-        return Token(Kind.SYMBOL, source, self._shown(at, self._at), at)
+        return Token(TokenKind.SYMBOL, source, self._shown(at, self._at), at)
 
     def _number(self, at: int) -> Token | None:
         match = _RADIX.match(self._sql, at)
@@ -283,15 +283,15 @@ class _Scanner:
         except ValueError:
             number = 1 << 31
         if number < 1 << 31:
-            return Token(Kind.INTEGER, str(number), self._shown(at, self._at), at)
-        return Token(Kind.FLOAT, match[0], self._shown(at, self._at), at)
+            return Token(TokenKind.INTEGER, str(number), self._shown(at, self._at), at)
+        return Token(TokenKind.FLOAT, match[0], self._shown(at, self._at), at)
 
     def _refuse_junk(self, what: str, at: int) -> None:
         if junk := _JUNK.match(self._sql, self._at):
             source = self._shown(at, junk.end())
             raise StatementSyntaxError(f'trailing junk after {what} at or near "{source}"', at)
 
-    def _token(self, kind: Kind, text_and_end: tuple[str, int]) -> Token:
+    def _token(self, kind: TokenKind, text_and_end: tuple[str, int]) -> Token:
         at = self._at
         text, self._at = text_and_end
         return Token(kind, text, self._shown(at, self._at), at)
@@ -350,7 +350,7 @@ class _Scanner:
 
     def _identifier(self, at: int) -> Token:
         text, self._at = self._quoted(at, at)
-        return Token(Kind.IDENTIFIER, truncate_identifier(text), self._shown(at, self._at), at)
+        return Token(TokenKind.IDENTIFIER, truncate_identifier(text), self._shown(at, self._at), at)
 
     def _quoted(self, at: int, opening: int) -> tuple[str, int]:
         """The identifier whose first quote is at `opening`, and the position after it; the token begins at `at`."""
@@ -368,4 +368,4 @@ class _Scanner:
         if end < 0:
             raise self._unterminated("dollar-quoted string", start)
         self._at = end + len(tag)
-        return Token(Kind.STRING, self._sql[start + len(tag) : end], self._shown(start, self._at), start)
+        return Token(TokenKind.STRING, self._sql[start + len(tag) : end], self._shown(start, self._at), start)

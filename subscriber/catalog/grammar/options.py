@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from subscriber.catalog.grammar.conflict_options import check_history, check_policy
-from subscriber.catalog.grammar.lexer import NAMEDATALEN, Kind, tokenize
+from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
@@ -219,7 +219,7 @@ def _trusted_owners(option: Option) -> tuple[str, ...]:
     *tokens, _ = tokenize(value)
     names, commas = tokens[::2], tokens[1::2]
     wrong = (tokens and len(tokens) % 2 == 0) or any(comma.source != "," for comma in commas)
-    if wrong or any(name.kind not in (Kind.WORD, Kind.IDENTIFIER) for name in names):
+    if wrong or any(name.kind not in (TokenKind.WORD, TokenKind.IDENTIFIER) for name in names):
         raise StatementError(
             f'invalid value for parameter "trusted_owners": "{value}"',
             hint="It is a list of roles, as 'alice, \"Bob\"'; '' for none.",

@@ -22,9 +22,9 @@ from typing import Literal, TypeAlias
 
 from subscriber.catalog.grammar.lexer import (
     RESERVED,
-    Kind,
     StatementSyntaxError,
     Token,
+    TokenKind,
     is_name,
     syntax_error,
     tokenize,
@@ -178,20 +178,20 @@ class _Parser:
 
     def _peek(self, further: int = 0) -> Token:
         while len(self._ahead) <= further:
-            if self._ahead and self._ahead[-1].kind is Kind.END:
+            if self._ahead and self._ahead[-1].kind is TokenKind.END:
                 return self._ahead[-1]
             self._ahead.append(next(self._tokens))
         return self._ahead[further]
 
     def _take(self) -> Token:
         token = self._peek()
-        if token.kind is not Kind.END:
+        if token.kind is not TokenKind.END:
             self._ahead.pop(0)
         return token
 
     def _is(self, *words: str) -> bool:
         """Is the next token one of these words or symbols?"""
-        return self._peek().kind in (Kind.WORD, Kind.SYMBOL) and self._peek().text in words
+        return self._peek().kind in (TokenKind.WORD, TokenKind.SYMBOL) and self._peek().text in words
 
     def _accept(self, *words: str) -> str | None:
         return self._take().text if self._is(*words) else None
@@ -207,7 +207,7 @@ class _Parser:
         return self._take().text
 
     def _string(self) -> str:
-        if self._peek().kind is not Kind.STRING:
+        if self._peek().kind is not TokenKind.STRING:
             raise syntax_error(self._peek())
         return self._take().text
 
@@ -222,15 +222,15 @@ class _Parser:
         while True:
             while self._accept(";"):
                 pass
-            if self._peek().kind is Kind.END:
+            if self._peek().kind is TokenKind.END:
                 return found
             found.append(self._statement())
-            if self._peek().kind is not Kind.END:
+            if self._peek().kind is not TokenKind.END:
                 self._expect(";")
 
     def _statement(self) -> Statement:
         start = self._take()
-        if start.kind is not Kind.WORD:
+        if start.kind is not TokenKind.WORD:
             raise syntax_error(start)
         if start.text not in ("create", "alter", "drop") or not self._accept("subscription"):
             raise StatementError(
@@ -251,7 +251,7 @@ class _Parser:
 
     def _drop(self) -> DropSubscription:
         # IF is no reserved word: a subscription may be called so, unless EXISTS follows.
-        if_exists = self._is("if") and self._peek(1).kind is Kind.WORD and self._peek(1).text == "exists"
+        if_exists = self._is("if") and self._peek(1).kind is TokenKind.WORD and self._peek(1).text == "exists"
         if if_exists:
             self._take()
             self._take()
@@ -292,12 +292,12 @@ class _Parser:
 
     def _role(self) -> str | RoleWord:
         token = self._take()
-        if token.kind is Kind.WORD:
+        if token.kind is TokenKind.WORD:
             if token.text in list(RoleWord):
                 return RoleWord(token.text)
             if token.text in RESERVED:
                 raise syntax_error(token)
-        elif token.kind is not Kind.IDENTIFIER:
+        elif token.kind is not TokenKind.IDENTIFIER:
             raise syntax_error(token)
         if token.text == "none":
             raise StatementSyntaxError('role name "none" is reserved', token.position, sqlstate="42939")
@@ -315,29 +315,29 @@ class _Parser:
 
     def _option(self) -> Option:
         token = self._take()
-        if token.kind not in (Kind.WORD, Kind.IDENTIFIER):  # any word at all, reserved ones too
+        if token.kind not in (TokenKind.WORD, TokenKind.IDENTIFIER):  # any word at all, reserved ones too
             raise syntax_error(token)
         return Option(token.text, self._value() if self._accept("=") else None)
 
     def _value(self) -> str | int:
         token = self._take()
         sign = ""
-        if token.kind is Kind.SYMBOL and token.text in ("+", "-"):
+        if token.kind is TokenKind.SYMBOL and token.text in ("+", "-"):
             sign, token = token.text.strip("+"), self._take()
-            if token.kind not in (Kind.INTEGER, Kind.FLOAT):
+            if token.kind not in (TokenKind.INTEGER, TokenKind.FLOAT):
                 raise syntax_error(token)
         match token.kind:
-            case Kind.INTEGER:
+            case TokenKind.INTEGER:
                 return int(sign + token.text)
-            case Kind.FLOAT:
+            case TokenKind.FLOAT:
                 return sign + token.text
-            case Kind.STRING:
+            case TokenKind.STRING:
                 return token.text
-            case Kind.WORD | Kind.IDENTIFIER:
+            case TokenKind.WORD | TokenKind.IDENTIFIER:
                 # PostgreSQL reads a type's name here, so it may be qualified.
-                if token.kind is Kind.WORD and token.text in _TYPES:
+                if token.kind is TokenKind.WORD and token.text in _TYPES:
                     return f"pg_catalog.{_TYPES[token.text]}"
-                if token.kind is Kind.WORD and token.text in _FUNCTIONS:
+                if token.kind is TokenKind.WORD and token.text in _FUNCTIONS:
                     raise syntax_error(token)
                 text = token.text
                 while self._accept("."):

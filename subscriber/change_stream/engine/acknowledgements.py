@@ -13,7 +13,7 @@ from collections import deque
 from subscriber.lsn import Lsn
 
 
-class Acks:
+class AcknowledgementTracker:
     """Everything before `passed` was handed out, and everything before `flush` was acknowledged, too."""
 
     __slots__ = ("_acked", "_lowest", "_opened", "_waiting", "flush", "passed")

@@ -16,7 +16,7 @@ from anyio.abc import TaskGroup
 T = TypeVar("T")
 
 
-class Errand(Generic[T]):
+class CancelSafeCall(Generic[T]):
     """One piece of work, in a task of its own."""
 
     def __init__(self, owner: object, call: Callable[[], Awaitable[T]]) -> None:
@@ -43,14 +43,14 @@ class Errand(Generic[T]):
         return self._result
 
 
-class Errands:
+class CancelSafeCalls:
     """One at a time."""
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self.current: Errand[object] | None = None  # one that nobody has taken the result of
+        self.current: CancelSafeCall[object] | None = None  # one that nobody has taken the result of
 
-    async def run(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
+    async def call(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
         """The result of `call`, or of an earlier one of the same owner that he did not wait for.
 
         One that another owner did not wait for is waited for, and its result is dropped. None: all was cancelled.
@@ -58,7 +58,7 @@ class Errands:
         while True:
             errand = self.current
             if errand is None:
-                errand = self.current = Errand[object](owner, call)
+                errand = self.current = CancelSafeCall[object](owner, call)
                 self._tasks.start_soon(errand.run)
             try:
                 found = await errand.result()

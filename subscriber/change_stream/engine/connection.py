@@ -30,7 +30,7 @@ import anyio
 import anyio.lowlevel
 
 from subscriber import telemetry
-from subscriber.change_stream.engine.acknowledgements import Acks
+from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
@@ -75,10 +75,10 @@ class Source(Protocol):
         """Let go of what start() would have used."""
 
 
-class Link:
+class ReconnectingStream:
     """See the top of the file. One task takes frames while run() runs in another."""
 
-    def __init__(self, source: Source, acks: Acks, *, limit: int, stop_timeout: float) -> None:
+    def __init__(self, source: Source, acks: AcknowledgementTracker, *, limit: int, stop_timeout: float) -> None:
         self.epoch = 0
         self.between = True  # whoever takes frames has no transaction open and no frames left; kept by them
         self._source = source
@@ -99,13 +99,13 @@ class Link:
 
     # --- for whoever takes frames -----------------------------------------------------------------
 
-    async def take(self) -> list[bytes]:
+    async def receive(self) -> list[bytes]:
         """The next frames, at most CHUNK; none when wake() was called. Raises what ended the stream for good."""
         await anyio.lowlevel.checkpoint()
         await self.wait()
         if self._error is not None and not self._queue:
             raise self._error
-        return self.take_at_once()
+        return self.receive_nowait()
 
     async def wait(self) -> bool:
         """Until there are frames, wake() was called or the stream has ended; nothing changes when that is cancelled.
@@ -118,8 +118,8 @@ class Link:
         self._arrived = anyio.Event()
         return True
 
-    def take_at_once(self) -> list[bytes]:
-        """take() as far as they are there."""
+    def receive_nowait(self) -> list[bytes]:
+        """receive() as far as they are there."""
         if not self._queue:
             return []
         self.between = False
@@ -135,7 +135,7 @@ class Link:
         return chunk
 
     def wake(self) -> None:
-        """Let take() return without frames, if it is waiting."""
+        """Let receive() return without frames, if it is waiting."""
         self._arrived.set()
 
     def moved(self) -> None:
@@ -147,13 +147,13 @@ class Link:
     # --- the connection ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled, or an error that does not pass; that is what take() raises then."""
+        """Until cancelled, or an error that does not pass; that is what receive() raises then."""
         wait = FIRST_WAIT
         while True:
             try:
                 await self._follow()
             except Exception as error:  # a bug, too, is for the consumer to hear of
-                if not self._source.can_reconnect or not passes(error):
+                if not self._source.can_reconnect or not is_transient(error):
                     self._error = error
                     self.wake()
                     return
@@ -195,7 +195,7 @@ class Link:
         while True:
             with anyio.move_on_after(self._heard + half - monotonic()):  # one for many, a timeout is not cheap
                 while True:
-                    self._arrive(await connection.receive())
+                    self._on_frames(await connection.receive())
                     self._heard = monotonic()
                     if self._queued > self._limit:
                         break
@@ -214,7 +214,7 @@ class Link:
         self._asked = True
         self._news.set()
 
-    def _arrive(self, frames: list[bytes]) -> None:
+    def _on_frames(self, frames: list[bytes]) -> None:
         self._asked = False
         size, keepalives = weigh(frames)
         if keepalives:
@@ -252,7 +252,7 @@ class Link:
         connection.send_status(passed, flush, flush, reply_requested=reply_requested)
 
 
-def passes(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Whether it is worth to try again."""
     return isinstance(error, ConnectionLost) or (isinstance(error, ServerError) and error.sqlstate.startswith(_PASSES))
 

@@ -14,8 +14,14 @@ import anyio.lowlevel
 from subscriber import telemetry
 from subscriber.change_stream.changes import KINDS, Change, Message, Truncate, row_changes, take_changes
 from subscriber.change_stream.changes import LETTER as LETTER
-from subscriber.change_stream.engine.acknowledgements import Acks
-from subscriber.change_stream.engine.connection import FIRST_WAIT, LONGEST_WAIT, Link, Source, passes
+from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
+from subscriber.change_stream.engine.connection import (
+    FIRST_WAIT,
+    LONGEST_WAIT,
+    ReconnectingStream,
+    Source,
+    is_transient,
+)
 from subscriber.change_stream.rows import Relation
 from subscriber.change_stream.types.registry import TypeRow, Types
 from subscriber.errors import ProtocolError, SubscriberError
@@ -31,7 +37,7 @@ _begin = struct.Struct(">B24xBQqI").unpack
 _COMMIT = struct.Struct(">B24xBBQQ8x")
 
 
-class Tables:
+class RelationCache:
     """The tables of one publisher, as last described."""
 
     def __init__(self, source: Source) -> None:
@@ -43,10 +49,10 @@ class Tables:
         """Take a description in; asks the publisher's catalog about types that are not known."""
         oids = {column.type_oid for column in described.columns}
         if described.relid in self.known:
-            self._types.forget(oids)
+            self._types.invalidate(oids)
         if unknown := self._types.unknown(oids):
             self._types.add(await self._look_up(unknown))
-            self._types.give_up(unknown)
+            self._types.mark_unresolvable(unknown)
         self.known[described.relid] = Relation(described, self._types)
 
     async def _look_up(self, oids: set[int]) -> list[TypeRow]:
@@ -56,7 +62,7 @@ class Tables:
             try:
                 return await self._source.types(oids, self._types.known)
             except SubscriberError as error:
-                if not self._source.can_reconnect or not passes(error):
+                if not self._source.can_reconnect or not is_transient(error):
                     raise
                 telemetry.log_error(error, telemetry.WARNING, event="stream.types")
             await anyio.sleep(wait)
@@ -98,10 +104,10 @@ class Tables:
                 batch.append(self.change(message))
 
 
-class Frames:
+class FrameReader:
     """The frames that have been taken from the link, up to where they have been dealt with."""
 
-    def __init__(self, link: Link, acks: Acks, tables: Tables) -> None:
+    def __init__(self, link: ReconnectingStream, acks: AcknowledgementTracker, tables: RelationCache) -> None:
         self.tables = tables
         self._epoch = link.epoch
         self._link = link
@@ -111,7 +117,7 @@ class Frames:
 
     async def refill(self) -> bool:
         """Take more frames, perhaps none; whether they are from another connection than those before."""
-        self._chunk = await self._link.take()
+        self._chunk = await self._link.receive()
         self._at = 0
         renewed = self._epoch != self._link.epoch
         self._epoch = self._link.epoch
@@ -126,7 +132,7 @@ class Frames:
         if self._at < len(self._chunk) or self._epoch != link.epoch:
             return False
         waited = await link.wait()
-        if self._epoch != link.epoch or not (chunk := link.take_at_once()):
+        if self._epoch != link.epoch or not (chunk := link.receive_nowait()):
             return False
         self._chunk, self._at = chunk, 0
         if not waited:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _ENDS = b"CP"  # COMMIT, PREPARE
 
 
-class Live:
+class InOrderReader:
     """For all such transactions of a stream, one after another."""
 
     def __init__(self, stream: Stream) -> None:
@@ -103,7 +103,7 @@ class Live:
         self._repeated = transaction.handed_out
 
 
-class Single:
+class SingleChange:
     """One change, which is there already."""
 
     def __init__(self, change: Change) -> None:

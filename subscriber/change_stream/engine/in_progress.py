@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _ORIGIN = 0x4F  # O
 
 
-class Blocks:
+class InProgressReader:
     """All of one stream."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ _RELATION = 0x52  # R
 _XID, _REST = LETTER + 1, LETTER + 5
 
 
-class Spooled:
+class SpooledReader:
     """All of one stream."""
 
     def __init__(self, folder: Path, limit: int | None) -> None:
@@ -45,7 +45,7 @@ class Spooled:
         self._origins: dict[int, str] = {}
         self._described: dict[int, dict[bytes, bytes]] = {}  # by xid and table: the message
         self._held: dict[int, int] = {}  # by xid: the number whose ack they wait for
-        self._reading: Reading | None = None
+        self._reading: SpooledChanges | None = None
 
     async def block(self, stream: Stream, message: pgoutput.StreamStart) -> Transaction | None:
         spooled = await self._start(message.xid, first=message.first_segment)
@@ -118,7 +118,7 @@ class Spooled:
             await spooled.remove()
             stream.acks.note(end_lsn)
             return None
-        self._reading = Reading(stream, spooled, described)
+        self._reading = SpooledChanges(stream, spooled, described)
         transaction = Transaction(stream, kind, xid, finish_lsn, 0, changes=self._reading, end_lsn=end_lsn)
         transaction.origin = origin
         return transaction
@@ -200,7 +200,7 @@ class Spooled:
         await self._spool.close()
 
 
-class Reading:
+class SpooledChanges:
     """The changes of one transaction, from its file."""
 
     def __init__(self, stream: Stream, spooled: SpooledTransaction, described: list[bytes]) -> None:

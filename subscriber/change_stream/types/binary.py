@@ -78,14 +78,14 @@ def numeric(value: bytes) -> Decimal:
 
 
 @compiled
-def a_date(value: bytes) -> date:
+def parse_date(value: bytes) -> date:
     (days,) = _int32(value)
     if days in (_PAST_DAY, _FUTURE_DAY):
         return date.max if days > 0 else date.min
     return date.fromordinal(_EPOCH_DAY + days)
 
 
-def a_time(value: bytes) -> time:
+def parse_time(value: bytes) -> time:
     return (_EPOCH + timedelta(microseconds=_micros_of_day(_int64(value)[0]))).time()
 
 
@@ -122,7 +122,7 @@ def interval(value: bytes) -> timedelta:
     return interval_of(months, days, 0, micros)
 
 
-def an_uuid(value: bytes) -> uuid.UUID:
+def parse_uuid(value: bytes) -> uuid.UUID:
     return uuid.UUID(bytes=value)
 
 
@@ -136,7 +136,7 @@ def inet(value: bytes) -> Any:
     return address
 
 
-def bits(value: bytes) -> asyncpg.BitString:
+def parse_bits(value: bytes) -> asyncpg.BitString:
     return asyncpg.BitString.frombytes(value[4:], _int32(value[:4])[0])
 
 

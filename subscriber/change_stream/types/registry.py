@@ -19,7 +19,7 @@ from subscriber.change_stream.types.text import Decode
 
 
 @dataclass(frozen=True, slots=True)
-class Type:
+class TypeInfo:
     """A type of the publisher; `text` and `binary` read one value that is not NULL."""
 
     name: str  # as format_type() writes it
@@ -49,61 +49,61 @@ def _same(value: bytes) -> bytes:
     return value
 
 
-def _as_text(name: str) -> Type:
+def _as_text(name: str) -> TypeInfo:
     """A type that is a string for us; its binary form is its text for those that have one here."""
-    return Type(name, text.text, text.text)
+    return TypeInfo(name, text.text, text.text)
 
 
-_BUILT_IN: dict[int, tuple[Type, int]] = {  # and the OID of the array
-    16: (Type("boolean", text.boolean, binary.boolean), 1000),
-    17: (Type("bytea", text.bytea, _same), 1001),
-    18: (Type('"char"', text.char, _same), 1002),
+_BUILT_IN: dict[int, tuple[TypeInfo, int]] = {  # and the OID of the array
+    16: (TypeInfo("boolean", text.boolean, binary.boolean), 1000),
+    17: (TypeInfo("bytea", text.bytea, _same), 1001),
+    18: (TypeInfo('"char"', text.char, _same), 1002),
     19: (_as_text("name"), 1003),
-    20: (Type("bigint", text.integer, binary.integer), 1016),
-    21: (Type("smallint", text.integer, binary.integer), 1005),
-    22: (Type("int2vector", text.vector, nested.ArrayFromBinary(binary.integer)), 1006),
-    23: (Type("integer", text.integer, binary.integer), 1007),
+    20: (TypeInfo("bigint", text.integer, binary.integer), 1016),
+    21: (TypeInfo("smallint", text.integer, binary.integer), 1005),
+    22: (TypeInfo("int2vector", text.vector, nested.ArrayFromBinary(binary.integer)), 1006),
+    23: (TypeInfo("integer", text.integer, binary.integer), 1007),
     25: (_as_text("text"), 1009),
-    26: (Type("oid", text.integer, binary.unsigned), 1028),
-    27: (Type("tid", text.tid, binary.tid), 1010),
-    28: (Type("xid", text.integer, binary.unsigned), 1011),
-    29: (Type("cid", text.integer, binary.unsigned), 1012),
-    30: (Type("oidvector", text.vector, nested.ArrayFromBinary(binary.unsigned)), 1013),
+    26: (TypeInfo("oid", text.integer, binary.unsigned), 1028),
+    27: (TypeInfo("tid", text.tid, binary.tid), 1010),
+    28: (TypeInfo("xid", text.integer, binary.unsigned), 1011),
+    29: (TypeInfo("cid", text.integer, binary.unsigned), 1012),
+    30: (TypeInfo("oidvector", text.vector, nested.ArrayFromBinary(binary.unsigned)), 1013),
     114: (_as_text("json"), 199),
     142: (_as_text("xml"), 143),
-    600: (Type("point", text.point, binary.point), 1017),
-    601: (Type("lseg", text.lseg, binary.lseg), 1018),
-    602: (Type("path", text.path, binary.path), 1019),
-    604: (Type("polygon", text.polygon, binary.polygon), 1027),
-    628: (Type("line", text.line, binary.line), 629),
-    650: (Type("cidr", text.cidr, binary.inet), 651),
-    700: (Type("real", text.float4, binary.float4), 1021),
-    701: (Type("double precision", text.float8, binary.float8), 1022),
-    718: (Type("circle", text.circle, binary.circle), 719),
-    774: (Type("macaddr8", text.text, binary.macaddr), 775),
-    790: (Type("money", text.text, _same), 791),  # in cents, or what the publisher's lc_monetary has
-    829: (Type("macaddr", text.text, binary.macaddr), 1040),
-    869: (Type("inet", text.inet, binary.inet), 1041),
+    600: (TypeInfo("point", text.point, binary.point), 1017),
+    601: (TypeInfo("lseg", text.lseg, binary.lseg), 1018),
+    602: (TypeInfo("path", text.path, binary.path), 1019),
+    604: (TypeInfo("polygon", text.polygon, binary.polygon), 1027),
+    628: (TypeInfo("line", text.line, binary.line), 629),
+    650: (TypeInfo("cidr", text.cidr, binary.inet), 651),
+    700: (TypeInfo("real", text.float4, binary.float4), 1021),
+    701: (TypeInfo("double precision", text.float8, binary.float8), 1022),
+    718: (TypeInfo("circle", text.circle, binary.circle), 719),
+    774: (TypeInfo("macaddr8", text.text, binary.macaddr), 775),
+    790: (TypeInfo("money", text.text, _same), 791),  # in cents, or what the publisher's lc_monetary has
+    829: (TypeInfo("macaddr", text.text, binary.macaddr), 1040),
+    869: (TypeInfo("inet", text.inet, binary.inet), 1041),
     1042: (_as_text("character"), 1014),
     1043: (_as_text("character varying"), 1015),
-    1082: (Type("date", text.a_date, binary.a_date), 1182),
-    1083: (Type("time without time zone", text.a_time, binary.a_time), 1183),
-    1114: (Type("timestamp without time zone", text.timestamp, binary.timestamp), 1115),
-    1184: (Type("timestamp with time zone", text.timestamptz, binary.timestamptz), 1185),
-    1186: (Type("interval", text.interval, binary.interval), 1187),
-    1266: (Type("time with time zone", text.a_time, binary.timetz), 1270),
-    1560: (Type("bit", text.bits, binary.bits), 1561),
-    1562: (Type("bit varying", text.bits, binary.bits), 1563),
-    1700: (Type("numeric", text.numeric, binary.numeric), 1231),
+    1082: (TypeInfo("date", text.parse_date, binary.parse_date), 1182),
+    1083: (TypeInfo("time without time zone", text.parse_time, binary.parse_time), 1183),
+    1114: (TypeInfo("timestamp without time zone", text.timestamp, binary.timestamp), 1115),
+    1184: (TypeInfo("timestamp with time zone", text.timestamptz, binary.timestamptz), 1185),
+    1186: (TypeInfo("interval", text.interval, binary.interval), 1187),
+    1266: (TypeInfo("time with time zone", text.parse_time, binary.timetz), 1270),
+    1560: (TypeInfo("bit", text.parse_bits, binary.parse_bits), 1561),
+    1562: (TypeInfo("bit varying", text.parse_bits, binary.parse_bits), 1563),
+    1700: (TypeInfo("numeric", text.numeric, binary.numeric), 1231),
     1790: (_as_text("refcursor"), 2201),
-    2950: (Type("uuid", text.an_uuid, binary.an_uuid), 2951),
-    2970: (Type("txid_snapshot", text.snapshot, binary.snapshot), 2949),
-    3220: (Type("pg_lsn", text.lsn, binary.lsn), 3221),
-    3614: (Type("tsvector", text.text, binary.tsvector), 3643),
-    3802: (Type("jsonb", text.text, binary.versioned), 3807),
-    4072: (Type("jsonpath", text.text, binary.versioned), 4073),
-    5038: (Type("pg_snapshot", text.snapshot, binary.snapshot), 5039),
-    5069: (Type("xid8", text.integer, binary.unsigned), 271),
+    2950: (TypeInfo("uuid", text.parse_uuid, binary.parse_uuid), 2951),
+    2970: (TypeInfo("txid_snapshot", text.snapshot, binary.snapshot), 2949),
+    3220: (TypeInfo("pg_lsn", text.lsn, binary.lsn), 3221),
+    3614: (TypeInfo("tsvector", text.text, binary.tsvector), 3643),
+    3802: (TypeInfo("jsonb", text.text, binary.versioned), 3807),
+    4072: (TypeInfo("jsonpath", text.text, binary.versioned), 4073),
+    5038: (TypeInfo("pg_snapshot", text.snapshot, binary.snapshot), 5039),
+    5069: (TypeInfo("xid8", text.integer, binary.unsigned), 271),
 }
 # Names of objects. In binary they come as OIDs, which mean nothing elsewhere.
 _NAMES = {
@@ -119,21 +119,21 @@ _NAMES = {
     4096: ("regrole", 4097),
     4191: ("regcollation", 4192),
 }
-_BUILT_IN |= {oid: (Type(name, text.text, binary.unsigned), array) for oid, (name, array) in _NAMES.items()}
+_BUILT_IN |= {oid: (TypeInfo(name, text.text, binary.unsigned), array) for oid, (name, array) in _NAMES.items()}
 # Types of PostgreSQL's own extensions, by their names without the schema, as everybody installs them elsewhere.
 _OF_EXTENSIONS: dict[str, Decode] = {"citext": text.text, "hstore": binary.hstore}
 _DEEPEST = 50  # types within a type; a deeper one, or one within itself, stays what it comes as
 _BOX = 603  # whose array has another delimiter
 
 
-def _array(of: Type, delimiter: str, name: str | None = None) -> Type:
-    return Type(name or f"{of.name}[]", nested.ArrayFromText(of.text, delimiter), nested.ArrayFromBinary(of.binary))
+def _array(of: TypeInfo, delimiter: str, name: str | None = None) -> TypeInfo:
+    return TypeInfo(name or f"{of.name}[]", nested.ArrayFromText(of.text, delimiter), nested.ArrayFromBinary(of.binary))
 
 
-def _built_in() -> dict[int, Type]:
+def _built_in() -> dict[int, TypeInfo]:
     found = {oid: known for oid, (known, _) in _BUILT_IN.items()}
     found |= {array: _array(known, ",") for known, array in _BUILT_IN.values()}
-    found[_BOX] = Type("box", text.box, binary.box)
+    found[_BOX] = TypeInfo("box", text.box, binary.box)
     found[1020] = _array(found[_BOX], ";")
     return found
 
@@ -184,23 +184,23 @@ class Types:
         """Those that the publisher's catalog has to be asked about."""
         return {oid for oid in oids if oid not in self._known}
 
-    def forget(self, oids: Iterable[int]) -> None:
+    def invalidate(self, oids: Iterable[int]) -> None:
         """Have them looked up again, because the table that uses them has changed; built-in ones stay."""
         if self._looked_up.intersection(oids):
             for oid in self._looked_up:
                 del self._known[oid]
             self._looked_up.clear()
 
-    def get(self, oid: int) -> Type:
+    def get(self, oid: int) -> TypeInfo:
         """The type; one that is not known is read as a string, or stays bytes in binary."""
-        return self._known.get(oid) or Type(f"type {oid}", text.text, _same)
+        return self._known.get(oid) or TypeInfo(f"type {oid}", text.text, _same)
 
     def add(self, rows: Iterable[TypeRow]) -> None:
         """Learn types with all they are made of; the order does not matter."""
         described = {row.oid: row for row in rows}
         begun: set[int] = set()
 
-        def learn(oid: int, within: int) -> Type:
+        def learn(oid: int, within: int) -> TypeInfo:
             row = described.get(oid)
             if row is not None and oid not in self._known and oid not in begun and within < _DEEPEST:
                 begun.add(oid)
@@ -213,7 +213,7 @@ class Types:
         for oid in described:
             learn(oid, 0)
 
-    def give_up(self, oids: Iterable[int]) -> None:
+    def mark_unresolvable(self, oids: Iterable[int]) -> None:
         """The catalog does not know them any more: they stay what they come as."""
         for oid in self.unknown(oids):
             self._known[oid] = self.get(oid)
@@ -232,7 +232,7 @@ def _base(row: TypeRow, described: dict[int, TypeRow]) -> TypeRow:
     return row
 
 
-def _built(row: TypeRow, parts: dict[int, Type], described: dict[int, TypeRow]) -> Type:
+def _built(row: TypeRow, parts: dict[int, TypeInfo], described: dict[int, TypeRow]) -> TypeInfo:
     from_text: Any
     from_binary: Any
     match row.kind:
@@ -255,4 +255,4 @@ def _built(row: TypeRow, parts: dict[int, Type], described: dict[int, TypeRow]) 
         case _:
             bare = row.name.rpartition(".")[2]
             from_text, from_binary = text.text, _OF_EXTENSIONS.get(bare, _same)
-    return Type(row.name, from_text, from_binary)
+    return TypeInfo(row.name, from_text, from_binary)

@@ -75,13 +75,13 @@ def bytea(value: bytes) -> bytes:
 
 
 @compiled
-def a_date(value: bytes) -> date:
+def parse_date(value: bytes) -> date:
     if value.endswith(b"infinity"):
         return date.min if value.startswith(b"-") else date.max
     return date.fromisoformat(value.decode())
 
 
-def a_time(value: bytes) -> time:
+def parse_time(value: bytes) -> time:
     return time.fromisoformat(value.decode())
 
 
@@ -135,7 +135,7 @@ def interval_of(months: int, days: int, seconds: float, micros: int) -> timedelt
     return timedelta(days=days + sign * (months * 30 + years * 365), seconds=seconds, microseconds=micros)
 
 
-def an_uuid(value: bytes) -> uuid.UUID:
+def parse_uuid(value: bytes) -> uuid.UUID:
     return uuid.UUID(value.decode())
 
 
@@ -149,7 +149,7 @@ def cidr(value: bytes) -> Any:
     return ipaddress.ip_network(value.decode())
 
 
-def bits(value: bytes) -> asyncpg.BitString:
+def parse_bits(value: bytes) -> asyncpg.BitString:
     return asyncpg.BitString(value.decode())  # type: ignore[arg-type]  # the stubs have bytes there
 
 

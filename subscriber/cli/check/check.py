@@ -13,11 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 
 from subscriber.catalog import hooked_tables, store
-from subscriber.catalog.connection import Catalog, Connection, encoding_of
+from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.cli import formatting
 from subscriber.cli.check import collect as check_collect
 from subscriber.cli.check import recipe_collect
-from subscriber.cli.check.model import Facts, Finding, Level, SourceTable
+from subscriber.cli.check.model import CheckedSourceTable, Facts, Finding, Level
 from subscriber.cli.check.recipe import write_recipe
 from subscriber.cli.check.recipe_output import execute_recipe, print_recipe
 from subscriber.cli.check.rules import findings
@@ -123,7 +123,7 @@ async def collect(
             await _ask_publisher(source_dsn, publications, None, facts)
         return facts
     try:
-        async with Catalog(connection).use():
+        async with CatalogConnection(connection).use():
             await _ask_both(connection, source_dsn, publications, name, apply_target, facts)
     finally:
         connection.terminate()
@@ -171,7 +171,7 @@ async def _ask_both(
 
 async def _ask_apply(
     target: Connection,
-    tables: list[SourceTable],
+    tables: list[CheckedSourceTable],
     subscription: Subscription | None,
     apply_target: str | None,
     facts: Facts,
@@ -188,7 +188,7 @@ async def _ask_apply(
         facts.failures.append(_unreachable("target", error, "the role that applies changes: "))
         return
     try:
-        async with Catalog(connection).use():
+        async with CatalogConnection(connection).use():
             facts.apply = await check_collect.read_apply(
                 connection, tables, subscription, origins_by_superuser=by_superuser
             )
@@ -198,7 +198,7 @@ async def _ask_apply(
 
 async def _ask_publisher(
     dsn: str, publications: Sequence[str], subscription: Subscription | None, facts: Facts
-) -> list[SourceTable]:
+) -> list[CheckedSourceTable]:
     must_use_password = subscription is not None and subscription.must_use_password
     try:
         session = await open_session(

@@ -13,6 +13,8 @@ from subscriber.catalog.connection import Connection
 from subscriber.cli.check.model import (
     AppliedTable,
     ApplyFacts,
+    CheckedSourceTable,
+    CheckedTargetTable,
     ColumnFacts,
     Facts,
     Finding,
@@ -20,9 +22,7 @@ from subscriber.cli.check.model import (
     PublicationFacts,
     PublisherFacts,
     SlotFacts,
-    SourceTable,
     TargetFacts,
-    TargetTable,
 )
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
@@ -155,7 +155,9 @@ async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFac
     return SlotFacts(slot.name, True, slot.plugin, slot.is_lost, slot.in_this_database, two_phase=slot.two_phase)
 
 
-async def read_source_tables(publisher: Publisher, publications: Sequence[str], facts: Facts) -> list[SourceTable]:
+async def read_source_tables(
+    publisher: Publisher, publications: Sequence[str], facts: Facts
+) -> list[CheckedSourceTable]:
     """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
     tables = []
     for schema_name, name in await publisher.tables(publications):
@@ -167,12 +169,12 @@ async def read_source_tables(publisher: Publisher, publications: Sequence[str], 
     return tables
 
 
-async def _source_table(session: Session, table: PublishedTable) -> SourceTable:
+async def _source_table(session: Session, table: PublishedTable) -> CheckedSourceTable:
     with parsing(f'table "{table.schema}.{table.name}"'):
         rows = await session.rows(_SOURCE_COLUMNS.format(relid=table.relid))
         types = {name or "": kind or "" for name, kind in rows}
         ((readable,),) = await session.rows(_READABLE.format(relid=table.relid))
-    return SourceTable(
+    return CheckedSourceTable(
         schema=table.schema,
         name=table.name,
         replica_identity=table.replica_identity,
@@ -213,7 +215,9 @@ async def read_target(connection: Connection) -> TargetFacts:
     )
 
 
-async def read_target_table(connection: Connection, source: SourceTable, *, rows: bool) -> TargetTable | None:
+async def read_target_table(
+    connection: Connection, source: CheckedSourceTable, *, rows: bool
+) -> CheckedTargetTable | None:
     """The target table of that name; None if there is none. `rows`: look whether it has any."""
     version = connection.get_server_version().major
     query = _TARGET_TABLE.format(
@@ -227,7 +231,7 @@ async def read_target_table(connection: Connection, source: SourceTable, *, rows
     if rows and readable and relkind in ("r", "p"):
         name = quoting.qualified(source.schema, source.name)
         has_rows = await connection.fetchval(f"SELECT EXISTS (SELECT FROM {name})")
-    return TargetTable(
+    return CheckedTargetTable(
         relkind=relkind,
         columns=tuple(ColumnFacts(*column) for column in json.loads(columns or "[]")),
         key=tuple(json.loads(key or "[]")),
@@ -241,7 +245,7 @@ async def read_target_table(connection: Connection, source: SourceTable, *, rows
 
 async def read_apply(
     connection: Connection,
-    sources: Sequence[SourceTable],
+    sources: Sequence[CheckedSourceTable],
     subscription: Subscription | None,
     *,
     origins_by_superuser: bool,

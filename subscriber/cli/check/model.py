@@ -77,7 +77,7 @@ class ColumnFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceTable:
+class CheckedSourceTable:
     schema: str
     name: str
     replica_identity: str  # pg_class.relreplident
@@ -88,7 +88,7 @@ class SourceTable:
 
 
 @dataclass(frozen=True, slots=True)
-class TargetTable:
+class CheckedTargetTable:
     relkind: str
     columns: tuple[ColumnFacts, ...]
     key: tuple[str, ...]  # of the index named by REPLICA IDENTITY, else of the primary key; empty: none
@@ -150,7 +150,7 @@ class Facts:
     is_new: bool = True  # the subscription does not exist yet
     slot: SlotFacts | None = None  # of the subscription that exists; None: it has none
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # pending: wanted, of one that does not exist yet too
-    tables: Sequence[tuple[SourceTable, TargetTable | None]] = ()
+    tables: Sequence[tuple[CheckedSourceTable, CheckedTargetTable | None]] = ()
     failures: list[Finding] = field(default_factory=list)  # what could not be asked, and why
     apply: ApplyFacts | None = None  # None also without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege

@@ -26,16 +26,16 @@ GRANT_OPTIONS = 160000  # the first server with GRANT … WITH INHERIT, SET
 SET_PARAMETER = 150000  # the first server with GRANT SET ON PARAMETER
 
 
-class Side(StrEnum):
+class RecipeSide(StrEnum):
     TARGET = "target"
     PUBLISHER = "publisher"
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecipeStep:
     """One step of the recipe. Its parts run in the order of the fields, on the server `side`."""
 
-    side: Side
+    side: RecipeSide
     key: str  # what the step is about, in one word or a few
     what: str  # a sentence
     without: str  # what is lost without the step
@@ -116,8 +116,8 @@ class Recipe:
 
     target: TargetRoles | None = None
     publisher: PublisherRoles | None = None
-    steps: list[Step] = field(default_factory=list)
-    notes: list[tuple[Side, str]] = field(default_factory=list)
+    steps: list[RecipeStep] = field(default_factory=list)
+    notes: list[tuple[RecipeSide, str]] = field(default_factory=list)
 
 
 def write_recipe(target: TargetRoles | None, publisher: PublisherRoles | None) -> Recipe:
@@ -125,17 +125,17 @@ def write_recipe(target: TargetRoles | None, publisher: PublisherRoles | None) -
     recipe = Recipe(target, publisher)
     if target is not None:
         recipe.steps += target_steps(target)
-        recipe.notes += ((Side.TARGET, note) for note in target_notes(target))
+        recipe.notes += ((RecipeSide.TARGET, note) for note in target_notes(target))
     if publisher is not None:
         recipe.steps += publisher_steps(publisher)
-        recipe.notes += ((Side.PUBLISHER, note) for note in publisher_notes(publisher))
+        recipe.notes += ((RecipeSide.PUBLISHER, note) for note in publisher_notes(publisher))
     return recipe
 
 
 # --- the target -----------------------------------------------------------------------------------
 
 
-def target_steps(facts: TargetRoles) -> Iterator[Step]:
+def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
     """The steps for the target, in their order."""
     launcher, apply = sql_identifier(facts.launcher), sql_identifier(facts.apply)
     if not facts.has_schema:
@@ -151,9 +151,9 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
         ("apply", "The role that applies changes.", facts.apply, attributes),
     ):
         if role not in facts.logins:
-            yield _login(Side.TARGET, key, what, role, role in facts.roles, more)
+            yield _login(RecipeSide.TARGET, key, what, role, role in facts.roles, more)
     if not facts.everybody_connects:
-        yield _connect(Side.TARGET, facts.database, f"{launcher}, {apply}")
+        yield _connect(RecipeSide.TARGET, facts.database, f"{launcher}, {apply}")
     yield _admit("launcher", facts.launcher, "permission denied to run subscriptions on this database")
     first = "bind_origin" if facts.schema_by_superuser else "table_safety"
     yield _admit("apply", facts.apply, f"permission denied for function {first}")
@@ -190,7 +190,7 @@ def target_steps(facts: TargetRoles) -> Iterator[Step]:
         )
 
 
-def _creation(facts: TargetRoles) -> Iterator[Step]:
+def _creation(facts: TargetRoles) -> Iterator[RecipeStep]:
     if not facts.is_new or facts.version < OWN_CREATE or facts.launcher_creates:
         return
     launcher = sql_identifier(facts.launcher)
@@ -208,7 +208,7 @@ def _creation(facts: TargetRoles) -> Iterator[Step]:
     )
 
 
-def _ownership(facts: TargetRoles) -> Iterator[Step]:
+def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
     """The launcher runs the subscriptions whose owner it is, or inherits from."""
     inherited = set[str]()
     for subscription in facts.subscriptions:
@@ -301,25 +301,27 @@ def apply_statements(facts: TargetRoles) -> list[str]:
 # --- the publisher --------------------------------------------------------------------------------
 
 
-def publisher_steps(facts: PublisherRoles) -> Iterator[Step]:
+def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
     """The steps for the publisher, in their order."""
     role = sql_identifier(facts.role)
-    yield _login(Side.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists)
+    yield _login(
+        RecipeSide.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists
+    )
     managed = facts.replication_role
-    yield Step(
-        Side.PUBLISHER,
+    yield RecipeStep(
+        RecipeSide.PUBLISHER,
         "replication",
         "It reads the WAL, and creates and drops replication slots.",
         "could not connect to the publisher: no walsender starts for the role",
         statements=(f"GRANT {sql_identifier(managed)} TO {role};" if managed else f"ALTER ROLE {role} REPLICATION;",),
     )
     if not facts.everybody_connects:
-        yield _connect(Side.PUBLISHER, facts.database, role)
+        yield _connect(RecipeSide.PUBLISHER, facts.database, role)
     schemas = sorted({table.schema for table in facts.tables if not table.everybody_uses_schema})
     if schemas:
         names = ", ".join(sql_identifier(schema) for schema in schemas)
-        yield Step(
-            Side.PUBLISHER,
+        yield RecipeStep(
+            RecipeSide.PUBLISHER,
             "schemas",
             "It reads tables of these schemas for the initial copy.",
             f"permission denied for schema {schemas[0]}: no table is copied",
@@ -327,8 +329,8 @@ def publisher_steps(facts: PublisherRoles) -> Iterator[Step]:
         )
     if facts.tables:
         tables = ", ".join(sql_name(table.schema, table.name) for table in facts.tables)
-        yield Step(
-            Side.PUBLISHER,
+        yield RecipeStep(
+            RecipeSide.PUBLISHER,
             "tables",
             "It reads the published tables for the initial copy. Changes need no privilege.",
             f"permission denied for table {facts.tables[0].name}: no table is copied",
@@ -351,13 +353,15 @@ def publisher_notes(facts: PublisherRoles) -> Iterator[str]:
 # --- parts ----------------------------------------------------------------------------------------
 
 
-def _on_target(key: str, what: str, without: str, *, exec: str | None = None, statements: Sequence[str] = ()) -> Step:
-    return Step(Side.TARGET, key, what, without, exec, tuple(statements))
+def _on_target(
+    key: str, what: str, without: str, *, exec: str | None = None, statements: Sequence[str] = ()
+) -> RecipeStep:
+    return RecipeStep(RecipeSide.TARGET, key, what, without, exec, tuple(statements))
 
 
-def _login(side: Side, key: str, what: str, role: str, exists: bool, attributes: str = "") -> Step:
+def _login(side: RecipeSide, key: str, what: str, role: str, exists: bool, attributes: str = "") -> RecipeStep:
     verb = "ALTER" if exists else "CREATE"
-    return Step(
+    return RecipeStep(
         side,
         key,
         what,
@@ -367,8 +371,8 @@ def _login(side: Side, key: str, what: str, role: str, exists: bool, attributes:
     )
 
 
-def _connect(side: Side, database: str, roles: str) -> Step:
-    return Step(
+def _connect(side: RecipeSide, database: str, roles: str) -> RecipeStep:
+    return RecipeStep(
         side,
         "connect",
         "On this database PUBLIC does not have CONNECT.",
@@ -377,7 +381,7 @@ def _connect(side: Side, database: str, roles: str) -> Step:
     )
 
 
-def _admit(duty: str, role: str, without: str) -> Step:
+def _admit(duty: str, role: str, without: str) -> RecipeStep:
     return _on_target(
         f"admit {duty}",
         f"Duty {duty}: the functions and tables of schema subscriber that it needs.",

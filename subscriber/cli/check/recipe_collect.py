@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from subscriber.catalog import schema, store
 from subscriber.catalog.connection import Connection
-from subscriber.cli.check.model import PublisherFacts, SourceTable, TargetFacts
+from subscriber.cli.check.model import CheckedSourceTable, PublisherFacts, TargetFacts
 from subscriber.cli.check.recipe import (
     APPLY,
     LAUNCHER,
@@ -57,7 +57,7 @@ async def read_target_roles(
     connection: Connection,
     facts: TargetFacts,
     subscriptions: Sequence[Subscription],
-    published: Sequence[SourceTable],
+    published: Sequence[CheckedSourceTable],
     apply_role: str | None,
     *,
     is_new: bool,
@@ -123,7 +123,7 @@ async def _owned_table(connection: Connection, schema_name: str, name: str, *, h
 
 
 async def read_publisher_roles(
-    session: Session, facts: PublisherFacts, tables: Sequence[SourceTable]
+    session: Session, facts: PublisherFacts, tables: Sequence[CheckedSourceTable]
 ) -> PublisherRoles:
     """Ask the publisher. `tables` are the published ones."""
     ((is_superuser,),) = await session.rows(_IS_SUPERUSER)

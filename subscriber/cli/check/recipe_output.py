@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from subscriber.catalog.commands.execute import execute
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
-from subscriber.cli.check.recipe import PublisherRoles, Recipe, Side, Step, TargetRoles
+from subscriber.cli.check.recipe import PublisherRoles, Recipe, RecipeSide, RecipeStep, TargetRoles
 from subscriber.cli.environment import APPLY_VARIABLE, TARGET_VARIABLE
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.scram import new_password, scram_verifier
@@ -30,13 +30,13 @@ from subscriber.errors import StatementError
 OF_A_PERSON = ("sslcert", "sslkey", "sslpassword", "passfile")  # of a connection string: who connects, but for the user
 
 
-def script(recipe: Recipe, side: Side) -> str:
+def script(recipe: Recipe, side: RecipeSide) -> str:
     """Return the part of the recipe for one server, as a script for psql; empty if that server is not part of it."""
-    server = recipe.target if side is Side.TARGET else recipe.publisher
+    server = recipe.target if side is RecipeSide.TARGET else recipe.publisher
     return "" if server is None else "\n".join(_lines(recipe, side, server)) + "\n"
 
 
-def _lines(recipe: Recipe, side: Side, server: TargetRoles | PublisherRoles) -> Iterator[str]:
+def _lines(recipe: Recipe, side: RecipeSide, server: TargetRoles | PublisherRoles) -> Iterator[str]:
     where = f'the {side}, PostgreSQL {server.version_text}, database "{server.database}"'
     yield f"-- Least privilege for subscriber: {printable(where)}."
     who = "a superuser"
@@ -54,7 +54,7 @@ def _lines(recipe: Recipe, side: Side, server: TargetRoles | PublisherRoles) -> 
         yield from ("", "-- What no statement here does:", *(f"-- * {printable(note)}" for note in notes))
 
 
-def _parts(step: Step) -> Iterator[str]:
+def _parts(step: RecipeStep) -> Iterator[str]:
     if step.exec is not None:
         yield f"\\! subscriber exec {shell_word(step.exec)}"
     yield from step.statements
@@ -68,7 +68,7 @@ def print_recipe(recipe: Recipe, *, json: bool) -> None:
         notes = [{"side": side, "text": text} for side, text in recipe.notes]
         print(json_text({"steps": [asdict(step) for step in recipe.steps], "notes": notes}))
     else:
-        print("\n".join(filter(None, (script(recipe, side) for side in Side))), end="")
+        print("\n".join(filter(None, (script(recipe, side) for side in RecipeSide))), end="")
 
 
 # --- executing ------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ async def execute_recipe(recipe: Recipe, target_dsn: str, credentials: Path | No
 
 
 async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str, str]) -> None:
-    async with Catalog.open(target_dsn, "subscriber check") as catalog, catalog.use() as connection:
+    async with CatalogConnection.open(target_dsn, "subscriber check") as catalog, catalog.use() as connection:
         if not await connection.fetchval("SELECT pg_catalog.current_setting('is_superuser')::bool"):
             raise StatementError(
                 "permission denied to execute the recipe",
@@ -121,7 +121,7 @@ async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str
         await ensure_schema(connection)
         async with connection.transaction():
             for step in recipe.steps:
-                if step.side is not Side.TARGET:
+                if step.side is not RecipeSide.TARGET:
                     continue
                 if step.exec:
                     await execute(connection, step.exec, notice=lambda *_: None)

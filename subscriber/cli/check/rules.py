@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from subscriber.cli.check.model import (
+    CheckedSourceTable,
+    CheckedTargetTable,
     Facts,
     Finding,
     Level,
     PublicationFacts,
     PublisherFacts,
     SlotFacts,
-    SourceTable,
     TargetFacts,
-    TargetTable,
 )
 from subscriber.cli.check.recipe import apply_statements
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
@@ -282,7 +282,7 @@ def two_phase_findings(facts: Facts) -> Iterator[Finding]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def table_findings(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Finding]:
+def table_findings(source: CheckedSourceTable, target: CheckedTargetTable | None, facts: Facts) -> Iterator[Finding]:
     who = f"table {source.schema}.{source.name}"
     found = [*_source_table(source, facts), *_target_table(source, target, facts)]
     for level, message, fix in found:
@@ -294,7 +294,7 @@ def table_findings(source: SourceTable, target: TargetTable | None, facts: Facts
 Problem = tuple[Level, str, str | None]
 
 
-def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
+def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]:
     name = sql_name(source.schema, source.name)
     changes = [kind for kind in ("update", "delete") if any(getattr(p, f"{kind}s") for p in facts.publications)]
     what = " and ".join(kind.upper() for kind in changes) + (" fails" if len(changes) == 1 else " fail")
@@ -317,7 +317,7 @@ def _source_table(source: SourceTable, facts: Facts) -> Iterator[Problem]:
         yield Level.WARNING, f"has no replica identity: {what} on the publisher", mend
 
 
-def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts) -> Iterator[Problem]:
+def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None, facts: Facts) -> Iterator[Problem]:
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
@@ -340,7 +340,7 @@ def _target_table(source: SourceTable, target: TargetTable | None, facts: Facts)
         yield Level.WARNING, "has rows on the target already, and the initial copy adds to them", fix
 
 
-def _columns(source: SourceTable, target: TargetTable, name: str) -> Iterator[Problem]:
+def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) -> Iterator[Problem]:
     here = {column.name: column for column in target.columns}
     for column in source.columns:
         other = here.pop(column.name, None)
@@ -363,13 +363,13 @@ def _columns(source: SourceTable, target: TargetTable, name: str) -> Iterator[Pr
             yield Level.ERROR, f'column "{column.name}" is only on the target, NOT NULL and without default', fix
 
 
-def _privileges(target: TargetTable, facts: TargetFacts) -> Iterator[Problem]:
+def _privileges(target: CheckedTargetTable, facts: TargetFacts) -> Iterator[Problem]:
     if not target.may_act_as_owner:
         fix = f"GRANT {sql_identifier(target.owner)} TO {sql_identifier(facts.role)};"
         yield Level.ERROR, f'role "{facts.role}" may not act as its owner on the target', fix
 
 
-def _search(source: SourceTable, target: TargetTable, name: str, facts: Facts) -> Iterator[Problem]:
+def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, facts: Facts) -> Iterator[Problem]:
     """Whether the rows to update or delete can be found: the target's own identity decides how."""
     changes = any(p.updates or p.deletes for p in facts.publications)
     full = source.replica_identity == "f"

@@ -15,14 +15,14 @@ from subscriber.display import json_text, printable
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
-from subscriber.spark.lake.lake import BATCH, Batch, Lake
+from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.load import load
 from subscriber.spark.session import spark_session
 
 IDLE = 1.0  # seconds between two looks at a log that has nothing new
 
 
-class Lines:
+class LakeProgressLines:
     """What the command prints: lines for people, or one JSON object each."""
 
     def __init__(self, json: bool) -> None:
@@ -41,7 +41,7 @@ class Lines:
             print("\r\x1b[K", end="", file=sys.stderr)
         print(f"{count(len(tables), 'table')} as of {position}", flush=True)
 
-    def batch(self, batch: Batch, seconds: float) -> None:
+    def batch(self, batch: LakeBatch, seconds: float) -> None:
         if self._json:
             found = {"event": "batch", "from": str(batch.start), "lsn": str(batch.end), "seconds": round(seconds, 3)}
             print(json_text({**found, "rows": dict(batch.rows)}), flush=True)
@@ -68,7 +68,7 @@ def run_lake(
     json: bool,
 ) -> int:
     """Load the lake if it is not there yet, then bring it to `until` (None: the end of the log), or follow the log."""
-    log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), Lines(json)
+    log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     if not lake.exists:
         if source is None:
@@ -88,7 +88,12 @@ def run_lake(
 
 
 async def _load(
-    lake: Lake, log: ChangeLog, source: str, as_text: frozenset[str], tables: frozenset[str] | None, lines: Lines
+    lake: Lake,
+    log: ChangeLog,
+    source: str,
+    as_text: frozenset[str],
+    tables: frozenset[str] | None,
+    lines: LakeProgressLines,
 ) -> Lsn:
     return await load(lake, log, source, as_text=as_text, tables=tables, on_rows=lines.rows)
 

@@ -13,7 +13,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.worker.context import SpoolPlace
+from subscriber.worker.context import SpoolSettings
 from subscriber.worker.supervision.launcher import TAKEOVER_AFTER, Launcher
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ async def run(
         takeover_after: seconds without a renewed lease after which this launcher takes over from another one.
     """
     _collect_rarely()
-    spool = SpoolPlace(limit=spool_limit) if spool_dir is None else SpoolPlace(Path(spool_dir), spool_limit)
+    spool = SpoolSettings(limit=spool_limit) if spool_dir is None else SpoolSettings(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
         launcher = Launcher(target, spool=spool, takeover_after=takeover_after, apply_target=apply_target)

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from subscriber.catalog import hooked_tables, identity, schema, stats, store, table_names, worker_sessions
-from subscriber.catalog.connection import Catalog, Connection
+from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.cli.status import table_states
 from subscriber.cli.status.model import (
-    Look,
     PublisherAnswer,
+    StatusSnapshot,
     SubscriptionStatus,
     as_json,
     assess,
@@ -101,7 +101,7 @@ async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool
     if watch:
         await _watch(target_dsn, names, json=json, interval=interval)
         return 0
-    async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+    async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
         look = await read_catalog(catalog, names)
     statuses = await assess_all(look)
     if json:
@@ -111,7 +111,7 @@ async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool
     return WRONG if any(status.is_wrong for status in statuses) else 0
 
 
-async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
+async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) -> StatusSnapshot:
     """Everything the catalog knows about the subscriptions called `names` (empty: all), and their tables.
 
     Raises:
@@ -124,7 +124,7 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
         async with catalog.use() as connection:
             if await schema.current_revision(connection) is None:
                 subscriptions: list[Subscription] = []
-                look = Look(datetime.now(UTC), None, subscriptions, [], {})
+                look = StatusSnapshot(datetime.now(UTC), None, subscriptions, [], {})
             else:
                 await identity.refuse_standby(connection)
                 await schema.restore(
@@ -142,7 +142,7 @@ async def read_catalog(catalog: Catalog, names: Sequence[str] = ()) -> Look:
     return look
 
 
-async def _locked(catalog: Catalog, error: ServerError) -> ServerError:
+async def _locked(catalog: CatalogConnection, error: ServerError) -> ServerError:
     async with catalog.use() as connection:
         holders = [row[0] for row in await connection.fetch(_CATALOG_LOCKS)]
     held = f"It is held by {', '.join(holders)}." if holders else "Nobody holds it any more."
@@ -157,7 +157,7 @@ async def _locked(catalog: Catalog, error: ServerError) -> ServerError:
     )
 
 
-async def _read(connection: Connection, subscriptions: list[Subscription]) -> Look:
+async def _read(connection: Connection, subscriptions: list[Subscription]) -> StatusSnapshot:
     now = await connection.fetchval(_NOW)
     leader = await worker_sessions.leader(connection)
     prepared: dict[int, list[Prepared]] = {}
@@ -168,7 +168,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     for subid, pid, waited, holders in await connection.fetch(_LOCK_WAITS, LOCK_PATIENCE):
         if holders:
             lock_waits.setdefault(subid, []).append(LockWait(pid, waited, tuple(holders)))
-    return Look(
+    return StatusSnapshot(
         at=now,
         launcher_pid=leader.pid if leader is not None else None,
         subscriptions=subscriptions,
@@ -187,7 +187,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> Lo
     )
 
 
-async def assess_all(look: Look, before: Look | None = None) -> list[SubscriptionStatus]:
+async def assess_all(look: StatusSnapshot, before: StatusSnapshot | None = None) -> list[SubscriptionStatus]:
     """Ask all publishers at once, and put together what is known."""
     answers: dict[int, PublisherAnswer] = {}
 
@@ -244,7 +244,7 @@ def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) 
 # --- printing -------------------------------------------------------------------------------------
 
 
-def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+def to_json(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
     """One line."""
     document: dict[str, Any] = {
         "time": look.at.isoformat(timespec="milliseconds"),
@@ -254,7 +254,7 @@ def to_json(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
     return json_text(document)
 
 
-def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
+def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
     """Plain lines, for a pipe."""
     if not statuses:
         return "no subscriptions"
@@ -266,7 +266,7 @@ def to_text(look: Look, statuses: Sequence[SubscriptionStatus]) -> str:
     return "\n".join(map(printable, lines))
 
 
-def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
+def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
     """The same for a terminal."""
     from rich.console import Group
     from rich.panel import Panel
@@ -291,7 +291,7 @@ def to_rich(look: Look, statuses: Sequence[SubscriptionStatus]) -> RenderableTyp
     return Group(*panels)
 
 
-def _print(look: Look, statuses: Sequence[SubscriptionStatus]) -> None:
+def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None:
     if not sys.stdout.isatty():
         print(to_text(look, statuses))
         return
@@ -326,12 +326,12 @@ async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, int
 
 async def _looks(
     target_dsn: str, names: Sequence[str], interval: float
-) -> AsyncGenerator[tuple[Look, list[SubscriptionStatus]] | str, None]:
+) -> AsyncGenerator[tuple[StatusSnapshot, list[SubscriptionStatus]] | str, None]:
     """One look after another, or the words of the error that prevented it."""
-    before: Look | None = None
+    before: StatusSnapshot | None = None
     while True:
         try:
-            async with Catalog.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+            async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
                 while True:
                     look = await read_catalog(catalog, names)
                     yield look, await assess_all(look, before)

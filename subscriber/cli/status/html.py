@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from subscriber.cli.status import table_states
-from subscriber.cli.status.model import Look, SubscriptionStatus, describe, state_in_words
+from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus, describe, state_in_words
 from subscriber.display import printable
 
 REFRESH = 5  # seconds
@@ -38,7 +38,7 @@ td {{ overflow-wrap: anywhere; }}
 """
 
 
-def page(look: Look, statuses: Sequence[SubscriptionStatus], *, standby: bool) -> str:
+def page(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], *, standby: bool) -> str:
     """All subscriptions. `standby`: another launcher works, and this one waits."""
     wrong = [status.name for status in statuses if status.is_wrong]
     title = f"subscriber: {', '.join(wrong)}" if wrong else "subscriber"
@@ -56,7 +56,7 @@ def page_without_target(error: str) -> str:
     return _PAGE.format(refresh=REFRESH, title="subscriber: no target", body=body)
 
 
-def _subscription(status: SubscriptionStatus, look: Look) -> str:
+def _subscription(status: SubscriptionStatus, look: StatusSnapshot) -> str:
     style = "wrong" if status.is_wrong else "good" if status.state == "streaming" else "busy"
     rows = [_row(label, text, "wrong" if label == "last error" else "") for label, text in describe(status, look.at)]
     rows += [

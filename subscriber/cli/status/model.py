@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any
 
 from subscriber.catalog.hooked_tables import Sources
-from subscriber.catalog.store import APPLY_WORKER, RelationState, WorkerStatus
+from subscriber.catalog.store import APPLY_WORKER, SubscriptionRel, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
 from subscriber.cli.status import problems as status_problems
@@ -22,7 +22,7 @@ from subscriber.cli.status import table_states, unpublished
 from subscriber.cli.status import transactions as status_transactions
 from subscriber.cli.status.problems import LockWait, Problem
 from subscriber.cli.status.table_states import TableStatus
-from subscriber.cli.status.transactions import Prepared, Unfinished
+from subscriber.cli.status.transactions import OpenTransactions, Prepared
 from subscriber.cli.status.unpublished import Absent
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
@@ -95,7 +95,7 @@ class SubscriptionStatus:
     skip_lsn: Lsn | None = None
     limits: tuple[str, ...] = ()  # what has to be done without on this target
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
-    unfinished: Unfinished = field(default_factory=Unfinished)
+    unfinished: OpenTransactions = field(default_factory=OpenTransactions)
     conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
     format: str | None = None  # how values are received: binary or text; None: no stream yet
     format_reason: str | None = None  # why as text, where the subscription does not say
@@ -110,14 +110,14 @@ class SubscriptionStatus:
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatusSnapshot:
     """The rows of one look at the catalog."""
 
     at: datetime  # the target's clock
     launcher_pid: int | None  # of its backend on the target; None: no launcher runs
     subscriptions: Sequence[Subscription]
     workers: Sequence[WorkerStatus]
-    relations: Mapping[int, Sequence[RelationState]]  # by subid
+    relations: Mapping[int, Sequence[SubscriptionRel]]  # by subid
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
@@ -129,7 +129,7 @@ class Look:
 
 
 def assess(
-    subscription: Subscription, look: Look, publisher: PublisherAnswer, before: Look | None = None
+    subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer, before: StatusSnapshot | None = None
 ) -> SubscriptionStatus:
     """Put together what is known. `before` is the look the rates are counted from."""
     worker = _apply_worker(look, subscription.oid)
@@ -189,7 +189,7 @@ def assess(
     )
 
 
-def _apply_worker(look: Look, subid: int) -> WorkerStatus | None:
+def _apply_worker(look: StatusSnapshot, subid: int) -> WorkerStatus | None:
     return next((w for w in look.workers if w.subid == subid and w.relid == APPLY_WORKER), None)
 
 
@@ -213,7 +213,7 @@ def _lag_seconds(
     return max(found, default=None)
 
 
-def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rates | None:
+def _rates(worker: WorkerStatus | None, look: StatusSnapshot, before: StatusSnapshot | None) -> Rates | None:
     if worker is None or before is None:
         return None
     earlier = _apply_worker(before, worker.subid)
@@ -228,7 +228,7 @@ def _rates(worker: WorkerStatus | None, look: Look, before: Look | None) -> Rate
 
 
 def _tables(
-    subscription: Subscription, look: Look, lost: Sequence[LostTable]
+    subscription: Subscription, look: StatusSnapshot, lost: Sequence[LostTable]
 ) -> tuple[dict[str, int], tuple[TableStatus, ...]]:
     workers = {w.relid: w for w in look.workers if w.subid == subscription.oid and w.relid != APPLY_WORKER}
     counted: dict[str, int] = {}
@@ -249,7 +249,7 @@ def _tables(
     return counted, tuple(not_ready)
 
 
-def _table(relation: RelationState, state: str, worker: WorkerStatus | None, look: Look) -> TableStatus:
+def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, look: StatusSnapshot) -> TableStatus:
     running = look.launcher_pid is not None
     started = worker.started if worker else None
     return TableStatus(

@@ -19,7 +19,7 @@ from subscriber.cli import formatting
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
-    from subscriber.cli.status.model import Look, PublisherAnswer
+    from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot
     from subscriber.cli.status.table_states import TableStatus
 
 STATES = (
@@ -64,7 +64,7 @@ class LockWait:
     holders: tuple[str, ...]  # `process 9 ("psql")`, or the name of a prepared transaction
 
 
-def state_of(subscription: Subscription, look: Look, worker: WorkerStatus | None) -> str:
+def state_of(subscription: Subscription, look: StatusSnapshot, worker: WorkerStatus | None) -> str:
     """Return one of STATES. `worker` is the report of the apply worker; None if there is none."""
     if not subscription.enabled:
         return "disabled"
@@ -79,7 +79,7 @@ def state_of(subscription: Subscription, look: Look, worker: WorkerStatus | None
 
 def find(
     subscription: Subscription,
-    look: Look,
+    look: StatusSnapshot,
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
@@ -97,7 +97,7 @@ def find(
 
 def _find(
     subscription: Subscription,
-    look: Look,
+    look: StatusSnapshot,
     worker: WorkerStatus | None,
     publisher: PublisherAnswer,
     tables: Sequence[TableStatus],
@@ -140,7 +140,7 @@ def _find(
             yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_hint)
 
 
-def _silence(look: Look, worker: WorkerStatus | None) -> str | None:
+def _silence(look: StatusSnapshot, worker: WorkerStatus | None) -> str | None:
     """Which report is too old; None if none is."""
     if look.launcher_age is not None and look.launcher_age > SILENCE:
         return f"the launcher has not renewed its lease for {formatting.in_seconds(round(look.launcher_age))}"

@@ -16,7 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from subscriber.cli.status.model import SYNC_FAILED, TABLE_STATES, Look, SubscriptionStatus
+from subscriber.cli.status.model import SYNC_FAILED, TABLE_STATES, StatusSnapshot, SubscriptionStatus
 from subscriber.cli.status.problems import KINDS, STATES
 
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -30,7 +30,7 @@ GENERAL = {
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class MetricSpec:
     """One figure of each subscription. With `label` there is one for each of the values that `of` gives."""
 
     name: str
@@ -62,67 +62,71 @@ def _runs(status: SubscriptionStatus) -> bool:
     return status.state not in ("no launcher", "disabled")
 
 
-FIGURES: Sequence[Figure] = (
-    Figure("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
-    Figure("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
-    Figure("subscriber_subscription_enabled", "whether it is to run", lambda s, _: s.enabled),
-    Figure("subscriber_subscription_state", "1 for the state that it is in", _states, "state"),
-    Figure("subscriber_publisher_up", "whether the publisher answers", lambda s, _: s.publisher.error is None),
-    Figure(
+FIGURES: Sequence[MetricSpec] = (
+    MetricSpec("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
+    MetricSpec("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
+    MetricSpec("subscriber_subscription_enabled", "whether it is to run", lambda s, _: s.enabled),
+    MetricSpec("subscriber_subscription_state", "1 for the state that it is in", _states, "state"),
+    MetricSpec("subscriber_publisher_up", "whether the publisher answers", lambda s, _: s.publisher.error is None),
+    MetricSpec(
         "subscriber_lag_bytes", "WAL that the publisher has and the target has not durably", lambda s, _: s.lag_bytes
     ),
-    Figure("subscriber_lag_seconds", "how long ago the publisher wrote what is confirmed", lambda s, _: s.lag_seconds),
-    Figure("subscriber_received_lsn_bytes", "position received up to", lambda s, _: s.received),
-    Figure("subscriber_confirmed_lsn_bytes", "position confirmed up to", lambda s, _: s.confirmed),
-    Figure("subscriber_publisher_lsn_bytes", "end of the publisher's WAL", lambda s, _: s.publisher.position),
-    Figure("subscriber_slot_retained_bytes", "WAL kept for the slot", lambda s, _: s.publisher.retained_bytes),
-    Figure(
+    MetricSpec(
+        "subscriber_lag_seconds", "how long ago the publisher wrote what is confirmed", lambda s, _: s.lag_seconds
+    ),
+    MetricSpec("subscriber_received_lsn_bytes", "position received up to", lambda s, _: s.received),
+    MetricSpec("subscriber_confirmed_lsn_bytes", "position confirmed up to", lambda s, _: s.confirmed),
+    MetricSpec("subscriber_publisher_lsn_bytes", "end of the publisher's WAL", lambda s, _: s.publisher.position),
+    MetricSpec("subscriber_slot_retained_bytes", "WAL kept for the slot", lambda s, _: s.publisher.retained_bytes),
+    MetricSpec(
         "subscriber_transactions_total",
         "transactions applied since the worker started",
         lambda s, _: s.transactions if _runs(s) else None,
     ),
-    Figure(
+    MetricSpec(
         "subscriber_changes_total",
         "changes applied since the worker started",
         lambda s, _: s.changes if _runs(s) else None,
     ),
-    Figure(
+    MetricSpec(
         "subscriber_received_bytes_total",
         "bytes of the stream since the worker started",
         lambda s, _: s.bytes if _runs(s) else None,
     ),
-    Figure(
+    MetricSpec(
         "subscriber_one_by_one_changes_total",
         "changes that were not applied set by set since the worker started, by the reason",
         lambda s, _: s.one_by_one,
         "reason",
     ),
-    Figure("subscriber_apply_errors_total", "errors of the apply worker", lambda s, _: s.apply_errors),
-    Figure("subscriber_sync_errors_total", "errors of table synchronization", lambda s, _: s.sync_errors),
-    Figure("subscriber_conflicts_total", "conflicts by PostgreSQL's names for them", lambda s, _: s.conflicts, "type"),
-    Figure("subscriber_tables", "tables in each state", _tables, "state"),
-    Figure("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
-    Figure(
+    MetricSpec("subscriber_apply_errors_total", "errors of the apply worker", lambda s, _: s.apply_errors),
+    MetricSpec("subscriber_sync_errors_total", "errors of table synchronization", lambda s, _: s.sync_errors),
+    MetricSpec(
+        "subscriber_conflicts_total", "conflicts by PostgreSQL's names for them", lambda s, _: s.conflicts, "type"
+    ),
+    MetricSpec("subscriber_tables", "tables in each state", _tables, "state"),
+    MetricSpec("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
+    MetricSpec(
         "subscriber_lock_waiting",
         "1: waits for somebody's lock, or 10 s and more for the target",
         lambda s, _: s.unfinished.waiting_for is not None,
     ),
-    Figure(
+    MetricSpec(
         "subscriber_streamed_transactions",
         "large transactions that are still running on the publisher",
         lambda s, _: len(s.unfinished.streamed),
     ),
-    Figure(
+    MetricSpec(
         "subscriber_streamed_bytes",
         "what they have sent so far",
         lambda s, _: sum(transaction.bytes for transaction in s.unfinished.streamed),
     ),
-    Figure(
+    MetricSpec(
         "subscriber_prepared_transactions",
         "transactions prepared on the target, which hold their locks",
         lambda s, _: len(s.unfinished.prepared),
     ),
-    Figure("subscriber_prepared_oldest_seconds", "how long the oldest of them has been prepared", _oldest_prepared),
+    MetricSpec("subscriber_prepared_oldest_seconds", "how long the oldest of them has been prepared", _oldest_prepared),
 )
 
 
@@ -130,7 +134,7 @@ FIGURES: Sequence[Figure] = (
 class _Figures(Collector):
     """All figures of one moment. `look` is None while the target does not answer."""
 
-    look: Look | None
+    look: StatusSnapshot | None
     statuses: Sequence[SubscriptionStatus]
     standby: bool | None
 
@@ -145,7 +149,7 @@ class _Figures(Collector):
                 yield _family(figure, self.statuses, self.look.at)
 
 
-def _family(figure: Figure, statuses: Sequence[SubscriptionStatus], now: datetime) -> Family:
+def _family(figure: MetricSpec, statuses: Sequence[SubscriptionStatus], now: datetime) -> Family:
     counts = figure.name.endswith("_total")
     labels = ["subscription", figure.label] if figure.label else ["subscription"]
     family = (CounterMetricFamily if counts else GaugeMetricFamily)(figure.name, figure.says, labels=labels)
@@ -160,7 +164,7 @@ def _family(figure: Figure, statuses: Sequence[SubscriptionStatus], now: datetim
 
 
 def exposition(
-    look: Look | None, statuses: Sequence[SubscriptionStatus], *, standby: bool, accept: str
+    look: StatusSnapshot | None, statuses: Sequence[SubscriptionStatus], *, standby: bool, accept: str
 ) -> tuple[bytes, str]:
     """The text for a client that takes `accept`, and its content type; with memory and processor time of this process.
 

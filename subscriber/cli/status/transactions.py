@@ -24,7 +24,7 @@ class Prepared:
 
 
 @dataclass(frozen=True, slots=True)
-class Unfinished:
+class OpenTransactions:
     """Of one subscription, at one moment."""
 
     streamed: tuple[StreamedStatus, ...] = ()
@@ -33,15 +33,17 @@ class Unfinished:
     waiting_for: str | None = None  # what keeps the apply worker, for a second or more; None: nothing
 
 
-def find(worker: WorkerStatus | None, workers: Iterable[WorkerStatus], prepared: Sequence[Prepared]) -> Unfinished:
+def find(
+    worker: WorkerStatus | None, workers: Iterable[WorkerStatus], prepared: Sequence[Prepared]
+) -> OpenTransactions:
     """`worker`: the apply worker, if it lives; `workers`: all there are, of any subscription."""
     if worker is None:
-        return Unfinished(prepared=tuple(prepared))
+        return OpenTransactions(prepared=tuple(prepared))
     pids = [w.pid for w in workers if w.subid == worker.subid and w.worker_type == PARALLEL and w.pid is not None]
-    return Unfinished(worker.streamed, tuple(prepared), tuple(pids), worker.waiting_for)
+    return OpenTransactions(worker.streamed, tuple(prepared), tuple(pids), worker.waiting_for)
 
 
-def describe(unfinished: Unfinished, now: datetime) -> list[tuple[str, str]]:
+def describe(unfinished: OpenTransactions, now: datetime) -> list[tuple[str, str]]:
     """(label, text) of each line."""
     lines = []
     if unfinished.waiting_for is not None:
@@ -72,7 +74,7 @@ def _prepared(transaction: Prepared, now: datetime) -> str:
     return f"{transaction.gid}, on the publisher '{transaction.publisher_gid}'{since}"
 
 
-def as_json(unfinished: Unfinished, now: datetime) -> dict[str, Any]:
+def as_json(unfinished: OpenTransactions, now: datetime) -> dict[str, Any]:
     """Sizes in bytes, ages in seconds."""
     return {
         "waiting_for": unfinished.waiting_for,

@@ -42,8 +42,8 @@ from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.publisher.quoting import identifier, qualified
-from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Copied, Merge, Stage, ToStage
-from subscriber.spark.changes.net_job import Keys, net_changes
+from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
+from subscriber.spark.changes.net_job import RowKeys, net_changes
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.schema_check import guard
@@ -225,11 +225,11 @@ class Backlog:
         end = min(reach.position, until)
         if end <= start:
             return None
-        keys = Keys({label: stage.target.identity for label, stage in self._stages.items()})
+        keys = RowKeys({label: stage.target.identity for label, stage in self._stages.items()})
         sink = ToStage(self._target, self._stages)
         wanted = frozenset(self._stages)
         results = await anyio.to_thread.run_sync(net_changes, self._spark, self._log, start, end, keys, wanted, sink)
-        copied: dict[str, list[Copied]] = {}
+        copied: dict[str, list[StagedPiece]] = {}
         for label, _, part in results:
             copied.setdefault(label, []).append(part)
         merges = {label: Merge(self._stages[label], parts) for label, parts in copied.items()}
@@ -265,9 +265,9 @@ def _why_one_by_one(table: LocalRelation) -> str | None:
     """None where batches are right, and safe: statements name the columns' types, which their owners could change."""
     if table.foreign:
         return f'code of role "{table.foreign[0].owner}", which this session\'s role must not trust'
-    if table.guarded and any(column.sets is not None and column.sets.enum for column in table.columns):
+    if table.guarded and any(column.batch_info is not None and column.batch_info.enum for column in table.columns):
         return "an enum of a role which this session's role must not trust"
-    return table.one_by_one and _ONE_BY_ONE.get(table.one_by_one, table.one_by_one)
+    return table.batch_exclusion and _ONE_BY_ONE.get(table.batch_exclusion, table.batch_exclusion)
 
 
 def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:

@@ -31,7 +31,7 @@ from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
 from subscriber.publisher.quoting import identifier, qualified
 from subscriber.spark.changes.net_effect import Net
-from subscriber.spark.changes.net_job import Table
+from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
 
 SCHEMA = "subscriber"
@@ -77,7 +77,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True)
-class Copied:
+class StagedPiece:
     """What a task has copied: how many rows of each kind; `masked` are the numbers of columns that a mask marks."""
 
     part: str
@@ -100,7 +100,7 @@ class ToStage:
     def __repr__(self) -> str:
         return f"ToStage({', '.join(self.stages)})"
 
-    def __call__(self, table: Table, net: Net, part: int) -> Copied:
+    def __call__(self, table: NetTable, net: Net, part: int) -> StagedPiece:
         try:
             return anyio.run(self._copy, self.stages[table.label], net)
         except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
@@ -111,8 +111,8 @@ class ToStage:
             raise ConnectionLost(found.message)
         raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError does not travel
 
-    async def _copy(self, stage: Stage, net: Net) -> Copied:
-        lines = Lines(stage, net)
+    async def _copy(self, stage: Stage, net: Net) -> StagedPiece:
+        lines = StagingLines(stage, net)
         connection = await connect(self.target, application_name="subscriber catchup", settings=SETTINGS)
         try:
             source = _chunks(lines.lines())
@@ -137,7 +137,7 @@ async def _chunks(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
         yield b"".join(chunk)
 
 
-class Lines:
+class StagingLines:
     """A net as lines of COPY's text format."""
 
     def __init__(self, stage: Stage, net: Net) -> None:
@@ -192,12 +192,14 @@ class Lines:
                 self._masked.add(place)
         return bytes(marks)
 
-    def copied(self, net: Net) -> Copied:
+    def copied(self, net: Net) -> StagedPiece:
         new = sum(origin is None for origin in net.origins.values())
         changed = len(net.rows) - new
         new += net.more.total()
         fewer = net.fewer.total()
-        return Copied(self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer)
+        return StagedPiece(
+            self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer
+        )
 
 
 def _needs_escapes(line: bytes, cells: Values) -> bool:
@@ -223,7 +225,7 @@ def _escaped(value: bytes) -> bytes:
 class Merge:
     """One table's merge, inside the driver's transaction."""
 
-    def __init__(self, stage: Stage, parts: list[Copied]) -> None:
+    def __init__(self, stage: Stage, parts: list[StagedPiece]) -> None:
         self._stage = stage
         self._parts = parts
         self._ids = [part.part for part in parts]

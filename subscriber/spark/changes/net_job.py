@@ -46,11 +46,11 @@ _INSERT, _UPDATE, _TRUNCATE, _NEW = b"IUTN"
 class Sink(Protocol[R_co]):
     """What is done with a part of a table's net, on an executor; picklable, and so is its result."""
 
-    def __call__(self, table: Table, net: Net, part: int) -> R_co: ...
+    def __call__(self, table: NetTable, net: Net, part: int) -> R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class NetTable:
     """A table as the publisher describes it. A net's columns may be fewer or more: those of its last change."""
 
     schema: str
@@ -64,7 +64,7 @@ class Table:
 
 
 @dataclass(frozen=True, slots=True)
-class Keys:
+class RowKeys:
     """Which columns are a table's key. `named` are those that are not the publisher's replica identity, by table."""
 
     named: Mapping[str, tuple[str, ...]]
@@ -83,7 +83,13 @@ class Keys:
 
 
 def net_changes(
-    spark: SparkSession, log: ChangeLog, start: Lsn, end: Lsn, keys: Keys, wanted: frozenset[str] | None, sink: Sink[R]
+    spark: SparkSession,
+    log: ChangeLog,
+    start: Lsn,
+    end: Lsn,
+    keys: RowKeys,
+    wanted: frozenset[str] | None,
+    sink: Sink[R],
 ) -> list[tuple[str, int, R]]:
     """(schema.table, part, what the sink returned) for the net effect of (start, end].
 
@@ -131,7 +137,7 @@ class PieceNet(NamedTuple):
     part: int
     piece: int  # number
     whole: bool  # all of the table has to be one part
-    net: tuple[Table, bytes] | SubscriberError
+    net: tuple[NetTable, bytes] | SubscriberError
 
 
 def _is_special(net: PieceNet) -> bool:
@@ -151,7 +157,7 @@ class _Place:
     def __init__(self, whole: frozenset[str]) -> None:
         self._whole = whole
 
-    def __call__(self, net: PieceNet) -> tuple[Place, tuple[Table, bytes]]:
+    def __call__(self, net: PieceNet) -> tuple[Place, tuple[NetTable, bytes]]:
         assert not isinstance(net.net, SubscriberError)
         return (net.relation, 0 if net.relation in self._whole else net.part, net.piece), net.net
 
@@ -164,7 +170,7 @@ def _partition(place: Place) -> int:
 class NetPieces:
     """On an executor: the nets of some pieces."""
 
-    def __init__(self, directory: Path, keys: Keys, wanted: frozenset[str] | None, parts: int) -> None:
+    def __init__(self, directory: Path, keys: RowKeys, wanted: frozenset[str] | None, parts: int) -> None:
         self._directory = directory
         self._keys = keys
         self._wanted = wanted
@@ -184,9 +190,9 @@ class NetPieces:
             for part, some in divided:
                 yield PieceNet(table.label, part, number, whole, (table, some.dump()))
 
-    def nets(self, piece: Piece) -> list[tuple[Table, Net]]:
+    def nets(self, piece: Piece) -> list[tuple[NetTable, Net]]:
         """Each table that changes in it, and its net. Raises ApplyError."""
-        tables: dict[str, tuple[Table, Net]] = {}
+        tables: dict[str, tuple[NetTable, Net]] = {}
         known: dict[int, tuple[Described, Net]] = {}  # by id() of the tuple, which stays taken while it is kept here
         where = None
         try:
@@ -211,8 +217,8 @@ class NetPieces:
     def _wants(self, relation: Relation) -> bool:
         return self._wanted is None or f"{relation.schema}.{relation.name}" in self._wanted
 
-    def _of(self, relation: Relation, tables: dict[str, tuple[Table, Net]]) -> Net:
-        table = Table(relation.schema, relation.name, relation)
+    def _of(self, relation: Relation, tables: dict[str, tuple[NetTable, Net]]) -> Net:
+        table = NetTable(relation.schema, relation.name, relation)
         columns, key = tuple(column.name for column in relation.columns), self._keys.of(relation)
         if table.label in tables:
             net = tables[table.label][1]
@@ -250,7 +256,7 @@ class _Fold(Generic[R]):
         self._sink = sink
 
     def __call__(
-        self, placed: Iterable[tuple[Place, tuple[Table, bytes]]]
+        self, placed: Iterable[tuple[Place, tuple[NetTable, bytes]]]
     ) -> Iterator[tuple[str, int, R | SubscriberError]]:
         for (relation, part), nets in groupby(placed, key=lambda net: net[0][:2]):
             result: R | SubscriberError
@@ -275,7 +281,7 @@ def _uncollected() -> Iterator[None]:
         gc.enable()
 
 
-def _folded(nets: Iterator[tuple[Table, bytes]]) -> tuple[Table, Net]:
+def _folded(nets: Iterator[tuple[NetTable, bytes]]) -> tuple[NetTable, Net]:
     """One net of those that follow each other, and the table as the last one knows it."""
     table, dumped = next(nets)
     folded = Net.load(dumped)

@@ -8,13 +8,13 @@ that is killed in between leaves a table that the next keeper empties once more.
 from __future__ import annotations
 
 from subscriber.apply.relation_map import refuse_exceeded
-from subscriber.catalog.store import RelationState
+from subscriber.catalog.store import SubscriptionRel
 from subscriber.connection.connect import open_session
 from subscriber.publisher.quoting import qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 
 # Tables that others refer to cannot be truncated alone.
 _IS_REFERRED_TO = (
@@ -22,7 +22,7 @@ _IS_REFERRED_TO = (
 )
 
 
-async def empty(target: str, subscription: Subscription, table: RelationState) -> None:
+async def empty(target: str, subscription: Subscription, table: SubscriptionRel) -> None:
     """Remove the rows of a table that was empty before its parts were copied.
 
     `target` is the connection string of the role that applies changes. Raises MappingError, ServerError and
@@ -34,8 +34,8 @@ async def empty(target: str, subscription: Subscription, table: RelationState) -
         local = await copy_transaction.begin(acting, table.namespace, table.name)
         refuse_exceeded(local, [code for code in local.foreign if code.default_of is None])
         referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))
-        name, note = qualified(table.namespace, table.name), Note("TRUNCATE")
-        acting.acting.become([local], note)
+        name, note = qualified(table.namespace, table.name), StatementContext("TRUNCATE")
+        acting.roles.switch_for_tables([local], note)
         acting.pipeline.execute_once(f"DELETE FROM {name}" if referred else f"TRUNCATE {name}", note=note)
         await acting.pipeline.rows("COMMIT")
     finally:

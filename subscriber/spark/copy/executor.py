@@ -25,10 +25,15 @@ from subscriber.connection.session import Session, joined
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.partitions import Part
+from subscriber.publisher.partitions import TablePartition
 from subscriber.publisher.quoting import literal
-from subscriber.targets.postgres.session.capabilities import BECOME_REPLICA, SET_REPLICA, Means, find_means
-from subscriber.targets.postgres.session.schema_check import Guard
+from subscriber.targets.postgres.session.capabilities import (
+    BECOME_REPLICA,
+    SET_REPLICA,
+    TargetCapabilities,
+    detect_capabilities,
+)
+from subscriber.targets.postgres.session.schema_check import TableGuard
 from subscriber.targets.postgres.sql.row_statements import copy_from
 
 APPLICATION_NAME = "subscriber copy"
@@ -65,13 +70,13 @@ class PartTask:
     fence: bytes  # of the copy
     relid: int  # of the target's table
     number: int  # of the part in its table
-    part: Part
+    part: TablePartition
     select: str  # the query that reads it
     schema: str  # of the target's table
     name: str
     columns: tuple[str, ...]  # of the target's table, in the order of the query's
     role: str  # to insert as; "none": the session's own
-    guard: Guard | None  # None: the table needs none
+    guard: TableGuard | None  # None: the table needs none
     runs_foreign_code: bool
     binary: bool
     size: int  # about, in bytes
@@ -129,7 +134,7 @@ async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | No
     try:
         session = await open_session(first.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
         try:
-            target = _Target(session, await find_means(session))
+            target = _Target(session, await detect_capabilities(session))
             source = await open_session(
                 first.source,
                 application_name=APPLICATION_NAME,
@@ -160,7 +165,7 @@ def first_error(error: BaseException) -> BaseException:
 class _Target:
     """The session that the rows go to."""
 
-    def __init__(self, session: Session, means: Means) -> None:
+    def __init__(self, session: Session, means: TargetCapabilities) -> None:
         self.session = session
         self.pipeline = Pipeline(session)
         self.pipeline.unnamed = True  # foreign code may run in the session
@@ -171,7 +176,7 @@ class _Target:
     async def run(self, *statements: str) -> None:
         for statement in statements:
             self.pipeline.execute_once(statement, note=statement)
-        await self.pipeline.settle()
+        await self.pipeline.sync()
 
     async def set_role(self, role: str) -> None:
         """For the rest of the transaction."""

@@ -23,7 +23,7 @@ from contextlib import suppress
 
 import asyncpg
 
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import store
 from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import open_session
@@ -115,4 +115,4 @@ async def _complete(connection: Connection, subid: int, relid: int, statements: 
             for statement in missing:
                 await connection.fetch(statement, timeout=None)  # not execute(), which takes several statements
             await connection.execute("RESET ROLE")
-        await store.set_relation_state(connection, subid, relid, State.FINISHEDCOPY, None)
+        await store.set_relation_state(connection, subid, relid, TableState.FINISHEDCOPY, None)

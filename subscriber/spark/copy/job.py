@@ -44,7 +44,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import (
     copy_jobs,
     hooked_tables,
@@ -55,8 +55,8 @@ from subscriber.catalog import (
     table_names,
     worker_sessions,
 )
-from subscriber.catalog.connection import Catalog, Connection
-from subscriber.catalog.copy_jobs import GROUP, BulkCopy, Copied
+from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.copy_jobs import COPY_JOB_RELID, BulkCopy, CopiedRows
 from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
@@ -115,7 +115,7 @@ async def copy_tables(
     Raises StatementError if there is no such subscription, ConnectionLost, ServerError, PublisherError, MappingError;
     and SubscriberError for a table that cannot be copied, when the others have been.
     """
-    async with Catalog.open(target, APPLICATION_NAME) as catalog:
+    async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
             await identity.check(connection)
@@ -123,7 +123,7 @@ async def copy_tables(
             if subscription is None:
                 raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
             await table_names.require_all(connection, subscription)
-            if not await worker_sessions.register_own(connection, subscription.oid, GROUP):
+            if not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
                 await _wait_for_handover(connection, subscription, on_progress)
         keeper = _Keeper(catalog, subscription, apply_target or target, spark, master, part_bytes, indexes, on_progress)
         return await keeper.run()
@@ -131,9 +131,9 @@ async def copy_tables(
 
 async def _wait_for_handover(connection: Connection, subscription: Subscription, on_progress: OnProgress) -> None:
     """The launcher has the place while it hands tables over; another keeper for as long as it copies."""
-    while not await worker_sessions.register_own(connection, subscription.oid, GROUP):
+    while not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
         states = await store.load_relation_states(connection, subscription.oid)
-        if any(state.state == State.DATASYNC for state in states):
+        if any(state.state == TableState.DATASYNC for state in states):
             raise SubscriberError(
                 f'the tables of subscription "{subscription.name}" are being copied by another process',
                 sqlstate="55006",
@@ -145,7 +145,7 @@ async def _wait_for_handover(connection: Connection, subscription: Subscription,
 class _Keeper:
     def __init__(
         self,
-        catalog: Catalog,
+        catalog: CatalogConnection,
         subscription: Subscription,
         target: str,
         spark: SparkSession | None,
@@ -182,7 +182,7 @@ class _Keeper:
             stack.callback(publisher.session.abort)
             async with self._catalog.use() as connection:
                 sync_id = await identity.sync_id(connection)
-            slot = replication_names.table_sync_slot(self._subid, GROUP, sync_id)
+            slot = replication_names.table_sync_slot(self._subid, COPY_JOB_RELID, sync_id)
             tables = []
             if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, sync_id)):
                 await self._withdraw()
@@ -220,9 +220,9 @@ class _Keeper:
                     return False
                 self._on_progress("waiting for the launcher to hand tables over", ())
                 # The launcher needs the place for it.
-                await worker_sessions.release(connection, self._subid, GROUP, connection.get_server_pid())
+                await worker_sessions.release(connection, self._subid, COPY_JOB_RELID, connection.get_server_pid())
                 await anyio.sleep(POLL)
-                while not await worker_sessions.register_own(connection, self._subid, GROUP):
+                while not await worker_sessions.register_own(connection, self._subid, COPY_JOB_RELID):
                     await anyio.sleep(POLL)
             await copy_jobs.announce(connection, self._subid)
         await publisher.drop_slot(slot, missing_ok=True, wait=True)
@@ -234,25 +234,25 @@ class _Keeper:
         left, complete = 0, list[tuple[int, str, str]]()
         for relid, parts in copy.parts.items():
             state = states.get(relid)
-            done = (await copy_jobs.copied(connection, copy.copyid)).get(relid, Copied())
+            done = (await copy_jobs.copied(connection, copy.copyid)).get(relid, CopiedRows())
             if state is not None and len(done.parts) == parts and has_slot:
                 left += 1
-                if state.state == State.DATASYNC:
+                if state.state == TableState.DATASYNC:
                     complete.append((relid, state.namespace, state.name))
                 continue
-            begun = state is not None and state.state in (State.DATASYNC, State.FINISHEDCOPY)
+            begun = state is not None and state.state in (TableState.DATASYNC, TableState.FINISHEDCOPY)
             await copy_jobs.spoil(connection, copy.copyid, relid)
             if state is not None and begun and (parts > 1 or done.parts):
                 await empty(self._target, self._subscription, state)
             async with connection.transaction():
                 await copy_jobs.remove_table(connection, copy.copyid, relid)
                 if begun:
-                    await store.set_relation_state(connection, self._subid, relid, State.INIT, None)
+                    await store.set_relation_state(connection, self._subid, relid, TableState.INIT, None)
         self._unbuilt += await self._store_complete(connection, complete)
         if not left:
             async with connection.transaction():
-                await progress_records.remove(connection, self._subid, GROUP)
-                origin = replication_names.table_sync_origin(self._subid, GROUP)
+                await progress_records.remove(connection, self._subid, COPY_JOB_RELID)
+                origin = replication_names.table_sync_origin(self._subid, COPY_JOB_RELID)
                 await replication_names.drop_origin(connection, origin, missing_ok=True)
 
     async def _withdraw(self) -> None:
@@ -264,7 +264,7 @@ class _Keeper:
 
     # --- beginning ----------------------------------------------------------------------------------
 
-    async def _waiting(self, connection: Connection) -> list[store.RelationState]:
+    async def _waiting(self, connection: Connection) -> list[store.SubscriptionRel]:
         """The tables that are not complete, whoever copies them.
 
         Those with hooks are left to the launcher's sync workers: executors know nothing of the program's functions.
@@ -273,10 +273,10 @@ class _Keeper:
         return [
             table
             for table in await store.load_relation_states(connection, self._subid, not_ready=True)
-            if table.relid not in with_hooks and table.state in (State.INIT, State.DATASYNC)
+            if table.relid not in with_hooks and table.state in (TableState.INIT, TableState.DATASYNC)
         ]
 
-    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.RelationState]:
+    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.SubscriptionRel]:
         """The tables that no worker has copied or is copying; their places are ours from now on."""
         claimed = []
         async with self._catalog.use() as connection:
@@ -284,18 +284,18 @@ class _Keeper:
                 if not await worker_sessions.register_own(connection, self._subid, table.relid):
                     continue
                 now = await store.load_relation_state(connection, self._subid, table.relid)
-                if now is not None and now.state in (State.INIT, State.DATASYNC):
+                if now is not None and now.state in (TableState.INIT, TableState.DATASYNC):
                     claimed.append(now)
                 else:
                     await worker_sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
         for table in claimed:
-            if table.state == State.DATASYNC:  # the worker that left it there has left a slot, too
+            if table.state == TableState.DATASYNC:  # the worker that left it there has left a slot, too
                 leftover = replication_names.table_sync_slot(self._subid, table.relid, sync_id)
                 await publisher.drop_slot(leftover, missing_ok=True, wait=True)
         return claimed
 
     async def _plan(
-        self, tables: Sequence[store.RelationState], snapshot: str
+        self, tables: Sequence[store.SubscriptionRel], snapshot: str
     ) -> tuple[list[TablePlan], list[Failure]]:
         self._on_progress("planning", ())
         async with self._catalog.use() as connection:
@@ -305,9 +305,11 @@ class _Keeper:
         """Store that a copy begins at `lsn`."""
         async with self._catalog.use() as connection, connection.transaction():
             copy = await copy_jobs.add(connection, self._subid, lsn, parts)
-            await replication_names.create_origin(connection, replication_names.table_sync_origin(self._subid, GROUP))
-            await progress_records.save(connection, self._subid, GROUP, lsn)
-            await store.set_relation_states(connection, self._subid, list(parts), State.DATASYNC)
+            await replication_names.create_origin(
+                connection, replication_names.table_sync_origin(self._subid, COPY_JOB_RELID)
+            )
+            await progress_records.save(connection, self._subid, COPY_JOB_RELID, lsn)
+            await store.set_relation_states(connection, self._subid, list(parts), TableState.DATASYNC)
         return copy
 
     # --- copying ------------------------------------------------------------------------------------
@@ -349,7 +351,7 @@ class _Keeper:
             for plan in sorted(plans, key=lambda plan: -plan.total_bytes)
             if plan.relid not in failed
             for task in plan.tasks(
-                self._subscription, self._target, snapshot, copy, done.get(plan.relid, Copied()).parts
+                self._subscription, self._target, snapshot, copy, done.get(plan.relid, CopiedRows()).parts
             )
         ]
 
@@ -393,7 +395,9 @@ class _Keeper:
         """Synchronously, so that all parts are durable when it is; what was not to be built."""
         if self._indexes:
             return await complete_with_indexes(self._subscription, connection, tables)
-        await store.set_relation_states(connection, self._subid, [relid for relid, _, _ in tables], State.FINISHEDCOPY)
+        await store.set_relation_states(
+            connection, self._subid, [relid for relid, _, _ in tables], TableState.FINISHEDCOPY
+        )
         return []
 
     def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
@@ -412,7 +416,7 @@ class _Keeper:
         async with self._catalog.use() as connection:
             done = await copy_jobs.copied(connection, copyid)
         passed = monotonic() - self._started
-        return [_table_progress(plan, done.get(plan.relid, Copied()), passed) for plan in plans]
+        return [_table_progress(plan, done.get(plan.relid, CopiedRows()), passed) for plan in plans]
 
     def _failed(self, plans: Sequence[TablePlan], failures: Sequence[Failure]) -> SubscriberError:
         first = failures[0]
@@ -426,7 +430,7 @@ class _Keeper:
         )
 
 
-def _table_progress(plan: TablePlan, copied: Copied, passed: float) -> TableProgress:
+def _table_progress(plan: TablePlan, copied: CopiedRows, passed: float) -> TableProgress:
     done, parts = len(copied.parts), len(plan.parts)
     return TableProgress(
         name=plan.label,

@@ -14,20 +14,20 @@ from anyio.streams.memory import MemoryObjectSendStream
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.copy_jobs import BulkCopy
-from subscriber.catalog.store import RelationState
+from subscriber.catalog.store import SubscriptionRel
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Rows
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.partitions import Part, cut, whole
+from subscriber.publisher.partitions import TablePartition, partition_table, whole
 from subscriber.publisher.quoting import identifier, literal, qualified
 from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.schema_check import Guard, guard
+from subscriber.targets.postgres.session.schema_check import TableGuard, guard
 
 PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
 BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
@@ -56,12 +56,12 @@ class TablePlan:
     relid: int  # on the target
     schema: str
     name: str
-    parts: tuple[Part, ...]
+    parts: tuple[TablePartition, ...]
     columns: tuple[str, ...]  # the target's
     selected: str  # the publisher's, as SQL
     filters: tuple[str, ...]
     role: str
-    guard: Guard | None
+    guard: TableGuard | None
     runs_foreign_code: bool
     binary: bool
     total_bytes: int  # on the publisher's disk
@@ -111,7 +111,7 @@ async def plan_tables(
     subscription: Subscription,
     target: str,
     snapshot: str,
-    tables: Sequence[RelationState],
+    tables: Sequence[SubscriptionRel],
     part_bytes: int,
 ) -> tuple[list[TablePlan], list[Failure]]:
     """How each of `tables` is to be copied, under the publisher's `snapshot`; why others cannot be.
@@ -151,7 +151,7 @@ async def plan_tables(
 @dataclass(frozen=True, slots=True)
 class _Published:
     table: PublishedTable
-    parts: list[Part]
+    parts: list[TablePartition]
 
 
 class _Planner:
@@ -173,7 +173,7 @@ class _Planner:
 
     async def look_up(
         self,
-        tables: Sequence[RelationState],
+        tables: Sequence[SubscriptionRel],
         snapshot: str,
         found: MemoryObjectSendStream[_Published | SubscriberError],
     ) -> None:
@@ -188,7 +188,7 @@ class _Planner:
                         await source.query(f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
                         begun = True
                     published = await self._publisher.table(table.namespace, table.name, publications)
-                    parts = await cut(source, published.relid, self._part_bytes)
+                    parts = await partition_table(source, published.relid, self._part_bytes)
                     await found.send(_Published(published, parts))
                 except SubscriberError as error:
                     await found.send(error)
@@ -197,13 +197,13 @@ class _Planner:
                     await source.query("ROLLBACK")
                     begun = False
 
-    async def plan(self, table: RelationState, found: _Published | SubscriberError) -> TablePlan:
+    async def plan(self, table: SubscriptionRel, found: _Published | SubscriberError) -> TablePlan:
         """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
         if isinstance(found, SubscriberError):
             raise found
         published, parts = found.table, found.parts
-        mapping = await self._target.map(as_relation(published))
-        role = self._target.acting.role([mapping.local]).name
+        mapping = await self._target.map_relation(as_relation(published))
+        role = self._target.roles.role([mapping.local]).name
         if len(parts) > 1 and await self._has_rows(mapping):
             # What is there stays there, so the copy must be able to take itself back: one transaction.
             parts = [whole(table.namespace, table.name, parts)]
@@ -216,7 +216,7 @@ class _Planner:
             selected=", ".join(identifier(column.name) for column in published.columns),
             filters=published.row_filters,
             role=role,
-            guard=guard(mapping.local, role, self._target.acting.owner),
+            guard=guard(mapping.local, role, self._target.roles.owner),
             runs_foreign_code=mapping.runs_foreign_code,
             binary=await self._in_binary(table.relid, published),
             total_bytes=published.total_bytes,
@@ -228,7 +228,7 @@ class _Planner:
         with self._target.asking(mapping, None):
             pipeline = self._target.pipeline
             pipeline.execute(query, expect=b"SELECT 0\0", on_result=lambda _note, _tag, found: rows.extend(found))
-        await pipeline.settle()
+        await pipeline.sync()
         return bool(rows)
 
     async def _in_binary(self, relid: int, published: PublishedTable) -> bool:

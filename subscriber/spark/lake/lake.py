@@ -36,7 +36,7 @@ from subscriber.changelog.reader import ChangeLog
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import ERRORS
-from subscriber.spark.changes.net_job import Keys, net_changes
+from subscriber.spark.changes.net_job import RowKeys, net_changes
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.stage import Staged, ToArrow
 
@@ -54,7 +54,7 @@ _BATCH = "batch.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class LakeBatch:
     """A range of the log that was brought into the lake. `rows` by table are those of its net effect."""
 
     start: Lsn
@@ -173,7 +173,7 @@ class Lake:
         as_text: frozenset[str] = frozenset(),
         tables: frozenset[str] | None = None,
         history: bool = True,
-    ) -> Batch:
+    ) -> LakeBatch:
         """Bring the lake from `start`, its position, to `end`. Other `tables` than these are left out, None none."""
         _write(self.directory / _BATCH, {"start": str(start), "end": str(end)})
         if history:
@@ -181,7 +181,7 @@ class Lake:
         staged = self.directory / "staged"
         shutil.rmtree(staged, ignore_errors=True)
         staged.mkdir()
-        results = net_changes(spark, log, start, end, Keys({}), tables, ToArrow(staged, as_text))
+        results = net_changes(spark, log, start, end, RowKeys({}), tables, ToArrow(staged, as_text))
         found: dict[str, list[Staged]] = {}
         for name, _, part in results:
             found.setdefault(name, []).append(part)
@@ -190,7 +190,7 @@ class Lake:
         self._add_boundary(end)
         (self.directory / _BATCH).unlink(missing_ok=True)
         shutil.rmtree(staged, ignore_errors=True)
-        return Batch(start, end, {name: sum(part.rows for part in parts) for name, parts in found.items()})
+        return LakeBatch(start, end, {name: sum(part.rows for part in parts) for name, parts in found.items()})
 
     def _bring(self, name: str, parts: list[Staged], start: Lsn, end: Lsn) -> None:
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")

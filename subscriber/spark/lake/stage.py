@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from subscriber.protocol.messages import RelationColumn
 from subscriber.spark.changes.net_effect import Net
-from subscriber.spark.changes.net_job import Table
+from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, Values, values
 from subscriber.spark.sources.arrow_types import arrow_array, arrow_type
 
@@ -49,7 +49,7 @@ class ToArrow:
     directory: Path
     as_text: frozenset[str]
 
-    def __call__(self, table: Table, net: Net, part: int) -> Staged:
+    def __call__(self, table: NetTable, net: Net, part: int) -> Staged:
         columns = table.relation.columns
         entries = list(_entries(net))
         arrays: dict[str, pa.Array] = {OP: pa.array([op for op, _, _ in entries], pa.string())}

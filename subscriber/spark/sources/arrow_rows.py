@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from subscriber.changelog.reader import Change
+from subscriber.changelog.reader import LoggedChange
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED, TupleData
 
@@ -44,7 +44,7 @@ Values = list[tuple[str, str | None]]
 Row = tuple[Any, ...]
 
 
-def batches(changes: Iterator[Change]) -> Iterator[pa.RecordBatch]:
+def batches(changes: Iterator[LoggedChange]) -> Iterator[pa.RecordBatch]:
     """A row for each change; a truncate has one for each of its tables."""
     rows = (row for change in changes for row in change_rows(change))
     while chunk := list(islice(rows, BATCH)):
@@ -52,7 +52,7 @@ def batches(changes: Iterator[Change]) -> Iterator[pa.RecordBatch]:
         yield pa.RecordBatch.from_arrays(columns, schema=ARROW)
 
 
-def change_rows(change: Change) -> Iterator[Row]:
+def change_rows(change: LoggedChange) -> Iterator[Row]:
     """The change as values for ARROW's columns."""
     begin, message = change.begin, change.message
     where = (begin.final_lsn, begin.commit_time + EPOCH, begin.xid, change.number)

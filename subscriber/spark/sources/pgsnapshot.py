@@ -42,7 +42,7 @@ from subscriber.connection.session import Session
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import RelationColumn
-from subscriber.publisher.partitions import Part, cut
+from subscriber.publisher.partitions import TablePartition, partition_table
 from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
@@ -115,7 +115,7 @@ class PgSnapshot(DataSource):
         for name in ("conninfo", "table"):
             if name not in options:
                 raise SubscriberError(f'pgsnapshot needs the option "{name}"', sqlstate="22023")
-        self._table = Table(dict(options))
+        self._table = SnapshotTable(dict(options))
 
     def schema(self) -> StructType:
         from pyspark.sql.pandas.types import from_arrow_schema
@@ -124,11 +124,11 @@ class PgSnapshot(DataSource):
         return schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return _Reader(self._table)
+        return _SnapshotReader(self._table)
 
 
-class _Reader(DataSourceReader):
-    def __init__(self, table: Table) -> None:
+class _SnapshotReader(DataSourceReader):
+    def __init__(self, table: SnapshotTable) -> None:
         self._table = table
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -140,7 +140,7 @@ class _Reader(DataSourceReader):
 
 
 @dataclass(slots=True)
-class Column:
+class SnapshotColumn:
     """`kind` is Arrow's type; `sql` gives the value's text."""
 
     name: str
@@ -149,7 +149,7 @@ class Column:
     is_integer: bool
 
 
-class Table:
+class SnapshotTable:
     """What the options say, asked for on the driver's side and read on executors. Holds no connection."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -162,7 +162,7 @@ class Table:
     def read_schema(self) -> pa.Schema:
         """The columns with their types. Raises SubscriberError if there is no such table, or a type is refused."""
         with start_blocking_portal() as portal:
-            columns: list[Column] = portal.call(self._in_session, self._columns)
+            columns: list[SnapshotColumn] = portal.call(self._in_session, self._columns)
         return pa.schema([(column.name, column.kind) for column in columns])
 
     def partitions(self) -> list[Range]:
@@ -195,7 +195,7 @@ class Table:
         if self._snapshot:
             await session.query(f"SET TRANSACTION SNAPSHOT {literal(self._snapshot)}")
 
-    async def _columns(self, session: Session, relid: int) -> list[Column]:
+    async def _columns(self, session: Session, relid: int) -> list[SnapshotColumn]:
         rows = await session.rows(_COLUMNS.format(relid=relid))
         columns = [
             self._column(name or "", int(oid or 0), int(modifier or -1), typtype or "")
@@ -212,7 +212,7 @@ class Table:
             )
         return columns
 
-    def _column(self, name: str, oid: int, modifier: int, typtype: str) -> Column:
+    def _column(self, name: str, oid: int, modifier: int, typtype: str) -> SnapshotColumn:
         quoted = identifier(name)
         kind = arrow_type(RelationColumn(False, name, oid, modifier))
         if name in self._text:
@@ -220,7 +220,7 @@ class Table:
         elif kind == pa.string() and oid not in _TEXTS and typtype != "e" and "*" not in self._text:
             kind = None
         sql = f"pg_catalog.encode({quoted}, 'base64')" if kind == pa.binary() else quoted
-        return Column(name, kind, sql, oid in _INTEGERS)
+        return SnapshotColumn(name, kind, sql, oid in _INTEGERS)
 
     async def _plan(self, session: Session, relid: int) -> list[Range]:
         columns = await self._columns(session, relid)
@@ -234,13 +234,13 @@ class Table:
             return await self._by_column(session, selected, by, columns, max(number, 2))
         size = PART_BYTES
         if number:
-            parts = await cut(session, relid, PART_BYTES)
+            parts = await partition_table(session, relid, PART_BYTES)
             size = max(1, await _size(session, parts) // number)
-        parts = await cut(session, relid, size)
+        parts = await partition_table(session, relid, size)
         return [Range(part.select(selected)) for part in parts] or [Range(f"SELECT {selected} FROM {table}")]
 
     async def _by_column(
-        self, session: Session, selected: str, by: str, columns: Sequence[Column], number: int
+        self, session: Session, selected: str, by: str, columns: Sequence[SnapshotColumn], number: int
     ) -> list[Range]:
         if not any(column.name == by and column.is_integer for column in columns):
             raise SubscriberError(f'"{by}" is no integer column of {self._options["table"]}', sqlstate="22023")
@@ -276,7 +276,7 @@ class Table:
             session.abort()
 
 
-async def _size(session: Session, parts: Sequence[Part]) -> int:
+async def _size(session: Session, parts: Sequence[TablePartition]) -> int:
     """Bytes of the heaps that the parts are of."""
     heaps = ", ".join(literal(heap) for heap in {part.heap for part in parts})
     rows = await session.rows(

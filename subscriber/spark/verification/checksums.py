@@ -21,7 +21,7 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.partitions import Part
+from subscriber.publisher.partitions import TablePartition
 from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.executor import TRANSIENT
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
@@ -33,7 +33,7 @@ _FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_cata
 
 
 @dataclass(frozen=True, slots=True)
-class Column:
+class ComparedColumn:
     """One side of a compared column. `cast` is the other side's type where it is another one; None: it is the same."""
 
     name: str
@@ -50,19 +50,19 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Side:
+class TableSide:
     """How one server reads its rows: the compared columns in the order of both, and which of them are the key.
 
     `encoding` is that of the target, in which rows are sent. `converts`: this server has another one.
     """
 
-    columns: tuple[Column, ...]
+    columns: tuple[ComparedColumn, ...]
     key: tuple[int, ...]  # indexes; empty: there is none
     filters: tuple[str, ...] = ()
     encoding: str = "UTF8"
     converts: bool = False
 
-    def _rows(self, part: Part) -> str:
+    def _rows(self, part: TablePartition) -> str:
         return part.select(", ".join(f"{c.text} AS c{number}" for number, c in enumerate(self.columns)), self.filters)
 
     def _hash(self, numbers: Iterable[int]) -> str:
@@ -80,7 +80,7 @@ class Side:
     def _bucket(self, buckets: int) -> str:
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
 
-    def sums(self, part: Part, buckets: int) -> str:
+    def sums(self, part: TablePartition, buckets: int) -> str:
         """Rows: bucket, number of rows, sum of their hashes."""
         row = self._hash(range(len(self.columns)))
         return (
@@ -88,7 +88,7 @@ class Side:
             f" FROM ({self._rows(part)}) r GROUP BY 1"
         )
 
-    def rows(self, part: Part, buckets: int, wanted: Sequence[int]) -> str:
+    def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int]) -> str:
         """Rows of these buckets: the key's texts (or of all columns, if there is no key), and each column's hash.
 
         Texts are bytes in hexadecimal, because an executor's session cannot say each in Unicode.
@@ -108,13 +108,13 @@ def buckets_for(rows: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class ChecksumTask:
     """What an executor asks one of the servers. The connection string is part of it, so it is never printed."""
 
     conninfo: str
     must_use_password: bool
     snapshot: str
-    part: Part
+    part: TablePartition
     sql: str
 
     def __repr__(self) -> str:
@@ -124,12 +124,12 @@ class Question:
 Answer = list[tuple[object, ...]]
 
 
-def ask(question: Question) -> Answer | SubscriberError:
+def ask(question: ChecksumTask) -> Answer | SubscriberError:
     """The rows; or why there are none. Raises ConnectionLost for what another attempt may not meet."""
     return anyio.run(_ask, question)
 
 
-async def _ask(question: Question) -> Answer | SubscriberError:
+async def _ask(question: ChecksumTask) -> Answer | SubscriberError:
     try:
         connection = await connect(
             question.conninfo,
@@ -150,7 +150,7 @@ async def _ask(question: Question) -> Answer | SubscriberError:
     return SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
 
 
-async def _answer(connection: Connection, question: Question) -> Answer:
+async def _answer(connection: Connection, question: ChecksumTask) -> Answer:
     part = question.part
     async with connection.transaction(isolation="repeatable_read", readonly=True):
         await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(question.snapshot)}")

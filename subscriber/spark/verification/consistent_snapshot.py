@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import anyio
 
 from subscriber.catalog import pause_requests, replication_names, store, worker_sessions
-from subscriber.catalog.connection import Catalog, Connection, encoding_of
+from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
@@ -65,7 +65,9 @@ class CommonSnapshot:
 
 
 @asynccontextmanager
-async def common_snapshot(catalog: Catalog, target: str, subscription: Subscription) -> AsyncIterator[CommonSnapshot]:
+async def common_snapshot(
+    catalog: CatalogConnection, target: str, subscription: Subscription
+) -> AsyncIterator[CommonSnapshot]:
     """Both sides at one position; the snapshots last as long as the block.
 
     Raises SubscriberError when no worker is there to be held, or the publisher's transactions do not end.
@@ -145,7 +147,7 @@ def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
 
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:
     """Have the worker stop at `stop_at`, 0 for where it is; where it stands."""
-    await pause_requests.ask(connection, subscription.oid, stop_at)
+    await pause_requests.request(connection, subscription.oid, stop_at)
     seen = anyio.current_time()
     with anyio.move_on_after(HOLD_PATIENCE):
         while anyio.current_time() < seen + RESTART_PATIENCE:

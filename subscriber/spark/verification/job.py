@@ -20,7 +20,7 @@ import anyio.to_thread
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import identity, store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, StatementError, SubscriberError
@@ -28,17 +28,17 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.partitions import Part, cut
+from subscriber.publisher.partitions import TablePartition, partition_table
 from subscriber.publisher.tables import PublishedTable, as_relation
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.session import MASTER, QUICK, spark_session
 from subscriber.spark.tasks import run_in_thread
 from subscriber.spark.verification.checksums import (
     Answer,
-    Column,
-    Question,
-    Side,
+    ChecksumTask,
+    ComparedColumn,
     Sums,
+    TableSide,
     add_up,
     ask,
     buckets_for,
@@ -98,8 +98,8 @@ class _Plan:
     """One table that can be compared."""
 
     found: TableComparison
-    sides: tuple[Side, Side]  # the publisher's, the target's
-    parts: tuple[list[Part], list[Part]]
+    sides: tuple[TableSide, TableSide]  # the publisher's, the target's
+    parts: tuple[list[TablePartition], list[TablePartition]]
     local_names: tuple[str, ...]
     buckets: int = 1
     wanted: list[int] = field(default_factory=list)  # buckets to look at again
@@ -126,7 +126,7 @@ async def verify(
         on_progress("starting Spark")
         opening = spark_session(spark, master=master, java_options=QUICK)
         session = await anyio.to_thread.run_sync(stack.enter_context, opening)
-        catalog = await stack.enter_async_context(Catalog.open(target, APPLICATION_NAME))
+        catalog = await stack.enter_async_context(CatalogConnection.open(target, APPLICATION_NAME))
         async with catalog.use() as connection:
             await ensure_schema(connection)
             await identity.check(connection)
@@ -178,7 +178,7 @@ class _Compare:
             published = await self._publisher.table(schema, name, subscription.publications)
             self._local.pipeline.attach()  # the session is used for queries as well
             try:
-                mapping = await self._local.map(as_relation(published))
+                mapping = await self._local.map_relation(as_relation(published))
             except MappingError as error:
                 found.note = error.message
                 continue
@@ -216,21 +216,21 @@ class _Compare:
             local_type = names[1][local.name]
             # A type of the target's own, written with its schema, is not the publisher's.
             same = names[0].get(column.name) == local_type or "." in local_type
-            source.append(Column(column.name, None if same else local_type))
-            target.append(Column(local.name, None))
+            source.append(ComparedColumn(column.name, None if same else local_type))
+            target.append(ComparedColumn(local.name, None))
         encodings = [session.parameters["server_encoding"] for session in self._sessions]
         converts = encodings[0] != encodings[1]
         key = mapping.search or ()
         found.key = tuple(mapping.attributes[index].name for index in key)
         parts = (
-            await cut(self._snapshot.source_session, published.relid, part_bytes),
-            await cut(self._snapshot.target_session, mapping.local.oid, part_bytes),
+            await partition_table(self._snapshot.source_session, published.relid, part_bytes),
+            await partition_table(self._snapshot.target_session, mapping.local.oid, part_bytes),
         )
         return _Plan(
             found,
             (
-                Side(tuple(source), key, published.row_filters, encodings[1], converts),
-                Side(tuple(target), key, (), encodings[1], converts),
+                TableSide(tuple(source), key, published.row_filters, encodings[1], converts),
+                TableSide(tuple(target), key, (), encodings[1], converts),
             ),
             parts,
             tuple(column.name for column in mapping.attributes),
@@ -247,7 +247,7 @@ class _Compare:
 
     # --- comparing --------------------------------------------------------------------------------
 
-    async def _ask(self, questions: Sequence[Question]) -> list[Answer]:
+    async def _ask(self, questions: Sequence[ChecksumTask]) -> list[Answer]:
         """All answers, in order. Raises the first error there is."""
         answers = await run_in_thread(self._session, ask, questions)
         found = []
@@ -258,7 +258,7 @@ class _Compare:
         return found
 
     async def _ask_all(
-        self, plans: Sequence[_Plan], sql: Callable[[_Plan, int, Part], str]
+        self, plans: Sequence[_Plan], sql: Callable[[_Plan, int, TablePartition], str]
     ) -> list[tuple[list[Answer], list[Answer]]]:
         """The same question to all parts of both sides; for each plan the answers of both."""
         places, questions = [], []
@@ -266,7 +266,7 @@ class _Compare:
             for side, server in enumerate(self._servers):
                 for part in plan.parts[side]:
                     places.append((number, side))
-                    questions.append(Question(*server, part, sql(plan, side, part)))
+                    questions.append(ChecksumTask(*server, part, sql(plan, side, part)))
         found: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
         for (number, side), answer in zip(places, await self._ask(questions), strict=True):
             found[number][side].append(answer)

@@ -15,9 +15,9 @@ A transaction larger than a batch is applied in portions, each within a savepoin
 its COMMIT is no attempt: what was answered before cannot be applied again.
 
 Changes of a transaction are all on one path, portions apart. Few changes are not worth a batch, and not gathered where
-it is known that no more have come (expect_few()); nor are many worth one that hardly fit together. After a refusal the
-reference path is used for a while, longer each time in a row. What stands between two savepoints is a portion, or
-several: what comes before a savepoint has been answered when that is set.
+it is known that no more have come (set_small_backlog()); nor are many worth one that hardly fit together. After a
+refusal the reference path is used for a while, longer each time in a row. What stands between two savepoints is a
+portion, or several: what comes before a savepoint has been answered when that is set.
 
 Kill points considered, besides those in targets/postgres/session/progress.py:
 - between sending a batch and its answer: its transaction is committed or not, and progress with it, as one.
@@ -35,7 +35,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from subscriber.apply.batch.batch import Batch, Ends, Portion, Taken, decoded, why_not
+from subscriber.apply.batch.batch import (
+    AppendResult,
+    Batch,
+    CommitCallbacks,
+    TransactionSlice,
+    decoded,
+    why_not_batched,
+)
 from subscriber.apply.batch.table_batch import TableBatch
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
@@ -44,10 +51,10 @@ from subscriber.connection.session import Session
 from subscriber.errors import MappingError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
-from subscriber.targets.postgres.batch_rejection import ROW_MISSING, no_more_updates, why_refused
+from subscriber.targets.postgres.batch_rejection import ROW_MISSING, disable_batched_updates, rejection_reason
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Note, OnConflict, Wants
-from subscriber.targets.postgres.session_group import Attempt, Lanes
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext, Wants
+from subscriber.targets.postgres.session_group import InFlightBatch, SessionGroup
 from subscriber.targets.postgres.sql import row_statements
 
 WORTHWHILE = 16  # changes; fewer are applied one by one
@@ -70,11 +77,11 @@ class BatchingTarget(PostgresTarget):
         self.in_batches = 0  # changes applied set-based
         self.beside = 0  # of them in other sessions than its own
         self._batch = Batch()
-        self._lanes = Lanes(self, self._wake_up)
-        self._sent: RemoteTransaction | None = None  # portions of it were sent, its COMMIT was not
-        self._plain: RemoteTransaction | None = None  # is being applied on the reference path
+        self._sessions = SessionGroup(self, self._wake_up)
+        self._partially_sent_txn: RemoteTransaction | None = None  # portions of it were sent, its COMMIT was not
+        self._row_by_row_txn: RemoteTransaction | None = None  # is being applied on the reference path
         self._reason = ""  # why
-        self._few = False  # see expect_few()
+        self._small_backlog = False  # see set_small_backlog()
         self._end: Lsn | None = None  # of the last transaction in the batch
         self._pause = 0  # changes to go on the reference path
         self._refusals = 0  # in a row
@@ -85,25 +92,25 @@ class BatchingTarget(PostgresTarget):
 
     @property
     def _sent_position(self) -> Lsn:
-        return self._lanes.position or super().position
+        return self._sessions.position or super().position
 
     def join(self, lane: PostgresTarget) -> None:
         """Apply batches through this session as well from now on. It is configured, and has an origin."""
-        self._lanes.join(lane)
+        self._sessions.join(lane)
 
     @property
     def pipelines(self) -> list[Pipeline]:
-        return self._lanes.pipelines
+        return self._sessions.pipelines
 
-    def retreat(self) -> bool:
-        return self._lanes.retreat()
+    def roll_back_for_lock(self) -> bool:
+        return self._sessions.roll_back_for_lock()
 
     def _wake_up(self) -> None:
-        self.wake()
+        self.on_progress()
 
     # --- gathering ------------------------------------------------------------------------------
 
-    def take(
+    def append_raw_changes(
         self,
         transaction: RemoteTransaction,
         waiting: deque[bytes],
@@ -113,23 +120,23 @@ class BatchingTarget(PostgresTarget):
     ) -> tuple[int, int]:
         """Take changes of `transaction` off the front of `waiting`, as the walsender sent them: number and bytes.
 
-        None where change() has to see the next one. Afterwards make_room() has to be awaited.
+        None where change() has to see the next one. Afterwards flush_if_full() has to be awaited.
         """
         if not self._may_gather(transaction):
             return 0, 0
         find = self._finder(relations, wants, transaction.finish_lsn)
-        taken, size = self._batch.take(transaction, waiting, limit, find)
+        taken, size = self._batch.append_raw(transaction, waiting, limit, find)
         if taken:
-            transaction.changed = True
+            transaction.is_open_on_target = True
         return taken, size
 
-    def take_transactions(
-        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: Ends
-    ) -> Taken | None:
+    def append_raw_transactions(
+        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: CommitCallbacks
+    ) -> AppendResult | None:
         if not self.batching or self._pause:
             return None
         find = self._finder(relations, wants, self.position)
-        taken = self._batch.take_transactions(waiting, limit, find, ends)
+        taken = self._batch.append_raw_transactions(waiting, limit, find, ends)
         if taken is not None:
             self._end = taken.end_lsn
         return taken
@@ -148,32 +155,32 @@ class BatchingTarget(PostgresTarget):
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
     ) -> None:
-        if self._few:
-            self._plain, self._reason = transaction, self._why_none() or mapping.local.one_by_one or FEW
-        elif transaction is not self._plain:
-            await self.make_room()
-        if transaction is not self._plain:
+        if self._small_backlog:
+            self._row_by_row_txn, self._reason = transaction, self._why_none() or mapping.local.batch_exclusion or FEW
+        elif transaction is not self._row_by_row_txn:
+            await self.flush_if_full()
+        if transaction is not self._row_by_row_txn:
             reason = self._why_not(transaction, mapping, change)
             if reason is None:
                 if not self._batch.fits(mapping):
                     await self._send(whatever=True)
                 if self._batch.add(transaction, self._batch.table(mapping, change), change):
-                    transaction.changed = True
+                    transaction.is_open_on_target = True
                     return
                 reason = "row"
-            await self._go_plain(transaction, reason)
+            await self._switch_to_row_by_row(transaction, reason)
         await self._change(transaction, mapping, change)
 
     async def _change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
     ) -> None:
-        self.one_by_one[self._reason] += 1
+        self.row_by_row_reasons[self._reason] += 1
         if self._pause:
             self._pause -= 1
         await super().change(transaction, mapping, change)
 
     def _may_gather(self, transaction: RemoteTransaction) -> bool:
-        return self.batching and transaction is not self._plain and not self._pause
+        return self.batching and transaction is not self._row_by_row_txn and not self._pause
 
     def _why_not(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -182,10 +189,10 @@ class BatchingTarget(PostgresTarget):
         if reason is not None:
             return reason
         try:
-            self.acting.role([mapping.local])
+            self.roles.role([mapping.local])
         except MappingError:
             return "role"
-        return why_not(mapping, change)
+        return why_not_batched(mapping, change)
 
     def _why_none(self) -> str | None:
         """The same where it is so of any change."""
@@ -193,22 +200,22 @@ class BatchingTarget(PostgresTarget):
             return "switched off"
         if self._pause:
             return self._reason
-        if self.resolving is not None:
+        if self.resolution is not None:
             return "conflict policy"
-        if self.noticing.origin_id is not None:
+        if self.conflicts.origin_id is not None:
             return "track_commit_timestamp"
         return None
 
     async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
-        if transaction is self._sent:
+        if transaction is self._partially_sent_txn:
             self._note_end(transaction, end_lsn, on_committed)
             await self._send()
         elif self._batch.portions and self._batch.portions[-1].transaction is transaction:
             self._note_end(transaction, end_lsn, on_committed)
-            await self.make_room()
+            await self.flush_if_full()
         else:
-            await self._go_plain(transaction, "nothing")
-            self._plain = None
+            await self._switch_to_row_by_row(transaction, "nothing")
+            self._row_by_row_txn = None
             await super().commit(transaction, end_lsn, on_committed)
 
     def _note_end(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
@@ -218,92 +225,94 @@ class BatchingTarget(PostgresTarget):
 
     # --- whatever is not part of a batch ------------------------------------------------------------
 
-    async def map(self, remote: Relation) -> RelationMapping:
-        await self._outcomes()
-        return await super().map(remote)
+    async def map_relation(self, remote: Relation) -> RelationMapping:
+        await self._await_results()
+        return await super().map_relation(remote)
 
-    async def empty(self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate) -> None:
-        await self._go_plain(transaction, "TRUNCATE")
-        await super().empty(transaction, mappings, truncate)
+    async def truncate(
+        self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
+    ) -> None:
+        await self._switch_to_row_by_row(transaction, "TRUNCATE")
+        await super().truncate(transaction, mappings, truncate)
 
-    async def settle(self) -> None:
+    async def sync(self) -> None:
         await self._send()
-        await self._outcomes()
-        await super().settle()
+        await self._await_results()
+        await super().sync()
 
-    async def alone(self, transaction: RemoteTransaction) -> None:
+    async def leave_batch_mode(self, transaction: RemoteTransaction) -> None:
         """The caller is going to use the session itself, inside of `transaction`."""
-        await self._go_plain(transaction, "not a plain transaction")
+        await self._switch_to_row_by_row(transaction, "not a plain transaction")
 
-    async def _go_plain(self, transaction: RemoteTransaction, reason: str) -> None:
+    async def _switch_to_row_by_row(self, transaction: RemoteTransaction, reason: str) -> None:
         """Have what came before `transaction` done, and all of it on the reference path, apart from portions sent."""
-        if transaction is self._plain:
+        if transaction is self._row_by_row_txn:
             return
         await self._send()
         if _is_worthwhile(self._batch):
             await self._send(whatever=True)
-        await self._outcomes()
-        if transaction is self._plain:  # since portions of it were refused
+        await self._await_results()
+        if transaction is self._row_by_row_txn:  # since portions of it were refused
             return
         self._reason = reason
-        if transaction is self._sent:
-            self._plain, self._sent = transaction, None
+        if transaction is self._partially_sent_txn:
+            self._row_by_row_txn, self._partially_sent_txn = transaction, None
         begun, self._batch = self._batch, Batch()
-        await self._apply_again(begun.portions, begun.mappings)
-        self._plain = transaction
+        await self._replay_row_by_row(begun.portions, begun.mappings)
+        self._row_by_row_txn = transaction
 
     # --- subtransactions --------------------------------------------------------------------------
 
-    async def apply_gathered(self, transaction: RemoteTransaction) -> None:
-        await self._go_plain(transaction, FEW)
-        self._gather_on(transaction)
+    async def flush_transaction(self, transaction: RemoteTransaction) -> None:
+        await self._switch_to_row_by_row(transaction, FEW)
+        self._resume_batching(transaction)
 
     async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
-        await self.apply_gathered(transaction)
+        await self.flush_transaction(transaction)
         await super().savepoint(transaction, name)
-        self._gather_on(transaction)
+        self._resume_batching(transaction)
 
     async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         self._batch = Batch()  # all of it came after the savepoint
-        await self._outcomes()
+        await self._await_results()
         await super().roll_back_to(transaction, name)
-        self._gather_on(transaction)
+        self._resume_batching(transaction)
 
     async def roll_back(self, transaction: RemoteTransaction) -> None:
         self._batch = Batch()
-        await self._outcomes()
-        if transaction is not self._sent and transaction is not self._plain:
-            transaction.changed = False  # its changes had only been gathered
-        self._sent = self._plain = None
+        await self._await_results()
+        if transaction is not self._partially_sent_txn and transaction is not self._row_by_row_txn:
+            transaction.is_open_on_target = False  # its changes had only been gathered
+        self._partially_sent_txn = self._row_by_row_txn = None
         await super().roll_back(transaction)
 
-    def _gather_on(self, transaction: RemoteTransaction) -> None:
+    def _resume_batching(self, transaction: RemoteTransaction) -> None:
         """What comes next of it may be a portion again: nothing of it is under way."""
-        self._sent, self._plain = transaction if transaction.changed else None, None
+        self._partially_sent_txn, self._row_by_row_txn = transaction if transaction.is_open_on_target else None, None
 
     # --- sending --------------------------------------------------------------------------------
 
-    async def make_room(self) -> None:
+    async def flush_if_full(self) -> None:
         """Send the batch if it is due, and see to what was refused."""
         if self._batch.is_due:
             await self._send(whatever=True)
-        elif self._lanes.refused:
-            await self._outcomes()
+        elif self._sessions.refused:
+            await self._await_results()
 
-    def expect_few(self, few: bool) -> bool:
-        occupied = self._batch.portions or self._lanes.attempts or self._lanes.refused
-        self._few = few and not occupied
-        return self._few
+    def set_small_backlog(self, few: bool) -> bool:
+        occupied = self._batch.portions or self._sessions.attempts or self._sessions.refused
+        self._small_backlog = few and not occupied
+        return self._small_backlog
 
-    async def rest(self) -> None:
+    async def on_idle(self) -> None:
         """The stream pauses: do what was gathered of complete transactions."""
-        if not self._few:  # else nothing was gathered
-            if self._lanes.refused:
-                await self._outcomes()
+        if not self._small_backlog:  # else nothing was gathered
+            if self._sessions.refused:
+                await self._await_results()
             # Or what follows is gathered as well, until the answer wakes us.
-            if not self._lanes.attempts or self._lanes.worth_a_lane(self._batch):
+            if not self._sessions.attempts or self._sessions.should_send_early(self._batch):
                 await self._send()
-        await super().rest()
+        await super().on_idle()
 
     async def _send(self, *, whatever: bool = False) -> None:
         """Apply what was gathered of complete transactions; `whatever`: and of the one that is not."""
@@ -316,40 +325,44 @@ class BatchingTarget(PostgresTarget):
         if not batch.portions:
             return
         self._end = None
-        whole = not batch.is_open and batch.portions[0].transaction is not self._sent
-        while (lane := self._lanes.free_for(batch, whole=whole)) is None and not self._lanes.refused:
-            await self._lanes.answer()
-        if self._lanes.refused:
-            await self._outcomes()
+        whole = not batch.is_open and batch.portions[0].transaction is not self._partially_sent_txn
+        while (lane := self._sessions.pick_session(batch, whole=whole)) is None and not self._sessions.refused:
+            await self._sessions.wait_for_result()
+        if self._sessions.refused:
+            await self._await_results()
         lane = lane or self
         first = batch.portions[0].transaction
-        if first is not self._plain and (first is self._sent or batch.is_open or _is_worthwhile(batch)):
+        if first is not self._row_by_row_txn and (
+            first is self._partially_sent_txn or batch.is_open or _is_worthwhile(batch)
+        ):
             self._attempt(batch, lane)
             self.passing("BATCH_SENT")
             await lane.pipeline.drain()
             return
-        if first is not self._plain:
-            await self._outcomes()
+        if first is not self._row_by_row_txn:
+            await self._await_results()
             self._reason = FEW
-        await self._apply_again(batch.portions, batch.mappings)
+        await self._replay_row_by_row(batch.portions, batch.mappings)
 
     def _attempt(self, batch: Batch, lane: PostgresTarget) -> None:
         """Queue the statements of a batch, and in its turn its COMMIT if it has one."""
         last = batch.portions[-1]
-        within = last.transaction is self._sent
-        attempt = Attempt(batch.portions, batch.mappings, lane, self._sent_position, within, set(self._fresh))
+        within = last.transaction is self._partially_sent_txn
+        attempt = InFlightBatch(
+            batch.portions, batch.mappings, lane, self._sent_position, within, set(self._mapped_in_txn)
+        )
         in_savepoint = within or last.end_lsn is None
-        note = Note("BATCH")
+        note = StatementContext("BATCH")
 
         def done(*_: object) -> None:
             self._refusals = 0
             self.in_batches += batch.rows
             self.beside += batch.rows * (lane is not self)
-            self._lanes.done(attempt)
+            self._sessions.done(attempt)
 
         def committed() -> None:
             if lane is not self and last.end_lsn is not None:
-                self.follow(max(last.end_lsn, super(BatchingTarget, self).position))
+                self.set_progress_position(max(last.end_lsn, super(BatchingTarget, self).position))
             if not in_savepoint:
                 done()
             if last.on_committed is not None:
@@ -358,7 +371,7 @@ class BatchingTarget(PostgresTarget):
         def commit() -> None:
             assert last.end_lsn is not None
             with lane.pipeline.attempt(not in_savepoint):
-                lane.follow(attempt.position)
+                lane.set_progress_position(attempt.position)
                 lane.queue_commit(last.transaction, last.end_lsn, committed)
 
         with lane.pipeline.attempt():
@@ -368,65 +381,67 @@ class BatchingTarget(PostgresTarget):
                 self._queue_savepoint(last.transaction, _SAVEPOINT)
             lane.apply_steps(batch, note)
             if in_savepoint:
-                if last.transaction.keeps_locks and any(t.mapping.search is None for t in batch.tables.values()):
+                if last.transaction.outlives_commit_order and any(
+                    t.mapping.search is None for t in batch.tables.values()
+                ):
                     lane.pipeline.execute(row_statements.REMEMBER_XIDS, note=note)
                 lane.pipeline.execute(f"RELEASE SAVEPOINT {_SAVEPOINT}", note=note, on_result=done)
                 lane.pipeline.ask()
-        if self._lanes.several:
+        if self._sessions.has_extra_sessions:
             attempt.tables = list(batch.tables.values())
             for table in attempt.tables:
                 table.forget_rows()
-        self._sent = last.transaction if last.end_lsn is None else None
+        self._partially_sent_txn = last.transaction if last.end_lsn is None else None
         attempt.commit = commit if last.end_lsn is not None else None
-        self._lanes.add(attempt)
+        self._sessions.add(attempt)
 
     # --- what became of it ------------------------------------------------------------------------
 
-    async def _outcomes(self) -> None:
+    async def _await_results(self) -> None:
         """Wait until nothing is under way; what was refused has then been applied again."""
-        while self._lanes.attempts and not self._lanes.refused:
-            await self._lanes.answer()
-        if not self._lanes.refused:
+        while self._sessions.attempts and not self._sessions.refused:
+            await self._sessions.wait_for_result()
+        if not self._sessions.refused:
             return
-        error, note, attempts = await self._lanes.recover()
+        error, note, attempts = await self._sessions.recover()
         self.passing("BATCH_REFUSED")
-        self._reason = why_refused(error)
-        if self._reason != ROW_MISSING or not no_more_updates(note):
+        self._reason = rejection_reason(error)
+        if self._reason != ROW_MISSING or not disable_batched_updates(note):
             self._pause = min(PAUSE * 2**self._refusals, LONGEST_PAUSE)
             self._refusals += 1
         if attempts:
             self._roll_back(attempts[0])
-        self.noticing.ask_again()
+        self.conflicts.retry_queries()
         for attempt in attempts:
-            await self._apply_again(attempt.portions, attempt.mappings)
+            await self._replay_row_by_row(attempt.portions, attempt.mappings)
         portions = self._batch.portions
-        if portions and portions[0].transaction is self._plain:
+        if portions and portions[0].transaction is self._row_by_row_txn:
             begun, self._batch = self._batch, Batch()
-            await self._apply_again(begun.portions, begun.mappings)
+            await self._replay_row_by_row(begun.portions, begun.mappings)
 
-    def _roll_back(self, attempt: Attempt) -> None:
+    def _roll_back(self, attempt: InFlightBatch) -> None:
         """The first attempt that was refused, and those behind it, have done nothing."""
         transaction = attempt.portions[0].transaction
-        self._sent = None
-        self.follow(attempt.position)
+        self._partially_sent_txn = None
+        self.set_progress_position(attempt.position)
         if attempt.within:
             self._queue_roll_back_to(transaction, _SAVEPOINT)
-            self._plain = transaction
-        self._fresh = attempt.fresh
+            self._row_by_row_txn = transaction
+        self._mapped_in_txn = attempt.fresh
 
-    async def _apply_again(self, portions: list[Portion], mappings: dict[int, RelationMapping]) -> None:
+    async def _replay_row_by_row(self, portions: list[TransactionSlice], mappings: dict[int, RelationMapping]) -> None:
         """On the reference path, one transaction and one change after another."""
-        for portion in [one for several in portions for one in several.each()]:
+        for portion in [one for several in portions for one in several.transactions()]:
             transaction = portion.transaction
-            if transaction is not self._plain:
-                transaction.changed = False
-                self._plain = transaction
+            if transaction is not self._row_by_row_txn:
+                transaction.is_open_on_target = False
+                self._row_by_row_txn = transaction
             for payload in portion.changes:
                 change = decoded(payload)
                 await self._change(transaction, mappings[change.relid], change)
                 self.passing("BATCH_APPLIED_AGAIN")
             if portion.end_lsn is not None:
-                self._plain = None
+                self._row_by_row_txn = None
                 assert portion.on_committed is not None
                 await super().commit(transaction, portion.end_lsn, portion.on_committed)
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from subscriber.apply.batch.table_batch import Kind
+from subscriber.apply.batch.table_batch import ChangeKind
 from subscriber.errors import SubscriberError
 from subscriber.targets.postgres.session import schema_check
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql import batch_statements
 
 ROW_MISSING = "row missing"  # or not as it was expected to be
 
 
-def why_refused(error: SubscriberError | None) -> str:
+def rejection_reason(error: SubscriberError | None) -> str:
     """In a few words; no row's values."""
     if error is None:
         return "deadlock"
@@ -26,15 +26,15 @@ def why_refused(error: SubscriberError | None) -> str:
             return f"error {sqlstate}"
 
 
-def no_more_updates(note: object) -> bool:
+def disable_batched_updates(note: object) -> bool:
     """Have no more updates of the table in batches, if it has several unique indexes; false if there were none before.
 
     The refused one has perhaps changed a column of these, and where one does that more will.
     """
     if (
-        not isinstance(note, Note)
+        not isinstance(note, StatementContext)
         or note.mapping is None
-        or note.message not in (Kind.UPDATE.name, Kind.KEY_UPDATE.name)
+        or note.message not in (ChangeKind.UPDATE.name, ChangeKind.KEY_UPDATE.name)
     ):
         return False
     mapping = note.mapping

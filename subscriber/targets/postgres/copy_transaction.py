@@ -11,44 +11,44 @@ from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session import introspection, schema_check
-from subscriber.targets.postgres.session.capabilities import find_means
+from subscriber.targets.postgres.session.capabilities import detect_capabilities
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import NOBODY
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql.row_statements import qualified, quote
 
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
-_NOTE = Note("COPY")
+_NOTE = StatementContext("COPY")
 
 
 async def target_of(session: Session, subscription: Subscription, synchronous_commit: str) -> PostgresTarget:
     """A target for copying on `session`, which is not given a place, and acts as the subscription says."""
-    means = await find_means(session)
+    means = await detect_capabilities(session)
     target = PostgresTarget(session, "", lambda *_: None)
-    target.means = means
+    target.capabilities = means
     await target.configure(synchronous_commit)
-    await target.acting.subscribe(subscription, replica_role=means.replica_role)
+    await target.roles.subscribe(subscription, replica_role=means.replica_role)
     return target
 
 
 async def begin(target: PostgresTarget, schema: str, name: str) -> LocalRelation:
     """Begin the transaction, lock the table, and look at it: nobody can alter it until the end. Raises MappingError."""
     pipeline = target.pipeline
-    local = await introspection.introspect(pipeline, schema, name, target.acting.terms)
+    local = await introspection.introspect(pipeline, schema, name, target.roles.terms)
     plain = f"LOCK TABLE {qualified(schema, name)} IN ROW EXCLUSIVE MODE"
-    target.acting.began()
+    target.roles.on_begin()
     pipeline.execute("BEGIN", note=_NOTE)
-    target.acting.become([local], _NOTE)
+    target.roles.switch_for_tables([local], _NOTE)
     pipeline.execute_once(schema_check.lock(local, "ROW EXCLUSIVE") if local.guarded else plain, note=_NOTE)
-    target.acting.step_back(_NOTE)
-    await pipeline.settle()
-    return await introspection.introspect(pipeline, schema, name, target.acting.terms)
+    target.roles.reset_role(_NOTE)
+    await pipeline.sync()
+    return await introspection.introspect(pipeline, schema, name, target.roles.terms)
 
 
 async def copy_as(target: PostgresTarget, mapping: RelationMapping) -> None:
     """Act as the table's owner, or whoever it is; what comes next is the COPY, on the session itself."""
-    role = target.acting.role([mapping.local])
+    role = target.roles.role([mapping.local])
     await target.pipeline.session.query(f"SET LOCAL ROLE {quote(role.name) if role != NOBODY else NOBODY.name}")
 
 
@@ -63,11 +63,11 @@ async def end(
     pipeline.attach()
     if mapping.runs_foreign_code:
         target.has_run_foreign_code = True
-        target.containing.begin(mapping)
-    target.containing.run_deferred(_NOTE)
-    target.acting.reset(_NOTE)
+        target.foreign_code.begin(mapping)
+    target.foreign_code.run_deferred(_NOTE)
+    target.roles.reset(_NOTE)
     await pipeline.rows(_FINISH, *progress.shown, str(position))
-    if target.means.origins:  # the rows are as old as the snapshot, for policies that compare times
+    if target.capabilities.origins:  # the rows are as old as the snapshot, for policies that compare times
         await pipeline.rows(_SET_TIME, *progress.shown, read_at.isoformat())
 
 
@@ -75,6 +75,6 @@ async def commit(target: PostgresTarget) -> None:
     """The end of the transaction."""
     pipeline: Pipeline = target.pipeline
     await pipeline.rows("COMMIT")
-    target.acting.began()
-    target.containing.clean()
-    await pipeline.settle()
+    target.roles.on_begin()
+    target.foreign_code.clean()
+    await pipeline.sync()

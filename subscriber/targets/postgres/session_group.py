@@ -15,7 +15,7 @@ The first refusal ends it all: what is not committed is rolled back in every lan
 the worker's own (batch_applier.py). So nothing depends on knowing how rows may meet. Keys may be equal though their
 bytes are not: then a statement hits another number of rows than it was given, and fails, or two batches wait for each
 other. Of that the server knows nothing when the later one waits for its turn; worker/apply/lock_waits.py finds the
-first one waiting for a lock, and has the others step back: retreat().
+first one waiting for a lock, and has the others step back: roll_back_for_lock().
 
 Kill points considered, besides those of batch_applier.py: a worker may die with transactions open in any lane; only
 that whose turn it is can have its COMMIT under way, and it moves the progress row from where those before it have left
@@ -30,24 +30,24 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber.apply.batch.batch import Batch, Portion
+from subscriber.apply.batch.batch import Batch, TransactionSlice
 from subscriber.apply.batch.table_batch import TableBatch
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 
 UNDER_WAY = 4  # batches sent and not answered, and one more for each further lane
 WORTH_A_LANE = 1000  # changes; with fewer a batch waits for the answer to what is under way
 
 
 @dataclass(slots=True, eq=False)
-class Attempt:
+class InFlightBatch:
     """What was sent and is not answered yet; of one transaction or several."""
 
-    portions: list[Portion]
+    portions: list[TransactionSlice]
     mappings: dict[int, RelationMapping]
     lane: PostgresTarget
     position: Lsn  # before it
@@ -61,42 +61,42 @@ class Attempt:
         """None: it ends with a portion."""
         return self.portions[-1].end_lsn
 
-    def meets(self, tables: Iterable[TableBatch]) -> bool:
+    def overlaps(self, tables: Iterable[TableBatch]) -> bool:
         """Whether something of it, or anything at all, has to be done before `tables`."""
         return self.tables is None or any(
-            mine.mapping.local.oid == other.mapping.local.oid and mine.meets(other)
+            mine.mapping.local.oid == other.mapping.local.oid and mine.overlaps(other)
             for mine in self.tables
             for other in tables
         )
 
 
-class Lanes:
+class SessionGroup:
     """What one worker has under way, in the order of the stream."""
 
     def __init__(self, own: PostgresTarget, wake: Callable[[], None]) -> None:
-        self.attempts: deque[Attempt] = deque()
+        self.attempts: deque[InFlightBatch] = deque()
         self.all: list[PostgresTarget] = [own]
         self._own = own
         self._wake = wake
         self._answered = anyio.Event()
         self._retreating = False
         self._recovering = False
-        own.pipeline.on_trouble = self.something_happened
+        own.pipeline.on_trouble = self.notify
 
     def join(self, lane: PostgresTarget) -> None:
         """Use this session as well from now on."""
-        self._own.share_progress(lane)
-        lane.pipeline.on_trouble = self.something_happened
+        self._own.copy_progress_to(lane)
+        lane.pipeline.on_trouble = self.notify
         self.all.append(lane)
-        self.something_happened()
+        self.notify()
 
     @property
-    def several(self) -> bool:
+    def has_extra_sessions(self) -> bool:
         return len(self.all) > 1
 
     # --- sending --------------------------------------------------------------------------------
 
-    def free_for(self, batch: Batch, *, whole: bool) -> PostgresTarget | None:
+    def pick_session(self, batch: Batch, *, whole: bool) -> PostgresTarget | None:
         """The lane that is to have `batch`; None: something has to be answered first.
 
         `whole`: it has nothing but whole transactions.
@@ -104,7 +104,7 @@ class Lanes:
         if len(self.attempts) >= UNDER_WAY + len(self.all) - 1:
             return None
         own = self._own
-        if not self.several:
+        if not self.has_extra_sessions:
             return own
         if not whole:
             return own if all(attempt.lane is own and attempt.commit is None for attempt in self.attempts) else None
@@ -112,19 +112,19 @@ class Lanes:
             return own if all(attempt.lane is own for attempt in self.attempts) else None
         tables = list(batch.tables.values())
         for lane in sorted(self._idle(), key=self._load):
-            if not any(attempt.meets(tables) for attempt in self.attempts if attempt.lane is not lane):
+            if not any(attempt.overlaps(tables) for attempt in self.attempts if attempt.lane is not lane):
                 return lane
         return None
 
-    def add(self, attempt: Attempt) -> None:
+    def add(self, attempt: InFlightBatch) -> None:
         """Its statements have been queued, its COMMIT not."""
         self.attempts.append(attempt)
-        self.commit_in_turn()
+        self.send_due_commits()
         attempt.lane.pipeline.flush()  # its turn may be long in coming
 
-    def worth_a_lane(self, batch: Batch) -> bool:
+    def should_send_early(self, batch: Batch) -> bool:
         """Whether to send `batch` though something is under way and more could be gathered."""
-        return batch.rows >= WORTH_A_LANE and self.several and any(not self._load(lane) for lane in self.all)
+        return batch.rows >= WORTH_A_LANE and self.has_extra_sessions and any(not self._load(lane) for lane in self.all)
 
     def _idle(self) -> list[PostgresTarget]:
         """Those without a transaction whose COMMIT has to wait for its turn."""
@@ -134,7 +134,7 @@ class Lanes:
     def _load(self, lane: PostgresTarget) -> int:
         return sum(attempt.lane is lane for attempt in self.attempts)
 
-    def commit_in_turn(self) -> None:
+    def send_due_commits(self) -> None:
         """Send what COMMITs may be sent by now; none where a session is lost, which whoever watches it tells."""
         if self._recovering or not self.attempts or self.attempts[0].lane.pipeline.error is not None:
             return
@@ -158,16 +158,16 @@ class Lanes:
         """Whether something was refused, or cannot go on as it was sent."""
         return self._retreating or any(lane.pipeline.refused is not None for lane in self.all)
 
-    def something_happened(self) -> None:
+    def notify(self) -> None:
         self._answered.set()
         self._wake()
 
-    def done(self, attempt: Attempt) -> None:
+    def done(self, attempt: InFlightBatch) -> None:
         self.attempts.remove(attempt)
-        self.commit_in_turn()
-        self.something_happened()
+        self.send_due_commits()
+        self.notify()
 
-    async def answer(self) -> None:
+    async def wait_for_result(self) -> None:
         """Wait for an answer that matters here. Raises the error of a session that is lost."""
         self._answered = anyio.Event()
         for lane in self.all:
@@ -181,8 +181,8 @@ class Lanes:
             if lane.pipeline.error is not None:
                 raise lane.pipeline.error
 
-    async def recover(self) -> tuple[SubscriberError | None, object, list[Attempt]]:
-        """After a refusal: roll back all that is not committed; why (None: retreat()), its note, and what it was.
+    async def recover(self) -> tuple[SubscriberError | None, object, list[InFlightBatch]]:
+        """Roll back all that is not committed; the error (None: of roll_back_for_lock()), its note, and what it was.
 
         Of a refused portion the worker's own transaction is left as it is: the caller goes back to the savepoint.
         """
@@ -191,18 +191,18 @@ class Lanes:
         for attempt in self.attempts:
             if attempt.commit is not None:
                 attempt.commit = None
-                attempt.lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                attempt.lane.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK"))
                 attempt.lane.rolled_back()
         for lane in lanes:
-            lane.pipeline.sync()  # before anything is waited for: one of them may hold a lock that another needs
+            lane.pipeline.queue_sync()  # before anything is waited for: one of them may hold a lock that another needs
             lane.pipeline.flush()
         errors = {id(lane): await lane.pipeline.recover() for lane in lanes}
         attempts, self.attempts = list(self.attempts), deque()
         for lane in lanes:
             if errors[id(lane)][0] is not None and not (lane is self._own and attempts and attempts[0].within):
-                lane.pipeline.execute("ROLLBACK", note=Note("ROLLBACK"))
+                lane.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK"))
                 lane.rolled_back()
-                await lane.pipeline.settle()
+                await lane.pipeline.sync()
         self._recovering = self._retreating = False
         foremost = [errors[id(attempt.lane)] for attempt in attempts[:1]]
         error, note = next(((e, n) for e, n in [*foremost, *errors.values()] if e is not None), (None, None))
@@ -215,10 +215,10 @@ class Lanes:
         """Of all lanes, that whose turn it is first."""
         return list(dict.fromkeys([lane.pipeline for lane in (*(a.lane for a in self.attempts), *self.all)]))
 
-    def retreat(self) -> bool:
+    def roll_back_for_lock(self) -> bool:
         """The first lane waits for a lock: have the others roll back, if they have anything open."""
         if self._recovering or all(attempt.commit is None for attempt in self.attempts):
             return False
         self._retreating = True
-        self.something_happened()
+        self.notify()
         return True

@@ -39,7 +39,7 @@ from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 
 _PREPARED = r"""
 SELECT gid FROM pg_catalog.pg_prepared_xacts
@@ -93,17 +93,17 @@ class TwoPhase:
         if gid in self._prepared:
             return
         # Questions that come of the answers are asked before PREPARE. After it they would wait for the locks it keeps.
-        await target.pipeline.settle()
-        if not transaction.changed:  # also one that has nothing for us: COMMIT PREPARED will look for it
+        await target.pipeline.sync()
+        if not transaction.is_open_on_target:  # also one that has nothing for us: COMMIT PREPARED will look for it
             target.begin(transaction)
-        note = Note("PREPARE", transaction)
+        note = StatementContext("PREPARE", transaction)
         target.run_deferred(note)
-        target.acting.step_back(note)
+        target.roles.reset_role(note)
         pipeline = target.pipeline
         pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
         target.set_origin(end_lsn, transaction.commit_time, note)
         target.prepare(gid, note)
-        await pipeline.settle()
+        await pipeline.sync()
         self._prepared.add(gid)
 
     def note(self, transaction: RemoteTransaction, end_lsn: Lsn) -> RemoteTransaction:
@@ -121,7 +121,7 @@ class TwoPhase:
         """
         gid = self.gid(message.xid)
         if gid in self._prepared:
-            note = Note(message.message_type, transaction)
+            note = StatementContext(message.message_type, transaction)
             self._target.set_origin(message.end_lsn, message.commit_time, note)
             await self._alone(f"COMMIT PREPARED '{gid}'", note)
             self._prepared.remove(gid)
@@ -142,7 +142,7 @@ class TwoPhase:
         if gid in self._prepared:
             known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
             if known is None or Lsn.parse(known) == message.prepare_end_lsn:
-                note = Note(message.message_type, transaction)
+                note = StatementContext(message.message_type, transaction)
                 self._target.set_origin(message.rollback_end_lsn, message.rollback_time, note)
                 await self._alone(f"ROLLBACK PREPARED '{gid}'", note)
                 self._prepared.remove(gid)
@@ -150,11 +150,11 @@ class TwoPhase:
             telemetry.log(telemetry.DEBUG, f'prepared transaction "{gid}" was rolled back and is not here')
         return self._forget(transaction, message.message_type)
 
-    async def _alone(self, sql: str, note: Note) -> None:
+    async def _alone(self, sql: str, note: StatementContext) -> None:
         """Run what may be no part of a transaction, which a pipeline's statements between two Syncs are."""
-        await self._target.settle()
+        await self._target.sync()
         self._target.pipeline.execute_once(sql, note=note)
-        await self._target.settle()
+        await self._target.sync()
 
     def _forget(self, transaction: RemoteTransaction, what: str) -> RemoteTransaction:
         own, note = self._begin(transaction, what)
@@ -162,11 +162,11 @@ class TwoPhase:
             self._target.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
         return own
 
-    def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, Note]:
+    def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, StatementContext]:
         own = RemoteTransaction(transaction.xid, transaction.finish_lsn, transaction.commit_time)
         own.skipped = transaction.skipped
         self._target.begin(own)
-        return own, Note(what, own)
+        return own, StatementContext(what, own)
 
     async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
         return await self._target.pipeline.rows(_FIND, *self._target.progress.shown, str(xid))

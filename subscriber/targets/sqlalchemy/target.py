@@ -36,7 +36,7 @@ from sqlalchemy import (
     update,
 )
 from sqlalchemy.exc import DBAPIError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from subscriber.apply.hooks.config import Hooks, Name
 from subscriber.errors import (
@@ -57,6 +57,7 @@ from subscriber.targets.sqlalchemy.dialects.mysql import (
     table_options,
 )
 from subscriber.targets.sqlalchemy.table import Key, SourceTable, TargetTable, Texts, flat
+from subscriber.targets.sqlalchemy.transaction import SqlTransaction, begin
 from subscriber.targets.sqlalchemy.types import column_type
 
 ROWS = 1000  # sent together at most
@@ -85,7 +86,7 @@ _tables = Table(
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class MirrorProgress:
     """How far a mirror has come; `lsn` None: its copy was begun and not committed."""
 
     system_id: int
@@ -125,24 +126,24 @@ class SqlTarget:
         target = cls(engine, slot, hooks)
         try:
             try:
-                async with engine.connect():
+                async with begin(engine):
                     pass
             except (SQLAlchemyError, OSError) as error:
                 what = type(error.orig if isinstance(error, DBAPIError) else error).__name__
                 raise ConnectionLost(f"could not connect to the target: {what}", hint=_HINT) from error
-            async with target._begin() as connection:
-                await connection.run_sync(_own.create_all)
+            async with target._begin() as transaction:
+                await transaction.run_sync(_own.create_all)
             yield target
         finally:
             with anyio.CancelScope(shield=True):
                 await engine.dispose()
 
     @asynccontextmanager
-    async def _begin(self) -> AsyncIterator[AsyncConnection]:
+    async def _begin(self) -> AsyncIterator[SqlTransaction]:
         """A transaction; what the driver raises is raised as ours."""
         try:
-            async with self._engine.begin() as connection:
-                yield connection
+            async with begin(self._engine) as transaction:
+                yield transaction
         except SQLAlchemyError as error:
             raise _translated(error, self._engine.dialect.name) from error
         except UnicodeEncodeError:  # which has the value
@@ -150,11 +151,11 @@ class SqlTarget:
 
     # --- where it stands ------------------------------------------------------------------------
 
-    async def progress(self) -> Progress | None:
+    async def progress(self) -> MirrorProgress | None:
         """None: there is no mirror of the slot here. Raises HooksMissing if it has hooks, and this program none."""
-        async with self._begin() as connection:
+        async with self._begin() as transaction:
             mine = _mirrors.c.slot == self._slot
-            row = (await connection.execute(select(_mirrors).where(mine))).one_or_none()
+            row = (await transaction.execute(select(_mirrors).where(mine))).one_or_none()
             if row is None:
                 return None
             if row.hooked and self.hooks is None:
@@ -163,14 +164,14 @@ class SqlTarget:
                     hint="Run it in the program that has them, or give Hooks() to do without from now on.",
                 )
             if row.hooked != self._is_hooked:
-                await connection.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
-        return Progress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
+                await transaction.execute(update(_mirrors).where(mine).values(hooked=self._is_hooked))
+        return MirrorProgress(int(row.system_id), Lsn.parse(row.lsn) if row.lsn else None)
 
     async def begin_mirror(self, system_id: int) -> None:
         """Store that a slot is going to be made, and the copy: both are thrown away if that does not end well."""
         row = {"slot": self._slot, "system_id": str(system_id), "hooked": self._is_hooked}
-        async with self._begin() as connection:
-            await connection.execute(insert(_mirrors).values(row))
+        async with self._begin() as transaction:
+            await transaction.execute(insert(_mirrors).values(row))
 
     @property
     def _is_hooked(self) -> bool:
@@ -178,9 +179,9 @@ class SqlTarget:
 
     async def load(self) -> None:
         """The tables of a mirror that was copied. Raises HookError if the hooks are not for these."""
-        async with self._begin() as connection:
-            rows = (await connection.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
-            found = await connection.run_sync(_reflect, [row.target for row in rows])
+        async with self._begin() as transaction:
+            rows = (await transaction.execute(select(_tables).where(_tables.c.slot == self._slot))).all()
+            found = await transaction.run_sync(_reflect, [row.target for row in rows])
         self.require_published([(row.schema_name, row.table_name) for row in rows])
         for row in rows:
             name = (row.schema_name, row.table_name)
@@ -209,23 +210,25 @@ class SqlTarget:
     async def prepare(self, sources: Sequence[SourceTable], *, create: bool) -> None:
         """Find the tables for a copy, or make them. Raises MappingError for what cannot be."""
         _require_keys(sources)
-        async with self._begin() as connection:
+        async with self._begin() as transaction:
             names = [source.target for source in sources]
-            found = await connection.run_sync(_reflect, names)
+            found = await transaction.run_sync(_reflect, names)
             missing = [source for source in sources if source.target not in found]
             if missing and not create:
                 raise MappingError(
                     f'table "{missing[0].target}" of the target does not exist',
                     hint="Create it, or give create_tables=True.",
                 )
-            await connection.run_sync(_create, missing)
-            found = await connection.run_sync(_reflect, names)
+            await transaction.run_sync(_create, missing)
+            found = await transaction.run_sync(_reflect, names)
             for source in sources:
                 table = self._table(source.label, found[source.target], source.key)
                 columns = [column.name for column in source.columns]
                 table.require(columns)
-                await connection.run_sync(require_exact, source.target, columns, source.key)
-                if (await connection.execute(select(literal(1)).select_from(table.table).limit(1))).first() is not None:
+                await transaction.run_sync(require_exact, source.target, columns, source.key)
+                if (
+                    await transaction.execute(select(literal(1)).select_from(table.table).limit(1))
+                ).first() is not None:
                     raise MappingError(f'table "{source.target}" of the target is not empty')
                 self.tables[source.schema, source.name] = table
 
@@ -235,10 +238,10 @@ class SqlTarget:
     # --- writing --------------------------------------------------------------------------------
 
     @asynccontextmanager
-    async def transaction(self, before: Lsn | None) -> AsyncIterator[Writer]:
+    async def transaction(self, before: Lsn | None) -> AsyncIterator[MirrorWriter]:
         """One of the target; `before` is the position that it must find. The caller says `writer.reached`."""
-        async with self._begin() as connection:
-            writer = Writer(connection)
+        async with self._begin() as transaction:
+            writer = MirrorWriter(transaction)
             yield writer
             await writer.flush()
             if before is None:
@@ -248,22 +251,22 @@ class SqlTarget:
                     for (schema, name), table in self.tables.items()
                 ]
                 if rows:
-                    await connection.execute(insert(_tables), rows)
+                    await transaction.execute(insert(_tables), rows)
             old = _mirrors.c.lsn.is_(None) if before is None else _mirrors.c.lsn == str(before)
             advance = update(_mirrors).where(_mirrors.c.slot == self._slot, old).values(lsn=str(writer.reached))
-            if (await connection.execute(advance)).rowcount != 1:
+            if (await transaction.execute(advance)).rowcount != 1:
                 raise ApplyError(
                     f'the progress of mirror "{self._slot}" is not where it was',
                     hint="Another process mirrors the same slot to this database.",
                 )
 
 
-class Writer:
+class MirrorWriter:
     """The changes of one transaction of the target; `reached` is the position that they lead to."""
 
-    def __init__(self, connection: AsyncConnection) -> None:
+    def __init__(self, transaction: SqlTransaction) -> None:
         self.reached = Lsn(0)
-        self._connection = connection
+        self._transaction = transaction
         self._table: TargetTable | None = None
         self._columns: tuple[str, ...] | None = None  # None: rows to be deleted
         self._rows: dict[Key, Texts] = {}  # by key, the last one of each: the others would be replaced by it
@@ -280,13 +283,13 @@ class Writer:
         """Change a row that may have another key, or of which not all is known; false if it is not there."""
         await self.flush()
         values = {f"new_{name}": value for name, value in table.values(row).items()}
-        done = await self._connection.execute(table.update(row.keys()), table.key_parameters(key) | values)
+        done = await self._transaction.execute(table.update(row.keys()), table.key_parameters(key) | values)
         return bool(done.rowcount)
 
     async def truncate(self, table: TargetTable) -> None:
         """No row is there afterwards."""
         await self.flush()
-        await self._connection.execute(delete(table.table))
+        await self._transaction.execute(delete(table.table))
 
     async def _add(self, table: TargetTable, columns: tuple[str, ...] | None, row: Texts) -> None:
         if table is not self._table or columns != self._columns or len(self._rows) >= ROWS:
@@ -301,14 +304,14 @@ class Writer:
             return
         self._rows.clear()
         if self._columns is None and table.delete_all is not None:
-            await self._connection.execute(table.delete_all, {"keys": table.keys(rows)})
+            await self._transaction.execute(table.delete_all, {"keys": table.keys(rows)})
             return
         keys = [table.key_parameters(row) for row in rows]
         if self._columns is None:
-            await self._connection.execute(table.delete, keys)
+            await self._transaction.execute(table.delete, keys)
             return
         for statement in table.upsert(self._columns):
-            await self._connection.execute(
+            await self._transaction.execute(
                 statement, keys if statement is table.delete else [table.values(row) for row in rows]
             )
 

@@ -27,7 +27,7 @@ import anyio
 
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog import progress_records
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.display import sql_literal
 from subscriber.errors import TargetBehind
 from subscriber.failpoints import Point, reach
@@ -37,7 +37,7 @@ from subscriber.publisher.connection import SlotInfo
 INTERVAL = 0.2  # seconds between two writes: a publisher busy with what we do not want moves all the time
 
 
-class Confirming:
+class ConfirmedPositionGuard:
     """How far the flushed position may be reported, for one apply worker."""
 
     def __init__(self, save: Callable[[Lsn], Awaitable[None]], recorded: Lsn) -> None:
@@ -46,7 +46,7 @@ class Confirming:
         self._limit = self._wanted = recorded
         self._wake = anyio.Event()
 
-    def allow(self, flush: Lsn, *, recorded: Lsn, between: bool) -> Lsn:
+    def clamp(self, flush: Lsn, *, recorded: Lsn, between: bool) -> Lsn:
         """As much of `flush` as may be reported now; for the rest a record is asked for.
 
         `recorded` is what the progress row says, durably. Without being `between` transactions nothing is asked for:
@@ -58,7 +58,7 @@ class Confirming:
             self._wake.set()
         return min(flush, self._limit)
 
-    async def run(self, moved: Callable[[], None]) -> None:
+    async def write_records(self, moved: Callable[[], None]) -> None:
         """The task that writes records; `moved` is called after each."""
         while True:
             await self._wake.wait()
@@ -72,7 +72,9 @@ class Confirming:
                 await anyio.sleep(INTERVAL)
 
 
-async def resume_confirming(catalog: Catalog, subid: int, slot: SlotInfo | None, claimed: ProgressClaim) -> Confirming:
+async def resume_confirming(
+    catalog: CatalogConnection, subid: int, slot: SlotInfo | None, claimed: ProgressClaim
+) -> ConfirmedPositionGuard:
     """What a worker that starts continues with. `slot` is None if there is none; `claimed` is its progress record.
 
     Raises TargetBehind if the slot was confirmed further than this target has a record of.
@@ -86,11 +88,11 @@ async def resume_confirming(catalog: Catalog, subid: int, slot: SlotInfo | None,
     if claimed.confirmed is None:
         recorded = max(claimed.position, confirmed)
         await save(recorded)
-        return Confirming(save, recorded)
+        return ConfirmedPositionGuard(save, recorded)
     recorded = max(claimed.position, claimed.confirmed)
     if slot is not None and confirmed > recorded:
         raise target_behind(slot.name, confirmed, recorded)
-    return Confirming(save, recorded)
+    return ConfirmedPositionGuard(save, recorded)
 
 
 def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:

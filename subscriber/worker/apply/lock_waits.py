@@ -29,7 +29,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog import worker_sessions
-from subscriber.catalog.connection import Catalog, Connection
+from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.errors import ApplyError
 from subscriber.publisher.quoting import identifier, literal
 from subscriber.targets.postgres.row_applier import PostgresTarget
@@ -70,7 +70,7 @@ SELECT pg_catalog.format('%s of %s: %s', w.locktype, coalesce(w.relation::pg_cat
 PREPARED_BY = "SELECT x.owner::text FROM pg_catalog.pg_prepared_xacts x WHERE x.gid = $1"
 
 
-class Waits:
+class LockWaitMonitor:
     """For one apply worker. `pool`: None without parallel workers, `two_phase`: None without prepared transactions.
 
     `rolled_back(xid)` asks the publisher whether its transaction `xid` was rolled back.
@@ -80,7 +80,7 @@ class Waits:
         self,
         target: PostgresTarget,
         subid: int,
-        catalog: Catalog,
+        catalog: CatalogConnection,
         report: Report,
         pool: Pool | None,
         two_phase: TwoPhase | None = None,
@@ -121,7 +121,9 @@ class Waits:
 
     def _who_waits(self) -> Mapping[int, object]:
         """The backends whose answer is needed now, and what stands for that answer."""
-        awaited = [worker for worker in self._workers if worker.assignment is not None and worker.assignment.awaited]
+        awaited = [
+            worker for worker in self._workers if worker.assignment is not None and worker.assignment.is_leader_waiting
+        ]
         pipelines = [*self._target.pipelines, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
@@ -136,7 +138,7 @@ class Waits:
                 for pid in waiting
                 if 0 in blockers.get(pid, ())
             }
-            if blockers.get(self._target.pipelines[0].session.pid) and self._target.retreat():
+            if blockers.get(self._target.pipelines[0].session.pid) and self._target.roll_back_for_lock():
                 return None
             victim = self._victim(waiting, blockers, prepared, ours)
             if victim is not None and victim.pid is not None:
@@ -238,7 +240,7 @@ def _holder(
             worker = workers.get(pid)
             if worker is None or pid in reached:
                 continue
-            if worker.assignment is not None and not worker.assignment.awaited:
+            if worker.assignment is not None and not worker.assignment.is_leader_waiting:
                 return worker
             reached.add(pid)
             todo.append(pid)

@@ -29,17 +29,17 @@ from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_from_publisher
 from subscriber.publisher.feedback import Feedback
-from subscriber.publisher.receive_queue import Inbox
+from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import Wants
 from subscriber.targets.postgres.two_phase import TwoPhase
-from subscriber.worker.apply.confirmed_position import Confirming
-from subscriber.worker.apply.skip import Skipping
+from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
+from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import Transactions
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
-from subscriber.worker.streaming.spooled_transactions import Streamed
+from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 
 LARGE = 2 * 1024  # messages of one transaction
 TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
@@ -58,13 +58,13 @@ class ApplyLoop:
         at_boundary: Callable[[Lsn], Awaitable[bool]],
         flush: Callable[[], Awaitable[None]] | None,
         sender_timeout: float,
-        skipping: Skipping | None = None,
+        skipping: TransactionSkipper | None = None,
         incomplete: Callable[[], bool] = lambda: False,
-        streamed: Streamed | None = None,
+        streamed: SpooledTransactions | None = None,
         parallel: bool = False,
         two_phase: TwoPhase | None = None,
         beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
-        confirming: Confirming | None = None,
+        confirming: ConfirmedPositionGuard | None = None,
         before: Callable[[Lsn], Awaitable[None]] | None = None,
         unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
@@ -105,9 +105,9 @@ class ApplyLoop:
             before,
             unattended,
         )
-        self._inbox = Inbox(stream)
+        self._inbox = ReceiveQueue(stream)
         self._committed = anyio.Event()
-        target.wake = self.wake
+        target.on_progress = self.wake
         self._feedback = Feedback(
             stream,
             self._positions,
@@ -120,7 +120,7 @@ class ApplyLoop:
         positions = self.progress.positions
         if self._confirming is not None:
             between = self._transactions.idle
-            flush = self._confirming.allow(positions.flush, recorded=self.progress.recorded, between=between)
+            flush = self._confirming.clamp(positions.flush, recorded=self.progress.recorded, between=between)
             positions = positions._replace(flush=flush)
         if self._incomplete():
             return positions._replace(apply=self._applied)
@@ -136,7 +136,7 @@ class ApplyLoop:
     @property
     def one_by_one(self) -> Mapping[str, int]:
         """Changes that were not applied set-based, by the reason why."""
-        return self._target.one_by_one
+        return self._target.row_by_row_reasons
 
     def wake(self) -> None:
         """Make the loop look at its boundary again, if it is waiting."""
@@ -150,15 +150,15 @@ class ApplyLoop:
                     tasks.start_soon(task)
                 if self.streamed is not None:
                     await self.streamed.open(tasks, self.progress)
-                tasks.start_soon(self._inbox.fill, self._feedback)
+                tasks.start_soon(self._inbox.read_loop, self._feedback)
                 tasks.start_soon(self._feedback.run)
                 tasks.start_soon(self._target.pipeline.watch)
                 if self._flush is not None:
                     tasks.start_soon(self._flushing, self._flush)
                 if self._confirming is not None:
-                    tasks.start_soon(self._confirming.run, self._feedback.moved)
+                    tasks.start_soon(self._confirming.write_records, self._feedback.positions_changed)
                 await self._loop()
-                await self._target.settle()
+                await self._target.sync()
                 tasks.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             raise root_cause(group) from None
@@ -173,48 +173,48 @@ class ApplyLoop:
             return
         inside = sent = 0  # messages since the end of a transaction; how many had ended then
         while True:
-            left = min(TURN, len(self._inbox.waiting))
+            left = min(TURN, len(self._inbox.payloads))
             inside += left
-            few = self._target.expect_few(self._transactions.idle and self._inbox.has_few)
+            few = self._target.set_small_backlog(self._transactions.idle and self._inbox.has_small_backlog)
             while left > 0:
-                taken, size = (0, 0) if few else self._take_many(left)
+                taken, size = (0, 0) if few else self._append_raw(left)
                 if taken:
-                    await self._transactions.make_room()
-                    self._inbox.took(size)  # not before, see _take()
-                elif await self._take():
+                    await self._transactions.flush_if_full()
+                    self._inbox.release(size)  # not before, see _take()
+                elif await self._handle_next():
                     return
                 left -= taken or 1
             if self._transactions.idle or self.progress.sent != sent:
                 inside, sent = 0, self.progress.sent
             self._inbox.in_large = inside > LARGE
-            if not self._inbox.waiting:
-                await self._target.rest()
+            if not self._inbox.payloads:
+                await self._target.on_idle()
             self._target.pipeline.flush()
             self.progress.note(self.position)
-            self._tell()
+            self._request_feedback()
             if self._transactions.idle and await self._at_boundary(self.position):
                 return
-            if self._inbox.waiting:
+            if self._inbox.payloads:
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._inbox.wait()
 
-    def _take_many(self, limit: int) -> tuple[int, int]:
+    def _append_raw(self, limit: int) -> tuple[int, int]:
         """What can be taken as it came, up to `limit` payloads; how many, and their bytes."""
-        waiting = self._inbox.waiting
+        waiting = self._inbox.payloads
         first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
             return 0, 0
-        size = self._transactions.take(waiting, limit)
+        size = self._transactions.append_raw(waiting, limit)
         if size:
             self.counters.bytes += size
             _, start, _, self.counters.last_send_time = XLOG_DATA_HEADER.unpack_from(first)
             self.position = max(self.position, Lsn(start), self._transactions.ended)
         return before - len(waiting), size
 
-    async def _take(self) -> bool:
+    async def _handle_next(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
-        payload = self._inbox.waiting.popleft()
+        payload = self._inbox.payloads.popleft()
         size = len(payload)
         self.counters.bytes += size
         envelope = decode_from_publisher(payload)
@@ -226,7 +226,7 @@ class ApplyLoop:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._received(envelope.end)
-        self._inbox.took(size)  # not before: with a large one in hand no other is to be received
+        self._inbox.release(size)  # not before: with a large one in hand no other is to be received
         return is_end
 
     def _received(self, position: Lsn) -> None:
@@ -255,12 +255,12 @@ class ApplyLoop:
             self.progress.made_durable(number)
         else:
             self._committed.set()
-        self._tell()
+        self._request_feedback()
 
-    def _tell(self) -> None:
+    def _request_feedback(self) -> None:
         """Have the publisher told how far we are, unless there is more to do and a flush is going to say more."""
-        if self._flush is None or not self._inbox.waiting:
-            self._feedback.moved()
+        if self._flush is None or not self._inbox.payloads:
+            self._feedback.positions_changed()
 
     async def _flushing(self, flush: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -270,4 +270,4 @@ class ApplyLoop:
             await flush()
             reach(Point.FLUSHED)
             self.progress.made_durable(number)
-            self._feedback.moved()
+            self._feedback.positions_changed()

@@ -11,20 +11,20 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from subscriber.catalog import pause_requests
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.lsn import Lsn
 
 PATIENCE = 1.0  # seconds between two looks whether whoever asked is still there
 
 
-class Holding:
-    def __init__(self, catalog: Catalog, subid: int) -> None:
+class PauseGate:
+    def __init__(self, catalog: CatalogConnection, subid: int) -> None:
         self._catalog = catalog
         self._subid = subid
         self._stop_at: Lsn | None = None
         self._changed = anyio.Event()
 
-    def load(self, found: pause_requests.Hold | None) -> None:
+    def load(self, found: pause_requests.PauseRequest | None) -> None:
         """Take over what the catalog says."""
         stop_at = found.stop_at if found is not None else None
         if stop_at != self._stop_at:
@@ -32,21 +32,21 @@ class Holding:
             event, self._changed = self._changed, anyio.Event()
             event.set()
 
-    def concerns(self, position: Lsn) -> bool:
+    def is_due(self, position: Lsn) -> bool:
         """Whether stay() would not return at once."""
         return self._stop_at is not None and position >= self._stop_at
 
-    async def stay(self, position: Lsn, settle: Callable[[], Awaitable[None]]) -> None:
+    async def wait_if_paused(self, position: Lsn, settle: Callable[[], Awaitable[None]]) -> None:
         """Called where the worker may go on to `position`: return when nobody wants it to stay before that."""
         while (stop_at := self._stop_at) is not None and position >= stop_at:
             changed = self._changed
             await settle()
             async with self._catalog.use() as connection:
-                await pause_requests.answer(connection, self._subid, stop_at, position)
+                await pause_requests.acknowledge(connection, self._subid, stop_at, position)
             with anyio.move_on_after(PATIENCE):
                 await changed.wait()
                 continue
             async with self._catalog.use() as connection:
-                if await pause_requests.is_abandoned(connection, self._subid):
+                if await pause_requests.requester_is_gone(connection, self._subid):
                     await pause_requests.release(connection, self._subid)
                     self.load(None)

@@ -17,26 +17,26 @@ from subscriber.lsn import Lsn
 from subscriber.targets.postgres.row_applier import PostgresTarget
 
 
-class Skipping:
+class TransactionSkipper:
     def __init__(self, subscription: str, wanted: Callable[[], Lsn], cleared: Callable[[], None]) -> None:
         """`wanted` is the position to skip, 0 for none; `cleared` is called when it has been."""
         self._subscription = subscription
         self._wanted = wanted
         self._cleared = cleared
 
-    def open(self, transaction: RemoteTransaction) -> None:
+    def on_begin(self, transaction: RemoteTransaction) -> None:
         """A transaction begins: is it the one?"""
         if transaction.finish_lsn == self._wanted():
             transaction.skipped = True
             self._log("starts", transaction)
 
-    def concerns(self, transaction: RemoteTransaction) -> bool:
+    def is_active(self, transaction: RemoteTransaction) -> bool:
         """Whether close() has something to do."""
-        return bool(self._wanted()) and (transaction.skipped or transaction.changed)
+        return bool(self._wanted()) and (transaction.skipped or transaction.is_open_on_target)
 
-    def close(self, target: PostgresTarget, transaction: RemoteTransaction) -> None:
+    def on_commit(self, target: PostgresTarget, transaction: RemoteTransaction) -> None:
         """It ends: clear the position with it, if it was that one or anything was applied."""
-        if not self.concerns(transaction):
+        if not self.is_active(transaction):
             return
         wanted = self._wanted()
         target.clear_skip_lsn(transaction, wanted)

@@ -17,17 +17,17 @@ from functools import partial
 import anyio.lowlevel
 
 from subscriber import telemetry
-from subscriber.apply.batch.batch import Ends
+from subscriber.apply.batch.batch import CommitCallbacks
 from subscriber.apply.dispatcher import (
-    Abort,
+    AbortStreamed,
     Action,
-    Close,
-    CloseBlock,
+    ApplySpooled,
+    BeginStreamBlock,
+    BeginTransaction,
     Dispatcher,
-    Open,
-    OpenBlock,
-    Replay,
-    Resolve,
+    EndStreamBlock,
+    EndTransaction,
+    FinishPrepared,
 )
 from subscriber.apply.progress import Progress
 from subscriber.apply.table_states import NOWHERE
@@ -40,9 +40,9 @@ from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import Wants
 from subscriber.targets.postgres.two_phase import TwoPhase
-from subscriber.worker.apply.skip import Skipping
+from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.session.applier import Applier, Counters
-from subscriber.worker.streaming.spooled_transactions import Streamed
+from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 
 
 class Transactions:
@@ -55,14 +55,14 @@ class Transactions:
         progress: Progress,
         counters: Counters,
         on_committed: Callable[[int], None],
-        skipping: Skipping | None,
-        streamed: Streamed | None,
+        skipping: TransactionSkipper | None,
+        streamed: SpooledTransactions | None,
         parallel: bool,
         two_phase: TwoPhase | None,
         before: Callable[[Lsn], Awaitable[None]] | None = None,
         unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
-        self.ended = NOWHERE  # the end of the last transaction that take() has taken
+        self.ended = NOWHERE  # the end of the last transaction that append_raw() has taken
         self._target = target
         self._wants = wants
         self._progress = progress
@@ -89,36 +89,36 @@ class Transactions:
 
     # --- what needs nobody's attention ------------------------------------------------------------
 
-    def take(self, waiting: deque[bytes], limit: int) -> int:
+    def append_raw(self, waiting: deque[bytes], limit: int) -> int:
         """Take what the target, or in a stream block its file, can have as the walsender sent it; its bytes.
 
         That is changes of rows, and whole small transactions where nobody has to look at them: decoding, asking and
         noting for each of them would take longer than what it is about. 0 where receive() has to see the next message.
-        Afterwards make_room() has to be awaited, and `ended` is where the last whole one ended.
+        Afterwards flush_if_full() has to be awaited, and `ended` is where the last whole one ended.
         """
         if self._dispatcher.block is not None:
-            return self._blocks().keep_changes(waiting, limit)
+            return self._blocks().append_raw(waiting, limit)
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
-            taken = self._take_transactions(waiting, left) if self.idle else self._applier.take(waiting, left)
+            taken = self._take_transactions(waiting, left) if self.idle else self._applier.append_raw(waiting, left)
             if not taken:
                 break
             size += taken
         return size
 
-    async def make_room(self) -> None:
-        """After take()."""
+    async def flush_if_full(self) -> None:
+        """After append_raw()."""
         if self._dispatcher.block is not None:
-            await self._blocks().make_room()
+            await self._blocks().flush_if_full()
         else:
-            await self._target.make_room()
+            await self._target.flush_if_full()
 
     def _take_transactions(self, waiting: deque[bytes], limit: int) -> int:
         """Small ones, from BEGIN to COMMIT; their bytes."""
         if not self._unattended(self._target.position):
             return 0
-        ends = Ends(self._unattended, self._on_committed, self._progress.sent + 1)
-        taken = self._applier.take_transactions(waiting, limit, ends)
+        ends = CommitCallbacks(self._unattended, self._on_committed, self._progress.sent + 1)
+        taken = self._applier.append_raw_transactions(waiting, limit, ends)
         if taken is None:
             return 0
         reach(Point.COMMIT_READY, self._target.pipeline.flush)
@@ -131,10 +131,10 @@ class Transactions:
 
     async def receive(self, payload: bytes) -> Lsn | None:
         """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
-        if payload and self._dispatcher.keeps(payload[0]):
+        if payload and self._dispatcher.must_spool(payload[0]):
             assert self._streamed is not None
-            if self._streamed.keep(payload):
-                await self._streamed.write()
+            if self._streamed.append(payload):
+                await self._streamed.flush()
             return None
         action = await self._applier.handle(self._decoder.decode(in_place(payload)))
         return None if action is None else await self._act(action)
@@ -142,22 +142,22 @@ class Transactions:
     async def _act(self, action: Action) -> Lsn | None:
         """What is to be done beside changes; where the transaction ended, if it did."""
         match action:
-            case Open():
+            case BeginTransaction():
                 await self._wait_before(action.transaction.finish_lsn)
                 self._open(action.transaction)
-            case Close():
+            case EndTransaction():
                 await self._close(action.transaction, action.end_lsn)
                 return action.end_lsn
-            case Resolve():
+            case FinishPrepared():
                 return await self._resolve(action.message)
-            case OpenBlock():
+            case BeginStreamBlock():
                 await self._blocks().open_block(action)
-            case CloseBlock():
+            case EndStreamBlock():
                 await self._blocks().close_block()
-            case Abort():
+            case AbortStreamed():
                 self._target.pipeline.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
                 await self._blocks().abort(action.message)
-            case Replay():
+            case ApplySpooled():
                 await self._wait_before(action.transaction.finish_lsn)
                 await self._replay(self._blocks(), action.transaction, action.end_lsn)
                 return action.end_lsn
@@ -170,7 +170,7 @@ class Transactions:
 
     def _open(self, transaction: RemoteTransaction) -> None:
         if self._skipping is not None:
-            self._skipping.open(transaction)
+            self._skipping.on_begin(transaction)
         if transaction.gid is not None:
             transaction.present = self._prepared().is_prepared(transaction.xid)
 
@@ -179,7 +179,7 @@ class Transactions:
         self._counters.transactions += 1
         if transaction.gid is not None:
             two_phase = self._prepared()
-            await self._target.alone(transaction)
+            await self._target.leave_batch_mode(transaction)
             reach(Point.COMMIT_READY, self._target.pipeline.flush)
             await two_phase.prepare(self._target, transaction, end_lsn)
             reach(Point.PREPARED)
@@ -187,10 +187,10 @@ class Transactions:
         await self._commit(transaction, end_lsn)
 
     async def _commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        if self._skipping is not None and self._skipping.concerns(transaction):
-            await self._target.alone(transaction)
-            self._skipping.close(self._target, transaction)
-        if transaction.changed:
+        if self._skipping is not None and self._skipping.is_active(transaction):
+            await self._target.leave_batch_mode(transaction)
+            self._skipping.on_commit(self._target, transaction)
+        if transaction.is_open_on_target:
             reach(Point.COMMIT_READY, self._target.pipeline.flush)
             number = self._progress.commit_sent(end_lsn)
             await self._target.commit(transaction, end_lsn, partial(self._on_committed, number))
@@ -206,13 +206,13 @@ class Transactions:
             end_lsn = message.end_lsn
             await self._wait_before(transaction.finish_lsn)
             self._open(transaction)
-            await self._target.alone(transaction)
+            await self._target.leave_batch_mode(transaction)
             own = await self._prepared().commit(message, transaction)
         else:
             transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
             end_lsn = message.rollback_end_lsn
             await self._wait_before(transaction.finish_lsn)
-            await self._target.alone(transaction)
+            await self._target.leave_batch_mode(transaction)
             own = await self._prepared().rollback(message, transaction)
         reach(Point.RESOLVED)
         await self._commit(own, end_lsn)
@@ -223,23 +223,23 @@ class Transactions:
             raise ProtocolError("a prepared transaction came, and two-phase commit was not asked for")
         return self._two_phase
 
-    def _blocks(self) -> Streamed:
+    def _blocks(self) -> SpooledTransactions:
         if self._streamed is None:
             raise ProtocolError("a streamed transaction came, and streaming was not asked for")
         return self._streamed
 
     # --- streamed transactions ------------------------------------------------------------------
 
-    async def _replay(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
+    async def _replay(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
         """A streamed transaction has ended: what was kept of it is applied, unless a parallel worker has done that."""
         self._open(transaction)
         if transaction.skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
-            await streamed.give_up(transaction.xid)
+            await streamed.abandon(transaction.xid)
             await self._apply_kept(streamed, transaction)
             await self._close(transaction, end_lsn)
-        await streamed.forget(transaction.xid)
+        await streamed.discard(transaction.xid)
 
-    async def _apply_kept(self, streamed: Streamed, transaction: RemoteTransaction) -> None:
+    async def _apply_kept(self, streamed: SpooledTransactions, transaction: RemoteTransaction) -> None:
         """Of one that is passed over only what it says of tables: the publisher will not say it again."""
         # An Applier binds hooks to tables when it maps them.
         known = self._dispatcher.relations if self._target.hooks is None else None
@@ -248,31 +248,31 @@ class Transactions:
         )
         decoder = Decoder()
         async for records in streamed.read(transaction.xid):
-            await applier.take_kept([message for _, _, message in records], decoder)
+            await applier.apply_spooled([message for _, _, message in records], decoder)
             self._target.pipeline.flush()
             await anyio.lowlevel.checkpoint()
         if transaction.gid is None:
             self._dispatcher.relations.take_over(applier.dispatcher.relations)
 
-    async def _end_by_worker(self, streamed: Streamed, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
+    async def _end_by_worker(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
         """Whether a parallel worker had the transaction, and has ended it in its place in the order."""
         assignment = streamed.assignment(transaction)
         if assignment is None:
             return False
 
         async def end(target: PostgresTarget) -> None:
-            self._target.share_progress(target)
+            self._target.copy_progress_to(target)
             if transaction.gid is not None:
                 await self._prepared().prepare(target, assignment.transaction, end_lsn)
             else:
                 if self._skipping is not None:
-                    self._skipping.close(target, assignment.transaction)
-                if assignment.transaction.changed:
+                    self._skipping.on_commit(target, assignment.transaction)
+                if assignment.transaction.is_open_on_target:
                     await target.commit(assignment.transaction, end_lsn, lambda: None)
-                    await target.settle()
+                    await target.sync()
 
-        await self._target.settle()  # the worker goes on from where all before it has left the progress
-        if not await assignment.finish(end):
+        await self._target.sync()  # the worker goes on from where all before it has left the progress
+        if not await assignment.finish_with(end):
             return False
         self._counters.transactions += 1
         self._counters.changes += assignment.applied
@@ -282,8 +282,8 @@ class Transactions:
             await self._commit(self._prepared().note(transaction, end_lsn), end_lsn)
             return True
         self._dispatcher.relations.take_over(assignment.relations)
-        if assignment.transaction.changed:
-            self._target.follow(end_lsn)
+        if assignment.transaction.is_open_on_target:
+            self._target.set_progress_position(end_lsn)
             self._on_committed(self._progress.commit_sent(end_lsn))
         else:
             self._progress.note(end_lsn)

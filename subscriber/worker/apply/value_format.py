@@ -32,7 +32,7 @@ BINARY_SINCE = 140000  # server version of the publisher
 
 
 @dataclass(frozen=True, slots=True)
-class Format:
+class ValueFormat:
     name: Literal["binary", "text"]
     reason: str | None = None  # why text, if nobody has said so
 
@@ -41,17 +41,19 @@ class Format:
         return self.name == "binary"
 
 
-def choose(subscription: Subscription, hooks: Hooks | None, server_version: int, text_because: str | None) -> Format:
+def choose_format(
+    subscription: Subscription, hooks: Hooks | None, server_version: int, text_because: str | None
+) -> ValueFormat:
     """`text_because` is why an earlier worker of this subscription had to give binary up; None: it had not."""
     if subscription.binary is False:
-        return Format("text")
+        return ValueFormat("text")
     if server_version < BINARY_SINCE:
-        return Format("text", "the publisher is older than PostgreSQL 14")
+        return ValueFormat("text", "the publisher is older than PostgreSQL 14")
     if subscription.binary is None:
         reason = _hook_reads_values(hooks) or text_because
         if reason is not None:
-            return Format("text", reason)
-    return Format("binary")
+            return ValueFormat("text", reason)
+    return ValueFormat("binary")
 
 
 def _hook_reads_values(hooks: Hooks | None) -> str | None:

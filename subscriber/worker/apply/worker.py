@@ -9,7 +9,7 @@ from functools import partial
 from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.progress import ProgressClaim
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.apply.transaction import error_context
 from subscriber.catalog import progress_records, store
 from subscriber.catalog.replication_names import apply_origin
@@ -25,23 +25,23 @@ from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.known_tables import KnownTables
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply.confirmed_position import resume_confirming
-from subscriber.worker.apply.lock_waits import Waits
+from subscriber.worker.apply.lock_waits import LockWaitMonitor
 from subscriber.worker.apply.look_ahead import look_ahead, wait_for_pause
 from subscriber.worker.apply.loop import ApplyLoop
-from subscriber.worker.apply.pause import Holding
-from subscriber.worker.apply.skip import Skipping
-from subscriber.worker.apply.value_format import choose
-from subscriber.worker.context import Surroundings
-from subscriber.worker.error_hints import refusal
-from subscriber.worker.leftover_slots import tidy
-from subscriber.worker.session.apply_session import claim, explained, open_target, resume
+from subscriber.worker.apply.pause import PauseGate
+from subscriber.worker.apply.skip import TransactionSkipper
+from subscriber.worker.apply.value_format import choose_format
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.error_hints import connection_hint
+from subscriber.worker.leftover_slots import drop_leftover_slots
+from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import ApplySessions
 from subscriber.worker.status import Report
-from subscriber.worker.streaming.setup import Streaming, end_earlier_workers
-from subscriber.worker.table_states import Tables
+from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
+from subscriber.worker.table_states import TableStates
 from subscriber.worker.wal_flush import Flusher
 
 # The publisher gives an xid of 32 bits; this is the youngest with these that there is.
@@ -57,14 +57,14 @@ class ApplyWorker:
     def __init__(
         self,
         subscription: Subscription,
-        around: Surroundings,
-        tables: Tables,
+        context: LauncherContext,
+        tables: TableStates,
         report: Report,
         start_sync: Callable[[int], None],
         is_syncing: Callable[[int], bool],
         skip_lsn: Callable[[], Lsn],
         skipped: Callable[[], None],
-        holding: Holding,
+        holding: PauseGate,
         text_because: str | None,
         known: KnownTables,
     ) -> None:
@@ -74,8 +74,8 @@ class ApplyWorker:
         `known` outlives the worker.
         """
         self.subscription = subscription
-        self._around = around
-        self._catalog = around.catalog
+        self._context = context
+        self._catalog = context.catalog
         self._tables = tables
         self._report = report
         self._start_sync = start_sync
@@ -95,25 +95,25 @@ class ApplyWorker:
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
         async with open_target(
-            self._around.apply_target,
+            self._context.apply_target,
             self._catalog,
             subscription.name,
             subscription.oid,
             0,
             self._conflict,
             subscription,
-            self._around.resolvers,
+            self._context.resolvers,
             batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
-            target.known = self._known
-            target.hooks = self._around.hooks.get(subscription.name)
-            self._tell_limits(target.means.limits)
+            target.known_tables = self._known
+            target.hooks = self._context.hooks.get(subscription.name)
+            self._tell_limits(target.capabilities.warnings)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise await explained(error, target, self._around.apply_target, self._catalog) from error
+                raise await with_context(error, target, self._context.apply_target, self._catalog) from error
             finally:
                 publisher.session.abort()
 
@@ -124,9 +124,11 @@ class ApplyWorker:
         await end_earlier_workers(self._catalog, subscription.oid)
         claimed = await self._claim(publisher)
         start = claimed.position
-        sync_id = self._around.sync_id
-        self.left_over = not await tidy(publisher, self._catalog, subscription.oid, sync_id, self._tables)
-        await resume(target, claimed)
+        sync_id = self._context.sync_id
+        self.left_over = not await drop_leftover_slots(
+            publisher, self._catalog, subscription.oid, sync_id, self._tables
+        )
+        await resume_progress(target, claimed)
         info = await publisher.slot(slot)
         confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
@@ -137,11 +139,11 @@ class ApplyWorker:
         options = stream_options(
             subscription, binary=self._in_binary(target, publisher), two_phase=two_phase is not None
         )
-        streaming = Streaming(subscription, self._around, self._tables, two_phase, self._skip_lsn)
+        streaming = StreamingSetup(subscription, self._context, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
-        self._settle = target.settle
-        waits = Waits(
+        self._settle = target.sync
+        waits = LockWaitMonitor(
             target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
         )
         loop: ApplyLoop = ApplyLoop(
@@ -150,17 +152,17 @@ class ApplyWorker:
             position,
             wants=self._tables.applies,
             at_boundary=self._process_tables,
-            flush=flush_for(subscription, self._around.flusher),
+            flush=flush_for(subscription, self._context.flusher),
             sender_timeout=sender_timeout,
             incomplete=self._tables.incomplete,
             confirming=confirming,
-            skipping=Skipping(subscription.name, self._skip_lsn, self._skipped),
+            skipping=TransactionSkipper(subscription.name, self._skip_lsn, self._skipped),
             streamed=streaming.streamed,
             parallel=streaming.parallel,
             two_phase=two_phase,
             beside=[
                 waits.run,
-                ApplySessions(subscription, self._around, target, self._conflict).run,
+                ApplySessions(subscription, self._context, target, self._conflict).run,
                 partial(self._look_ahead, target, lambda: loop.position),
             ],
             before=self._before,
@@ -182,29 +184,29 @@ class ApplyWorker:
         The changes of a backlog need the processor more.
         """
         await wait_for_pause(position)
-        terms = target.acting.terms
+        terms = target.roles.terms
         if not self._known.complete:
             self._known.complete = True
             tables = list(self._tables.names.values())
-            await look_ahead(self._around.apply_target, self.subscription.name, tables, terms, self._known)
+            await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, self._known)
         target.check_ahead(self._known.all(terms))
 
     def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
         """Whether values are to come in binary."""
         subscription, status = self.subscription, self._report.status
-        form = choose(subscription, target.hooks, publisher.server_version, self._text_because)
-        target.same_types_only = form.binary and subscription.binary is None
+        form = choose_format(subscription, target.hooks, publisher.server_version, self._text_because)
+        target.verify_binary_types = form.binary and subscription.binary is None
         status.format, status.format_reason = form.name, form.reason
         return form.binary
 
     def _unattended(self, position: Lsn) -> bool:
         """Whether nobody has to look at a transaction that begins or ends at `position`."""
         pending = self.subscription.two_phase is TwoPhaseState.PENDING
-        return not (pending or self._tables.unready or self._skip_lsn() or self._holding.concerns(position))
+        return not (pending or self._tables.unready or self._skip_lsn() or self._holding.is_due(position))
 
     async def _before(self, finish_lsn: Lsn) -> None:
         """A transaction is about to be applied, or skipped."""
-        await self._holding.stay(finish_lsn, self._settle)
+        await self._holding.wait_if_paused(finish_lsn, self._settle)
         if finish_lsn == self._skip_lsn():
             self._tables.watch(None)
 
@@ -272,7 +274,7 @@ class ApplyWorker:
                 telemetry.log(telemetry.WARNING, limit, event="target.limit")
         self._report.status.limits = limits
 
-    def _conflict(self, found: Conflict, note: Note) -> None:
+    def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1
         log_conflict(apply_origin(self.subscription.oid), found, note)
 
@@ -280,15 +282,15 @@ class ApplyWorker:
 
     async def _process_tables(self, position: Lsn) -> bool:
         """At a boundary: hand over, take over, and have started what has not begun. Never ends the loop."""
-        await self._holding.stay(position, self._settle)
+        await self._holding.wait_if_paused(position, self._settle)
         for table in list(self._tables.unready.values()):
-            if table.state is State.SYNCDONE:
+            if table.state is TableState.SYNCDONE:
                 if position >= table.lsn:
                     await self._make_ready(table.relid, table.lsn)
             elif self._is_syncing(table.relid):
-                if table.state is State.SYNCWAIT:
+                if table.state is TableState.SYNCWAIT:
                     self._tables.hand_over(table.relid, position)
-                if table.state is State.CATCHUP:  # or an apply worker before us has moved it there
+                if table.state is TableState.CATCHUP:  # or an apply worker before us has moved it there
                     await self._wait_for_sync(table.relid)
             else:
                 self._start_sync(table.relid)
@@ -310,16 +312,16 @@ class ApplyWorker:
 
         def handed_over() -> bool:
             gone = self._tables.get(relid) is not table or not self._is_syncing(relid)
-            return gone or table.state is not State.CATCHUP
+            return gone or table.state is not TableState.CATCHUP
 
         await self._tables.wait_until(handed_over)
 
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
         await self._settle()  # the other tables are as far as this one only when what was sent is committed
         async with self._catalog.use() as connection:
-            await store.set_relation_state(connection, self.subscription.oid, relid, State.READY.value, lsn)
+            await store.set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn)
             reach(Point.READY_STORED)
-            self._tables.move(relid, State.READY, lsn)
+            self._tables.move(relid, TableState.READY, lsn)
 
 
 async def connect_publisher(subscription: Subscription, application_name: str, worker: str, encoding: str) -> Publisher:
@@ -339,7 +341,7 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
         raise ConnectionLost(
             f"{what}: {libpq_message(error)}",
             detail=error.detail,
-            hint=error.hint or refusal(error.sqlstate),
+            hint=error.hint or connection_hint(error.sqlstate),
             sqlstate=error.sqlstate,
         ) from error
 
@@ -374,7 +376,7 @@ def log_notice(fields: dict[str, str]) -> None:
     telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
 
 
-def log_conflict(origin: str, found: Conflict, note: Note) -> None:
+def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:
     """Report a conflict that does not stop the stream."""
     transaction, mapping = note.transaction, note.mapping
     assert transaction is not None

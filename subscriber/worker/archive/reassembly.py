@@ -24,7 +24,7 @@ _OF_STREAMS = b"SEAc"
 _ORIGIN = 0x4F  # O, in a block: its position is not known yet
 
 
-class Unstreaming:
+class StreamReassembler:
     """Holds the state of one connection; open() before the first message, close() after the last."""
 
     def __init__(self, folder: Path) -> None:
@@ -59,7 +59,7 @@ class Unstreaming:
             case StreamStart() if self._block is None:
                 self._block = self._spool.start(message.xid, first=message.first_segment)
             case StreamStop() if self._block is not None:
-                await self._block.pause()
+                await self._block.end_block()
                 self._block = None
             case StreamAbort() if self._block is None:
                 await self._abort(message)

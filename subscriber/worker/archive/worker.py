@@ -45,10 +45,10 @@ from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publi
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import STATUS_INTERVAL, Feedback
-from subscriber.publisher.receive_queue import Inbox
+from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
 from subscriber.worker.apply.worker import log_notice, read_sender_timeout
-from subscriber.worker.archive.reassembly import Unstreaming
+from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Backoff, Reaction, reaction
 
@@ -175,9 +175,9 @@ class ArchiveLoop:
         self._writer = writer
         self._until = until
         self._builder = BlockBuilder(writer.position)
-        self._unstreaming = Unstreaming(writer.directory / SPOOL)
+        self._unstreaming = StreamReassembler(writer.directory / SPOOL)
         self._received = writer.position
-        self._inbox = Inbox(stream)
+        self._inbox = ReceiveQueue(stream)
         self._due = anyio.Event()  # something is to be stored now
         self._stored = anyio.Event()
         self._feedback = Feedback(stream, self._positions, sender_timeout=sender_timeout, reading=self._inbox.has_room)
@@ -191,7 +191,7 @@ class ArchiveLoop:
         await self._unstreaming.open()
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._inbox.fill, self._feedback)
+                tasks.start_soon(self._inbox.read_loop, self._feedback)
                 tasks.start_soon(self._loop)
                 tasks.start_soon(self._feedback.run)
                 await self._storing()
@@ -209,10 +209,10 @@ class ArchiveLoop:
 
     async def _loop(self) -> None:
         while True:
-            for _ in range(min(TURN, len(self._inbox.waiting))):
+            for _ in range(min(TURN, len(self._inbox.payloads))):
                 await self._take()
             await self._make_room()
-            if self._inbox.waiting:
+            if self._inbox.payloads:
                 await anyio.lowlevel.checkpoint()
             else:
                 await self._inbox.wait()
@@ -226,8 +226,8 @@ class ArchiveLoop:
             await self._stored.wait()
 
     async def _take(self) -> None:
-        payload = self._inbox.waiting.popleft()
-        self._inbox.took(len(payload))
+        payload = self._inbox.payloads.popleft()
+        self._inbox.release(len(payload))
         envelope = decode_from_publisher(payload)
         if isinstance(envelope, XLogData):
             try:
@@ -257,7 +257,7 @@ class ArchiveLoop:
             self._due = anyio.Event()
             await self._store()
             self._stored.set()
-            self._feedback.moved()
+            self._feedback.positions_changed()
             await anyio.sleep(MIN_INTERVAL)
 
     async def _store(self) -> None:

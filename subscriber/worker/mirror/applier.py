@@ -27,7 +27,7 @@ from subscriber.protocol import messages, tuple_data
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.targets.sqlalchemy.table import TargetTable, Texts
-from subscriber.targets.sqlalchemy.target import SqlTarget, Writer
+from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 
 TURNS = 20  # of the event loop, in which another transaction may be read before what there is is committed
 TOGETHER = 5000  # changes of small transactions that become one of the target
@@ -90,7 +90,7 @@ class MirrorApply:
         self.position = writer.reached
         return ended
 
-    async def _change(self, writer: Writer, change: Change) -> None:
+    async def _change(self, writer: MirrorWriter, change: Change) -> None:
         match change:
             case Truncate(relations):
                 for relation in relations:
@@ -159,7 +159,7 @@ async def _waiting(received: MemoryObjectReceiveStream[Piece]) -> Piece | None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-async def _plain(writer: Writer, table: TargetTable, change: Insert | Update | Delete) -> None:
+async def _plain(writer: MirrorWriter, table: TargetTable, change: Insert | Update | Delete) -> None:
     """A change as it came."""
     match change:
         case Insert(_, new):
@@ -171,7 +171,7 @@ async def _plain(writer: Writer, table: TargetTable, change: Insert | Update | D
             await writer.delete(table, _key(table, old))
 
 
-async def _hooked(writer: Writer, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
+async def _hooked(writer: MirrorWriter, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
     """What the hook has made of one."""
     names = [column.name for column in hook.relation.columns]
     match change:
@@ -184,7 +184,7 @@ async def _hooked(writer: Writer, table: TargetTable, hook: TableHook, change: t
             await writer.delete(table, _texts(names, old))
 
 
-async def _update(writer: Writer, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
+async def _update(writer: MirrorWriter, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
     """A row that is whole, with the key that it had, is written over; others need what is there."""
     if len(row) == columns and table.key_of(row) == table.key_of(key):
         await writer.upsert(table, row)

@@ -35,7 +35,7 @@ from subscriber.publisher.quoting import literal
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
-from subscriber.targets.sqlalchemy.target import SqlTarget, Writer
+from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.mirror.applier import MirrorApply, Piece, RefusedTogether
 
@@ -187,7 +187,7 @@ async def _described(publisher: Publisher, table: PublishedTable, hook: TableHoo
 
 
 async def _copy_table(
-    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, writer: Writer
+    publisher: Publisher, table: PublishedTable, hook: TableHook | None, to: TargetTable, writer: MirrorWriter
 ) -> None:
     here = [column.name for column in table.columns]
     there = here if hook is None else [column.name for column in hook.relation.columns]

@@ -12,9 +12,9 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from subscriber.apply.batch.batch import Ends, Taken
-from subscriber.apply.batch.binary_types import text_because
-from subscriber.apply.dispatcher import Action, Change, Dispatcher, Empty
+from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
+from subscriber.apply.batch.binary_types import text_format_reason
+from subscriber.apply.dispatcher import Action, ApplyChange, Dispatcher, TruncateTables
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import NOWHERE
@@ -28,7 +28,7 @@ from subscriber.protocol.messages import Message
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.error_context import add_context
-from subscriber.targets.postgres.session.statement_context import Note, Wants
+from subscriber.targets.postgres.session.statement_context import StatementContext, Wants
 
 _AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
 
@@ -53,27 +53,29 @@ class Applier:
         self._hooked: dict[int, TableHook] = {}  # by the publisher's OID
         self._not_as_sent: set[int] = set()  # by the target's
 
-    def take(self, waiting: deque[bytes], limit: int) -> int:
+    def append_raw(self, waiting: deque[bytes], limit: int) -> int:
         """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
 
-        0 where handle() has to see the next one. Afterwards the target wants make_room().
+        0 where handle() has to see the next one. Afterwards the target wants flush_if_full().
         """
         transaction = self.dispatcher.transaction
         if transaction is None or transaction.passed_over:
             return 0
-        taken, size = self._target.take(transaction, waiting, limit, self.dispatcher.relations, self._as_sent)
+        taken, size = self._target.append_raw_changes(
+            transaction, waiting, limit, self.dispatcher.relations, self._allows_raw
+        )
         self._counters.changes += taken
         return size
 
-    def take_transactions(self, waiting: deque[bytes], limit: int, ends: Ends) -> Taken | None:
+    def append_raw_transactions(self, waiting: deque[bytes], limit: int, ends: CommitCallbacks) -> AppendResult | None:
         """Have the target take whole transactions in the same way."""
-        taken = self._target.take_transactions(waiting, limit, self.dispatcher.relations, self._as_sent, ends)
+        taken = self._target.append_raw_transactions(waiting, limit, self.dispatcher.relations, self._allows_raw, ends)
         if taken is not None:
             self._counters.transactions += taken.transactions
             self._counters.changes += taken.changes
         return taken
 
-    async def take_kept(self, messages: Sequence[bytes], decoder: Decoder) -> None:
+    async def apply_spooled(self, messages: Sequence[bytes], decoder: Decoder) -> None:
         """The changes of `messages`, which a file had, one after another."""
         if len(messages[0]) > LARGE:  # it was read alone, and is not copied to be taken
             for message in messages:
@@ -81,13 +83,13 @@ class Applier:
             return
         waiting = deque(_AS_SENT + message for message in messages)
         while waiting:
-            if self.take(waiting, len(waiting)):
-                await self._target.make_room()
+            if self.append_raw(waiting, len(waiting)):
+                await self._target.flush_if_full()
             else:
                 await self.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
 
     @property
-    def _as_sent(self) -> Wants:
+    def _allows_raw(self) -> Wants:
         """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
         return self._wants if self._target.hooks is None else self._wants_as_sent
 
@@ -101,12 +103,12 @@ class Applier:
         """
         try:
             action = self.dispatcher.receive(message)
-            if isinstance(action, Change):
+            if isinstance(action, ApplyChange):
                 self._counters.changes += 1
                 if not action.transaction.passed_over:
                     await self._change(action)
                 return None
-            if isinstance(action, Empty):
+            if isinstance(action, TruncateTables):
                 self._counters.changes += 1
                 if not action.transaction.passed_over:
                     await self._empty(action)
@@ -116,7 +118,7 @@ class Applier:
             raise
         return action
 
-    async def _change(self, action: Change) -> None:
+    async def _change(self, action: ApplyChange) -> None:
         mapping = self.dispatcher.relations.get(action.message.relid)
         if mapping is None:
             if self._is_own(action.message.relid):
@@ -132,13 +134,13 @@ class Applier:
             await self._target.change(action.transaction, mapping, message)
             reach(Point.CHANGE_SENT, self._target.pipeline.flush)
 
-    async def _empty(self, action: Empty) -> None:
+    async def _empty(self, action: TruncateTables) -> None:
         relations = self.dispatcher.relations
         relids = [relid for relid in action.message.relids if not self._is_own(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
         wanted = [m for m in mappings if self._wants(m.local, action.transaction.finish_lsn)]
         if wanted:
-            await self._target.empty(action.transaction, wanted, action.message)
+            await self._target.truncate(action.transaction, wanted, action.message)
 
     def _is_own(self, relid: int) -> bool:
         """Whether the table is one of the publisher's subscriptions, see publisher/own_schema.py."""
@@ -148,19 +150,19 @@ class Applier:
         relations = self.dispatcher.relations
         remote, hooks = relations.relation(relid), self._target.hooks
         hook = bind(hooks, remote, self._target.codec) if hooks is not None else None
-        mapping = await self._target.map(remote if hook is None else hook.relation)
+        mapping = await self._target.map_relation(remote if hook is None else hook.relation)
         if hook is not None:
             hook.fit(mapping)
             self._hooked[relid] = hook
             self._not_as_sent.add(mapping.local.oid)
-        if self._target.same_types_only and (why := text_because(mapping)) is not None:
+        if self._target.verify_binary_types and (why := text_format_reason(mapping)) is not None:
             raise TextNeeded(why)
         relations.put(mapping)
         return mapping
 
     def _add_context(self, error: SubscriberError, message: Message) -> None:
         if isinstance(error, MappingError) and not error.context:
-            note = Note(message.message_type, self.dispatcher.transaction)
+            note = StatementContext(message.message_type, self.dispatcher.transaction)
             relid = getattr(message, "relid", None)
             if relid is not None:
                 note.mapping = self.dispatcher.relations.get(relid)

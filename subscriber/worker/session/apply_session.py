@@ -22,7 +22,7 @@ import asyncpg
 from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog import progress_records, replication_names, store, worker_sessions
-from subscriber.catalog.connection import KEEPALIVE, Catalog
+from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
@@ -33,7 +33,7 @@ from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.capabilities import find_means
+from subscriber.targets.postgres.session.capabilities import detect_capabilities
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.worker.session import conflicts
@@ -53,7 +53,7 @@ SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), a.usesysid
 @asynccontextmanager
 async def open_target(
     conninfo: str,
-    catalog: Catalog,
+    catalog: CatalogConnection,
     name: str,
     subid: int,
     relid: int,
@@ -74,23 +74,23 @@ async def open_target(
     """
     session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
     try:
-        means = await find_means(session)
+        means = await detect_capabilities(session)
         origin = replication_names.table_sync_origin(subid, relid) if relid else replication_names.apply_origin(subid)
         target = BatchingTarget(session, origin, on_conflict)
-        target.means = means
+        target.capabilities = means
         # Ordinary triggers, which run without the replica role, are not looked for.
         target.passing = lambda where: reach(Point[where], target.pipeline.flush)
         target.batching = batching and means.replica_role and not os.environ.get(ONE_BY_ONE)
-        await take_up(target, catalog, relid, subscription, resolvers, on_conflict)
+        await acquire_lock_and_role(target, catalog, relid, subscription, resolvers, on_conflict)
         await target.configure(subscription.synchronous_commit)
         yield target
     finally:
         session.abort()
 
 
-async def take_up(
+async def acquire_lock_and_role(
     target: PostgresTarget,
-    catalog: Catalog,
+    catalog: CatalogConnection,
     relid: int,
     subscription: Subscription,
     resolvers: Mapping[str, Resolver],
@@ -108,8 +108,8 @@ async def take_up(
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
-    await target.acting.subscribe(subscription, replica_role=target.means.replica_role)
-    conflicts.obey(target, subscription, resolvers, on_conflict)
+    await target.roles.subscribe(subscription, replica_role=target.capabilities.replica_role)
+    conflicts.configure_conflict_policy(target, subscription, resolvers, on_conflict)
 
 
 async def backend_of(pipeline: Pipeline) -> Backend:
@@ -118,7 +118,7 @@ async def backend_of(pipeline: Pipeline) -> Backend:
     return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone(), int(role or 0))
 
 
-async def _register(pipeline: Pipeline, catalog: Catalog, subid: int, relid: int) -> None:
+async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int) -> None:
     backend, waited = await backend_of(pipeline), 0.0
     pipeline.session.pid = backend.pid  # a connection pooler makes up the one that it announces
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:
@@ -136,7 +136,7 @@ async def _register(pipeline: Pipeline, catalog: Catalog, subid: int, relid: int
         waited += POLL
 
 
-async def _try_register(catalog: Catalog, subid: int, relid: int, backend: Backend) -> int | None:
+async def _try_register(catalog: CatalogConnection, subid: int, relid: int, backend: Backend) -> int | None:
     """The process ID of the session that has the place; None once it is the backend's."""
     async with catalog.use() as connection:
         try:
@@ -145,19 +145,19 @@ async def _try_register(catalog: Catalog, subid: int, relid: int, backend: Backe
             raise StaleCatalog("a statement is changing the subscription", detail=str(error)) from error
 
 
-async def claim(catalog: Catalog, subscription: Subscription, relid: int) -> ProgressClaim | None:
+async def claim(catalog: CatalogConnection, subscription: Subscription, relid: int) -> ProgressClaim | None:
     """Take over the progress record of a worker; None if there is none."""
     async with catalog.use() as connection:
         return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
-async def resume(target: PostgresTarget, claimed: ProgressClaim, *, number: int = 0) -> None:
+async def resume_progress(target: PostgresTarget, claimed: ProgressClaim, *, number: int = 0) -> None:
     """Bind the origin, if there are any, repaired to where the record is, and continue from `claimed`.
 
     `number` is that of a further session of an apply worker, 0 the worker's own.
     """
     pipeline = target.pipeline
-    with_origin = target.means.origins
+    with_origin = target.capabilities.origins
     origin_id: str | None = None
     progress = ProgressRecord(claimed, with_origin=with_origin)
     if with_origin:
@@ -168,23 +168,25 @@ async def resume(target: PostgresTarget, claimed: ProgressClaim, *, number: int 
 
 
 @asynccontextmanager
-async def tagged(target: PostgresTarget, claimed: ProgressClaim) -> AsyncIterator[None]:
+async def with_origin(target: PostgresTarget, claimed: ProgressClaim) -> AsyncIterator[None]:
     """Within the block the session's writes carry its origin, before there is a position to resume() from."""
-    if not target.means.origins:
+    if not target.capabilities.origins:
         yield
         return
     shown = ProgressRecord(claimed, with_origin=True).shown
     await target.pipeline.rows("SELECT subscriber.bind_origin($1, $2, 0)", *shown)
     yield  # after an error the session is dropped, and its origin free
-    await unbind(target)
+    await release_origin(target)
 
 
-async def unbind(target: PostgresTarget) -> None:
+async def release_origin(target: PostgresTarget) -> None:
     """Let go of the origin that resume() has bound, if there are any; nothing is in flight."""
-    if target.means.origins:
+    if target.capabilities.origins:
         await target.pipeline.rows("SELECT subscriber.release_origin()")
 
 
-async def explained(error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: Catalog) -> SubscriberError:
+async def with_context(
+    error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: CatalogConnection
+) -> SubscriberError:
     """The error of an apply loop with its CONTEXT; of a unique violation, the conflict that it is."""
-    return await conflicts.refused(target.explain(error), target, conninfo, catalog)
+    return await conflicts.conflict_from_error(target.explain(error), target, conninfo, catalog)

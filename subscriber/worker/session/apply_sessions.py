@@ -13,7 +13,7 @@ from subscriber.errors import SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
-from subscriber.worker.context import Surroundings
+from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.parallel_session import parallel_session
 
 FIRST = 8193  # the number of the first: those of streamed transactions count from 1, and are at most 1024
@@ -23,10 +23,10 @@ class ApplySessions:
     """For one apply worker, whose own session is `leader`."""
 
     def __init__(
-        self, subscription: Subscription, around: Surroundings, leader: BatchingTarget, on_conflict: OnConflict
+        self, subscription: Subscription, context: LauncherContext, leader: BatchingTarget, on_conflict: OnConflict
     ) -> None:
         self._subscription = subscription
-        self._around = around
+        self._context = context
         self._leader = leader
         self._on_conflict = on_conflict
 
@@ -39,7 +39,7 @@ class ApplySessions:
             return  # there will be no batches
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for number in range(FIRST, FIRST + further):
-                session = parallel_session(subscription, self._around, self._leader, number, self._on_conflict)
+                session = parallel_session(subscription, self._context, self._leader, number, self._on_conflict)
                 try:
                     target = await stack.enter_async_context(session)
                 except SubscriberError as error:
@@ -60,6 +60,6 @@ class ApplySessions:
         subid = self._subscription.oid
         numbers = range(FIRST + further, FIRST + MAX_APPLY_SESSIONS - 1)
         gone = {replication_names.table_sync_origin(subid, number) for number in numbers}
-        async with self._around.catalog.use() as connection:
+        async with self._context.catalog.use() as connection:
             for name in gone.intersection(await replication_names.find_origins(connection, subid)):
                 await replication_names.drop_origin(connection, name, missing_ok=True)

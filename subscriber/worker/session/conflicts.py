@@ -12,7 +12,7 @@ from subscriber.apply.conflicts.policy import Policy, Rule, parse_policies
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.grammar.conflict_options import needs_commit_times
 from subscriber.connection.connect import open_session
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
@@ -20,15 +20,15 @@ from subscriber.protocol.messages import Insert, Update
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.history import History
-from subscriber.targets.postgres.conflicts.resolution import Refusal, Resolver, Resolving
+from subscriber.targets.postgres.conflicts.resolution import ConflictResolution, Resolver, UnresolvedConflict
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 
 PATIENCE = 10.0  # seconds for all questions about what made a transaction fail
 LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # somebody who waits for the table may have locked it
 
 
-def obey(
+def configure_conflict_policy(
     target: PostgresTarget, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
 ) -> None:
     """Have the session follow the subscription's options for conflicts; before it is resumed.
@@ -46,8 +46,8 @@ def obey(
             sqlstate="42883",
         )
     if subscription.decides_conflicts:
-        target.resolving = Resolving(
-            target.pipeline, target.acting, on_conflict, policies, history, resolvers, target.origin
+        target.resolution = ConflictResolution(
+            target.pipeline, target.roles, on_conflict, policies, history, resolvers, target.origin
         )
 
 
@@ -65,34 +65,36 @@ def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: 
         )
 
 
-async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: Catalog) -> SubscriberError:
+async def conflict_from_error(
+    error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: CatalogConnection
+) -> SubscriberError:
     """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
 
     Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
     """
     note = target.pipeline.failed_note
-    refusal = target.resolving.refusal if target.resolving is not None else None
+    refusal = target.resolution.refusal if target.resolution is not None else None
     violated = (
         isinstance(error, ServerError)
         and error is target.pipeline.error
         and error.sqlstate == unique_violation.UNIQUE_VIOLATION
-        and isinstance(note, Note)
+        and isinstance(note, StatementContext)
     )
-    if refusal is None and not violated and not target.noticing.unanswered:
+    if refusal is None and not violated and not target.conflicts.has_pending_queries:
         return error
     try:  # else the server's own error has to do
         with anyio.fail_after(PATIENCE):
             session = await open_session(conninfo, application_name="subscriber conflict")
             try:
                 asking = PostgresTarget(session, target.origin, lambda *_: None)
-                asking.means = target.means
+                asking.capabilities = target.capabilities
                 await asking.configure("off")
-                asking.pipeline.execute(LOCK_TIMEOUT, note=Note("SET"))
-                asking.acting.adopt(target.acting)
-                await target.noticing.ask_elsewhere(asking.pipeline, asking.asking)
+                asking.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET"))
+                asking.roles.adopt(target.roles)
+                await target.conflicts.retry_on(asking.pipeline, asking.asking)
                 if refusal is not None:
                     await _record(catalog, target, refusal)
-                elif violated and isinstance(error, ServerError) and isinstance(note, Note):
+                elif violated and isinstance(error, ServerError) and isinstance(note, StatementContext):
                     return await _investigated(asking, catalog, target, error, note)
             finally:
                 session.abort()
@@ -107,7 +109,11 @@ async def refused(error: SubscriberError, target: PostgresTarget, conninfo: str,
 
 
 async def _investigated(
-    asking: PostgresTarget, catalog: Catalog, target: PostgresTarget, error: ServerError, note: Note
+    asking: PostgresTarget,
+    catalog: CatalogConnection,
+    target: PostgresTarget,
+    error: ServerError,
+    note: StatementContext,
 ) -> SubscriberError:
     if note.mapping is None or note.transaction is None:
         return error
@@ -120,21 +126,21 @@ async def _investigated(
     if _decidable(target, rule, note.mapping, note):
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
-        await _record(catalog, target, Refusal(conflict, rule, note.mapping, note.transaction))
+        await _record(catalog, target, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
     return _as_error(conflict, error)
 
 
-def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, note: Note) -> bool:
+def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
     """Whether the next look finds what is in the way, and the policy does not stop because of it.
 
     Indexes that only a partition has are not looked into: trying at once would never end.
     """
-    if target.resolving is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
+    if target.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
         return False
-    return target.resolving.concerns(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
+    return target.resolution.applies_to(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
 
 
-async def _record(catalog: Catalog, target: PostgresTarget, refusal: Refusal) -> None:
+async def _record(catalog: CatalogConnection, target: PostgresTarget, refusal: UnresolvedConflict) -> None:
     if target.history is None:
         return
     relid = refusal.mapping.local.oid

@@ -10,37 +10,37 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
-from subscriber.worker.context import Surroundings
-from subscriber.worker.session.apply_session import open_target, resume
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.session.apply_session import open_target, resume_progress
 
 
 @asynccontextmanager
 async def parallel_session(
-    subscription: Subscription, around: Surroundings, leader: PostgresTarget, number: int, on_conflict: OnConflict
+    subscription: Subscription, context: LauncherContext, leader: PostgresTarget, number: int, on_conflict: OnConflict
 ) -> AsyncIterator[BatchingTarget]:
     """With an origin and a place of its own, by `number` (from 1, below any OID), and its row for the views."""
-    report = around.board.add(subscription.oid, number, "parallel apply")
+    report = context.board.add(subscription.oid, number, "parallel apply")
     try:
         async with open_target(
-            around.apply_target,
-            around.catalog,
+            context.apply_target,
+            context.catalog,
             f"{subscription.name} parallel {number}",
             subscription.oid,
             number,
             on_conflict,
             subscription,
-            around.resolvers,
+            context.resolvers,
             batching=True,
         ) as target:
-            target.known = leader.known
-            target.hooks = around.hooks.get(subscription.name)
-            target.same_types_only = leader.same_types_only
+            target.known_tables = leader.known_tables
+            target.hooks = context.hooks.get(subscription.name)
+            target.verify_binary_types = leader.verify_binary_types
             report.status.pid = target.pipeline.session.pid
             report.status.leader_pid = leader.pipeline.session.pid
             report.status.state = "applying"
-            around.board.publish()
+            context.board.publish()
             claimed = replace(leader.progress.claim, position=leader.position)
-            await resume(target, claimed, number=number)
+            await resume_progress(target, claimed, number=number)
             yield target
     finally:
-        around.board.remove(report)
+        context.board.remove(report)

@@ -53,7 +53,7 @@ from subscriber.protocol.decode import Decoder
 from subscriber.spool import record_format as spool_format
 from subscriber.spool.spool import SpooledTransaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Note, OnConflict, Wants
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext, Wants
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Applier, Counters
 
@@ -62,7 +62,7 @@ TURN = 256  # messages applied before other tasks get a turn
 Ending = Callable[[PostgresTarget], Awaitable[None]]
 
 
-class Outcome(Enum):
+class AssignmentOutcome(Enum):
     OPEN = auto()
     DONE = auto()  # committed or prepared
     GIVEN_UP = auto()  # nothing of it is on the target
@@ -75,8 +75,8 @@ class Assignment:
         """`wants` is asked with the finish LSN 0: it is not known yet."""
         self.spooled = spooled
         self.transaction = RemoteTransaction(spooled.xid, Lsn(0), 0)
-        self.outcome = Outcome.OPEN
-        self.conflicts: list[tuple[Conflict, Note]] = []  # told when it has committed
+        self.outcome = AssignmentOutcome.OPEN
+        self.conflicts: list[tuple[Conflict, StatementContext]] = []  # told when it has committed
         self.applied = 0  # changes
         self.until = 0  # what lies before this in the file may be applied
         self.relations = RelationMap()  # what it was told of tables
@@ -97,7 +97,7 @@ class Assignment:
 
     # --- the leader's side ----------------------------------------------------------------------
 
-    def more(self, commit: int) -> None:
+    def extend(self, commit: int) -> None:
         """There is more in the file, for when the target has done the leader's commit of that number."""
         self._later.append((commit, self.spooled.written))
 
@@ -107,12 +107,12 @@ class Assignment:
             self.until = self._later.popleft()[1]
             self._changed.set()
 
-    async def cut(self, offset: int) -> None:
+    async def truncate(self, offset: int) -> None:
         """The file was cut there: a subtransaction was rolled back. Wait until it is on the target, or all of it.
 
         What comes next in the stream may need the rows that it had locked.
         """
-        if self.outcome is not Outcome.OPEN:
+        if self.outcome is not AssignmentOutcome.OPEN:
             return
         self._cut = offset
         self.until = min(self.until, offset)
@@ -126,7 +126,7 @@ class Assignment:
         self._aborted = True
         self._changed.set()
 
-    async def finish(self, ending: Ending) -> bool:
+    async def finish_with(self, ending: Ending) -> bool:
         """Wait until everything is applied and `ending` done, by the worker; false if it has given up.
 
         All commits of the leader are done.
@@ -135,21 +135,23 @@ class Assignment:
         self.until = self.spooled.written
         self._ending = ending
         self._changed.set()
-        await self.over()
-        return self.outcome is Outcome.DONE
+        await self.wait_released()
+        return self.outcome is AssignmentOutcome.DONE
 
     @property
-    def awaited(self) -> bool:
+    def is_leader_waiting(self) -> bool:
         """Whether the leader waits for it."""
-        return self.outcome is Outcome.OPEN and (self._aborted or self._cut is not None or self._ending is not None)
+        return self.outcome is AssignmentOutcome.OPEN and (
+            self._aborted or self._cut is not None or self._ending is not None
+        )
 
-    async def over(self) -> None:
+    async def wait_released(self) -> None:
         """Wait until the worker has let go of it."""
         await self._over.wait()
 
     # --- the worker's side ----------------------------------------------------------------------
 
-    def end(self, outcome: Outcome) -> None:
+    def resolve(self, outcome: AssignmentOutcome) -> None:
         self.outcome = outcome
         self._back.set()
         self._over.set()
@@ -169,7 +171,7 @@ class Assignment:
         self._inside.clear()
         return True
 
-    async def run(self, target: PostgresTarget) -> Outcome:
+    async def run(self, target: PostgresTarget) -> AssignmentOutcome:
         """Apply it to its end. Raises what the target raises."""
         dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec)
         self.relations = dispatcher.relations
@@ -179,18 +181,18 @@ class Assignment:
             self._changed = anyio.Event()
             if self._aborted:
                 await target.roll_back(self.transaction)
-                await target.settle()
-                return Outcome.GIVEN_UP
+                await target.sync()
+                return AssignmentOutcome.GIVEN_UP
             if self._cut is not None:
                 await self._go_back(target, self._cut)
             if self._position < self.until and await self._apply_chunks(target, applier, decoder):
                 continue
             if self._ending is not None:
-                await target.alone(self.transaction)
+                await target.leave_batch_mode(self.transaction)
                 await self._ending(target)
                 reach(Point.PARALLEL_DONE)
-                return Outcome.DONE
-            await target.apply_gathered(self.transaction)
+                return AssignmentOutcome.DONE
+            await target.flush_transaction(self.transaction)
             target.pipeline.flush()
             await self._changed.wait()
 
@@ -222,7 +224,7 @@ class Assignment:
             await target.savepoint(self.transaction, self._name(xid))
         self._position = spool_format.end(run[-1])  # a cut from now on goes back to where it has to
         self.applied += len(run)
-        await applier.take_kept([message for _, _, message in run], decoder)
+        await applier.apply_spooled([message for _, _, message in run], decoder)
         await anyio.lowlevel.checkpoint()
 
     async def _go_back(self, target: PostgresTarget, offset: int) -> None:
@@ -233,7 +235,7 @@ class Assignment:
             self._inside.discard(undone[1])
         if undone is not None:
             await target.roll_back_to(self.transaction, self._name(undone[1]))
-            await target.settle()
+            await target.sync()
         self._position = min(self._position, offset)
         self._cut = None
         self._back.set()
@@ -301,7 +303,7 @@ class ParallelWorker:
                         self._failed(error)
                 self.pipeline = None
                 if self.assignment is not None:
-                    self._release(self.assignment, Outcome.GIVEN_UP)
+                    self._release(self.assignment, AssignmentOutcome.GIVEN_UP)
 
     async def _serve(self, target: PostgresTarget) -> None:
         """Everything that is assigned, until the session fails."""
@@ -316,13 +318,13 @@ class ParallelWorker:
             cause = root_cause(group)
             raise target.explain(cause) if isinstance(cause, SubscriberError) else cause from None
 
-    def _release(self, assignment: Assignment, outcome: Outcome) -> None:
+    def _release(self, assignment: Assignment, outcome: AssignmentOutcome) -> None:
         self.assignment = None
         self._assigned = anyio.Event()
-        if outcome is Outcome.DONE:
+        if outcome is AssignmentOutcome.DONE:
             for found, note in assignment.conflicts:
                 self._on_conflict(found, note)
-        assignment.end(outcome)
+        assignment.resolve(outcome)
 
     def _failed(self, error: SubscriberError) -> None:
         if self.assignment is None:
@@ -339,7 +341,7 @@ class ParallelWorker:
             xid=self.assignment.spooled.xid,
         )
 
-    def _conflict(self, found: Conflict, note: Note) -> None:
+    def _conflict(self, found: Conflict, note: StatementContext) -> None:
         if self.assignment is not None:
             self.assignment.conflicts.append((found, note))
 

@@ -16,9 +16,9 @@ import anyio
 from subscriber import telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.apply.table_states import NOWHERE, State
+from subscriber.apply.table_states import NOWHERE, TableState
 from subscriber.catalog import worker_sessions
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.errors import ApplyError, ConnectionLost
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions, negotiated_streaming
@@ -26,11 +26,11 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.two_phase import TwoPhase
-from subscriber.worker.context import Surroundings
+from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.parallel_session import parallel_session
 from subscriber.worker.streaming.parallel_worker import Pool
-from subscriber.worker.streaming.spooled_transactions import Streamed
-from subscriber.worker.table_states import Tables
+from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
+from subscriber.worker.table_states import TableStates
 
 DEFAULT_WORKERS = 2  # where the server is older than the setting
 
@@ -44,7 +44,7 @@ _PATIENCE = 30.0  # seconds for sessions of an earlier worker to end
 _POLL = 0.05  # seconds
 
 
-async def end_earlier_workers(catalog: Catalog, subid: int) -> None:
+async def end_earlier_workers(catalog: CatalogConnection, subid: int) -> None:
     """End the further sessions of an earlier apply worker, whose place this one has now, and wait until they are gone.
 
     Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more. Raises
@@ -65,23 +65,23 @@ async def end_earlier_workers(catalog: Catalog, subid: int) -> None:
         await anyio.sleep(_POLL)
 
 
-class Streaming:
+class StreamingSetup:
     """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for."""
 
     def __init__(
         self,
         subscription: Subscription,
-        around: Surroundings,
-        tables: Tables,
+        context: LauncherContext,
+        tables: TableStates,
         two_phase: TwoPhase | None,
         skip_lsn: Callable[[], Lsn],
     ) -> None:
-        self.streamed: Streamed | None = None
+        self.streamed: SpooledTransactions | None = None
         self.pool: Pool | None = None
         self.parallel = False
         self.position: Callable[[], Lsn] = lambda: NOWHERE  # how far the stream has been processed
         self._subscription = subscription
-        self._around = around
+        self._context = context
         self._tables = tables
         self._two_phase = two_phase
         self._skip_lsn = skip_lsn
@@ -94,17 +94,17 @@ class Streaming:
         streaming = negotiated_streaming(options, publisher_version)
         if streaming == "off":
             return
-        around, subid = self._around, self._subscription.oid
+        context, subid = self._context, self._subscription.oid
         self._leader = leader
         self.parallel = streaming == "parallel"
         if self.parallel:
             size, _, _ = await self._settings()
             self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
-        spool = around.spool.spool(around.sync_id, subid, 0)
-        self.streamed = Streamed(spool, subid, self.pool, self._may_go_ahead, self._wants)
+        spool = context.spool.open_spool(context.sync_id, subid, 0)
+        self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self._wants)
 
     async def _settings(self) -> tuple[int | None, str | None, str]:
-        async with self._around.catalog.use() as connection:
+        async with self._context.catalog.use() as connection:
             ((size, debug, messages),) = await connection.fetch(_SETTINGS)
             return size, debug, messages
 
@@ -131,7 +131,7 @@ class Streaming:
         table = self._tables.find(local)
         if table is None:
             return False
-        if table.state is not State.READY or not table.applies(self.position()):
+        if table.state is not TableState.READY or not table.applies(self.position()):
             raise ApplyError(
                 f'logical replication parallel apply worker for subscription "{self._subscription.name}" will stop',
                 detail="Cannot handle streamed replication transactions using parallel apply workers until all"
@@ -140,4 +140,4 @@ class Streaming:
         return True
 
     def _connect(self, number: int, on_conflict: OnConflict) -> AbstractAsyncContextManager[PostgresTarget]:
-        return parallel_session(self._subscription, self._around, self._leader, number, on_conflict)
+        return parallel_session(self._subscription, self._context, self._leader, number, on_conflict)

@@ -24,7 +24,7 @@ import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.apply.dispatcher import OpenBlock
+from subscriber.apply.dispatcher import BeginStreamBlock
 from subscriber.apply.progress import Progress
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.catalog.store import StreamedStatus
@@ -34,7 +34,7 @@ from subscriber.protocol.messages import StreamAbort
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
 from subscriber.targets.postgres.session.statement_context import Wants
-from subscriber.worker.streaming.parallel_worker import Assignment, Outcome, ParallelWorker, Pool
+from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
 
 KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
 
@@ -43,7 +43,7 @@ _CHANGES = (b"I", b"U", b"D")
 _PREFIX = 5  # bytes: the message's letter, and the xid that it has in a block
 
 
-class Streamed:
+class SpooledTransactions:
     """What of the streamed transactions goes where. `may_go_ahead(xid)`: whether a worker may have one."""
 
     def __init__(
@@ -83,7 +83,7 @@ class Streamed:
 
     # --- blocks ---------------------------------------------------------------------------------
 
-    async def open_block(self, action: OpenBlock) -> None:
+    async def open_block(self, action: BeginStreamBlock) -> None:
         """Changes of a transaction follow."""
         self._open = self.spool.start(action.xid, first=action.first)
         if action.first:
@@ -96,17 +96,17 @@ class Streamed:
                 if worker is not None:
                     self._assigned[action.xid] = (assignment, worker)
 
-    def keep(self, payload: bytes) -> bool:
+    def append(self, payload: bytes) -> bool:
         """One change of the open block, as it came; true when write() is due."""
         if len(payload) < _PREFIX or self._open is None:
             raise ProtocolError("insufficient data left in message", detail="It stands in a block, and has no xid.")
         xid = int.from_bytes(payload[1:_PREFIX], "big")
         return self._open.append(xid, payload[:1], memoryview(payload)[_PREFIX:])
 
-    def keep_changes(self, waiting: deque[bytes], limit: int) -> int:
+    def append_raw(self, waiting: deque[bytes], limit: int) -> int:
         """Changes of the open block off the front of `waiting`, as the walsender sent them; their bytes.
 
-        At most `limit`, and none where keep() has to see the next one. Afterwards make_room() has to be awaited.
+        At most `limit`, and none where keep() has to see the next one. Afterwards flush_if_full() has to be awaited.
         """
         assert self._open is not None
         append = self._open.append
@@ -123,12 +123,12 @@ class Streamed:
             waiting.popleft()
         return size
 
-    async def make_room(self) -> None:
+    async def flush_if_full(self) -> None:
         """Do what is due."""
         if self._open is not None and self._open.is_full:
-            await self.write()
+            await self.flush()
 
-    async def write(self) -> None:
+    async def flush(self) -> None:
         """Bring what was kept to the file, and to the worker that follows it."""
         assert self._open is not None
         await self._open.write()
@@ -138,14 +138,14 @@ class Streamed:
         """The block ends for now."""
         spooled, self._open = self._open, None
         assert spooled is not None
-        await spooled.pause(keep=0 if spooled.xid in self._assigned else KEEP)
+        await spooled.end_block(keep=0 if spooled.xid in self._assigned else KEEP)
         await self.spool.forget_replaced()
         self._tell(spooled.xid)
 
     def _tell(self, xid: int) -> None:
         if xid in self._assigned:
             assignment = self._assigned[xid][0]
-            assignment.more(self._progress.sent)
+            assignment.extend(self._progress.sent)
             assignment.committed(self._progress.committed)
 
     def committed(self) -> None:
@@ -164,12 +164,12 @@ class Streamed:
         if message.subxid != message.xid:
             offset = await spooled.rollback(message.subxid)
             if assigned is not None and offset is not None:
-                await assigned[0].cut(offset)
+                await assigned[0].truncate(offset)
             return
         if assigned is not None:
             assigned[0].abort()
-            await assigned[0].over()
-        await self.forget(message.xid)
+            await assigned[0].wait_released()
+        await self.discard(message.xid)
         telemetry.log(telemetry.DEBUG, "finished processing the STREAM ABORT command", xid=message.xid)
 
     async def read(self, xid: int) -> AsyncIterator[list[Record]]:
@@ -188,21 +188,21 @@ class Streamed:
     def assignment(self, transaction: RemoteTransaction) -> Assignment | None:
         """What a worker has of the transaction, which has ended as `transaction` says; None: no worker has it."""
         assigned = self._assigned.get(transaction.xid)
-        if assigned is None or assigned[0].outcome is Outcome.GIVEN_UP:
+        if assigned is None or assigned[0].outcome is AssignmentOutcome.GIVEN_UP:
             return None
         following = assigned[0].transaction
         following.finish_lsn, following.commit_time = transaction.finish_lsn, transaction.commit_time
         following.gid = transaction.gid
         return assigned[0]
 
-    async def give_up(self, xid: int) -> None:
+    async def abandon(self, xid: int) -> None:
         """The worker that follows the transaction, if any, is to undo it."""
         assigned = self._assigned.pop(xid, None)
         if assigned is not None:
             assigned[0].abort()
-            await assigned[0].over()
+            await assigned[0].wait_released()
 
-    async def forget(self, xid: int) -> None:
+    async def discard(self, xid: int) -> None:
         """It has ended, and what was kept of it has served."""
         self._assigned.pop(xid, None)
         self._since.pop(xid, None)

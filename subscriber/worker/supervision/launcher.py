@@ -37,20 +37,20 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity, store, worker_sessions
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.worker.context import SpoolPlace, Surroundings
-from subscriber.worker.error_hints import advise
+from subscriber.worker.context import LauncherContext, SpoolSettings
+from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import CANNOT_WRITE, Board
-from subscriber.worker.supervision.session_waits import LockWaits
+from subscriber.worker.supervision.session_waits import SessionWaitMonitor
 from subscriber.worker.supervision.supervisor import Supervisor
 from subscriber.worker.wal_flush import Flusher
 
@@ -75,7 +75,7 @@ class Launcher:
         self,
         target: str,
         resolvers: Mapping[str, Resolver] = MappingProxyType({}),
-        spool: SpoolPlace | None = None,
+        spool: SpoolSettings | None = None,
         hooks: Mapping[str, Hooks] = MappingProxyType({}),
         takeover_after: float = TAKEOVER_AFTER,
         apply_target: str | None = None,
@@ -89,7 +89,7 @@ class Launcher:
         self._apply_target = apply_target or target
         self._instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
         self._takeover_after = takeover_after
-        self._spool = spool or SpoolPlace()
+        self._spool = spool or SpoolSettings()
         self._resolvers = resolvers
         self._hooks = hooks
         self.pid: int | None = None  # of its session on the target, when it last began to lead
@@ -119,7 +119,7 @@ class Launcher:
                 error = root_cause(group)
                 if not self._was_ready and _is_hopeless(error):
                     raise error from group
-                advise(error)
+                add_hint(error)
                 telemetry.log_error(error, telemetry.WARNING, worker="launcher", event="launcher.lost")
                 for supervisor, _ in self._supervisors.values():
                     supervisor.interrupted(error)
@@ -130,7 +130,7 @@ class Launcher:
                 await anyio.sleep(backoff.next(Reaction.BACKOFF))
 
     async def _work(self, on_ready: Callable[[], None]) -> None:
-        async with Catalog.open(self._target, "subscriber launcher") as catalog:
+        async with CatalogConnection.open(self._target, "subscriber launcher") as catalog:
             lost = anyio.Event()
             catalog.on_lost(lost.set)
             async with catalog.use() as connection:
@@ -145,10 +145,10 @@ class Launcher:
                 if not await self._wait_for_subscriptions(catalog):
                     return
                 async with (
-                    Catalog.open(self._target, "subscriber flush") as flushing,
-                    Catalog.open(self._target, "subscriber watch") as watching,
+                    CatalogConnection.open(self._target, "subscriber flush") as flushing,
+                    CatalogConnection.open(self._target, "subscriber watch") as watching,
                 ):
-                    around = Surroundings(
+                    context = LauncherContext(
                         self._target,
                         self._apply_target,
                         sync_id,
@@ -160,16 +160,16 @@ class Launcher:
                         self._hooks,
                     )
                     own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
-                    lock_waits = LockWaits(
-                        lambda: own | dict.fromkeys(around.board.table_syncs(), "a table synchronization worker")
+                    lock_waits = SessionWaitMonitor(
+                        lambda: own | dict.fromkeys(context.board.table_syncs(), "a table synchronization worker")
                     )
                     beside = partial(self._renew_lease, watching), partial(lock_waits.run, watching)
-                    await self._run_subscriptions(around, lost, beside, on_ready)
+                    await self._run_subscriptions(context, lost, beside, on_ready)
             finally:
                 if not lost.is_set():
                     await self._resign(catalog)
 
-    async def _wait_for_subscriptions(self, catalog: Catalog) -> bool:
+    async def _wait_for_subscriptions(self, catalog: CatalogConnection) -> bool:
         """Whether the database has a subscription, now or before it is time to leave."""
         while True:
             self._wake = anyio.Event()
@@ -184,7 +184,7 @@ class Launcher:
 
     async def _run_subscriptions(
         self,
-        around: Surroundings,
+        context: LauncherContext,
         lost: anyio.Event,
         beside: Iterable[Callable[[], Coroutine[Any, Any, None]]],
         on_ready: Callable[[], None],
@@ -192,16 +192,16 @@ class Launcher:
         self._supervisors.clear()
         self._was_ready = True
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(around.flusher.run)
-            tasks.start_soon(around.board.run)
+            tasks.start_soon(context.flusher.run)
+            tasks.start_soon(context.board.run)
             tasks.start_soon(_fail_when, lost)
             for task in beside:
                 tasks.start_soon(task)
             on_ready()
-            await self._reconcile_while_any(tasks, around)
+            await self._reconcile_while_any(tasks, context)
             tasks.cancel_scope.cancel()
 
-    async def _become_leader(self, catalog: Catalog) -> None:
+    async def _become_leader(self, catalog: CatalogConnection) -> None:
         waiting = False
         while True:
             async with catalog.use() as connection:
@@ -228,7 +228,7 @@ class Launcher:
                 )
             await anyio.sleep(STANDBY_POLL)
 
-    async def _renew_lease(self, catalog: Catalog) -> None:
+    async def _renew_lease(self, catalog: CatalogConnection) -> None:
         """Renew the lease over and over, on a connection where nothing waits for a lock."""
         interval = min(WATCH_INTERVAL, self._takeover_after / 3)
         while True:
@@ -246,7 +246,7 @@ class Launcher:
             if not leads:
                 raise ConnectionLost("another launcher has taken over")
 
-    async def _resign(self, catalog: Catalog) -> None:
+    async def _resign(self, catalog: CatalogConnection) -> None:
         """Give the lease back, so that a standby need not see the end of the session first."""
         with anyio.move_on_after(RESIGN_TIMEOUT, shield=True), suppress(SubscriberError):
             async with catalog.use() as connection:
@@ -256,20 +256,20 @@ class Launcher:
         if not (by_us and table == "subscription_rel"):  # who stores a table's state here moves it in memory as well
             self._wake.set()
 
-    async def _reconcile_while_any(self, tasks: TaskGroup, around: Surroundings) -> None:
+    async def _reconcile_while_any(self, tasks: TaskGroup, context: LauncherContext) -> None:
         """Until the database has no subscription any more."""
         while True:
             self._wake = anyio.Event()
-            async with around.catalog.use() as connection:
+            async with context.catalog.use() as connection:
                 subscriptions = await store.load_subscriptions(connection)
-            await self._reconcile(tasks, around, subscriptions)
+            await self._reconcile(tasks, context, subscriptions)
             self._last_used = monotonic()
             if not subscriptions:
                 return
             with anyio.move_on_after(POLL):
                 await self._wake.wait()
 
-    async def _reconcile(self, tasks: TaskGroup, around: Surroundings, subscriptions: list[Subscription]) -> None:
+    async def _reconcile(self, tasks: TaskGroup, context: LauncherContext, subscriptions: list[Subscription]) -> None:
         """Make what runs the same as what the catalog says."""
         wanted = {s.oid: s for s in subscriptions if s.enabled}
         known = {s.oid for s in subscriptions}
@@ -291,7 +291,7 @@ class Launcher:
         for subid, subscription in wanted.items():
             if subid not in self._supervisors:
                 recovery = self._recoveries.setdefault(subid, Recovery())
-                supervisor, scope = Supervisor(subscription, around, recovery), anyio.CancelScope()
+                supervisor, scope = Supervisor(subscription, context, recovery), anyio.CancelScope()
                 self._supervisors[subid] = supervisor, scope
                 tasks.start_soon(self._supervise, subid, supervisor, scope)
 

@@ -13,7 +13,7 @@ from time import monotonic
 import anyio
 
 from subscriber import telemetry
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 
 INTERVAL = 5.0  # seconds between two looks
 PATIENCE = 10.0  # seconds of waiting until the log tells of it
@@ -34,7 +34,7 @@ SELECT a.pid, NULL, ARRAY['a synchronous standby of the target']
 """
 
 
-class LockWaits:
+class SessionWaitMonitor:
     """`sessions()` are those to look at: who they are, by the process that serves them."""
 
     def __init__(self, sessions: Callable[[], Mapping[int, str]]) -> None:
@@ -42,7 +42,7 @@ class LockWaits:
         self._since: dict[int, float] = {}
         self._told: set[int] = set()
 
-    async def run(self, catalog: Catalog) -> None:
+    async def run(self, catalog: CatalogConnection) -> None:
         """Until cancelled."""
         while True:
             await anyio.sleep(INTERVAL)

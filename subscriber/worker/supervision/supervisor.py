@@ -18,24 +18,24 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, hooked_tables, pause_requests, replication_names, store, table_names
-from subscriber.catalog.copy_jobs import GROUP
+from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
-from subscriber.worker.apply.pause import Holding
+from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, connect_publisher
-from subscriber.worker.context import Surroundings
-from subscriber.worker.error_hints import advise
+from subscriber.worker.context import LauncherContext
+from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.leftover_slots import tidy
+from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, Reaction, reaction
 from subscriber.worker.status import TABLE_SYNC, Report
-from subscriber.worker.table_states import Tables
-from subscriber.worker.tablesync.copy_job import Bulk, Leave
+from subscriber.worker.table_states import TableStates
+from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
 
@@ -68,11 +68,11 @@ SETTINGS = (
 
 
 class Supervisor:
-    def __init__(self, subscription: Subscription, around: Surroundings, recovery: Recovery) -> None:
+    def __init__(self, subscription: Subscription, context: LauncherContext, recovery: Recovery) -> None:
         """`recovery` is the apply worker's, with what an earlier supervisor left in it."""
         self.subscription = subscription
-        self.tables = Tables()
-        self._around = around
+        self.tables = TableStates()
+        self._context = context
         self._recovery = recovery
         self._report: Report | None = None  # until run()
         self._leader = anyio.CancelScope()
@@ -84,8 +84,8 @@ class Supervisor:
         self._tidying = False
         self._text_because: str | None = None  # see worker/apply/value_format.py
         self._known = KnownTables()
-        self._holding = Holding(around.catalog, subscription.oid)
-        self.bulk = Bulk(self, around)
+        self._holding = PauseGate(context.catalog, subscription.oid)
+        self.bulk = CopyJobCoordinator(self, context)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -104,14 +104,14 @@ class Supervisor:
                 sessions.close()
 
     async def _work(self) -> None:
-        report = self._around.board.add(self.subscription.oid, 0, "apply", self._recovery)
+        report = self._context.board.add(self.subscription.oid, 0, "apply", self._recovery)
         self._report = report
         try:
             with telemetry.bound(worker="apply"):
-                await self._lead(report)
+                await self._run_with_restarts(report)
         finally:
             if report.status.state != DISABLED:  # what led to that stays to be seen
-                self._around.board.remove(report)
+                self._context.board.remove(report)
 
     async def update(self, subscription: Subscription) -> None:
         """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
@@ -143,7 +143,7 @@ class Supervisor:
 
     async def reload_tables(self, ended: int | None = None) -> None:
         """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
-        async with self._around.catalog.use() as connection:
+        async with self._context.catalog.use() as connection:
             await table_names.follow(connection, self.subscription)
             rows = await store.load_relation_states(connection, self.subscription.oid)
             self._holding.load(await pause_requests.load(connection, self.subscription.oid))
@@ -152,18 +152,18 @@ class Supervisor:
             lost = await table_names.load_lost(connection, self.subscription.oid)
             self.tables.load(rows, self._busy(ended), lost)
         for relid, scope in self._syncing.items():
-            if relid != GROUP and self.tables.get(relid) is None:
+            if relid != COPY_JOB_RELID and self.tables.get(relid) is None:
                 scope.cancel()
         self._close_sessions()
 
     @property
     def _hooks(self) -> Hooks | None:
-        return self._around.hooks.get(self.subscription.name)
+        return self._context.hooks.get(self.subscription.name)
 
     async def _check_hooks(self) -> None:
         """Raises HookError if the subscription's hooks are not those of this program."""
         subid = self.subscription.oid
-        async with self._around.catalog.use() as connection:
+        async with self._context.catalog.use() as connection:
             tables = await store.load_relation_states(connection, subid)
             self.tables.sources = await hooked_tables.record(connection, subid, tables, self._hooks)
         hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
@@ -171,11 +171,11 @@ class Supervisor:
     def _busy(self, ended: int | None = None) -> set[int]:
         """The tables that a sync worker is at work on, but for the one that has `ended`."""
         working = self._syncing.keys() - {ended}
-        return {*working, *(self.tables.group() if GROUP in working else ())}
+        return {*working, *(self.tables.group() if COPY_JOB_RELID in working else ())}
 
     # --- the apply worker -----------------------------------------------------------------------
 
-    async def _lead(self, report: Report) -> None:
+    async def _run_with_restarts(self, report: Report) -> None:
         while True:
             started = monotonic()
             with anyio.CancelScope() as self._leader:
@@ -192,21 +192,21 @@ class Supervisor:
             self._recovery.failed(error, self._report.position, reaction(error))
 
     async def _run_apply_worker(self, report: Report) -> None:
-        around = self._around
-        async with around.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
+        context = self._context
+        async with context.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
             self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
         await self.reload_tables()  # tables may have been replaced
         await self._check_hooks()
         subscription = self.subscription
         report.status.state = "connecting"
-        around.board.publish()
+        context.board.publish()
 
         def on_started() -> None:
             report.status.state, report.status.next_retry = "streaming", None
-            around.board.publish()
+            context.board.publish()
             if worker.left_over and not self._tidying:
                 self._tidying = True
-                self._tasks.start_soon(self._tidy_later)
+                self._tasks.start_soon(self._retry_cleanup)
 
         telemetry.log(
             telemetry.LOG,
@@ -215,7 +215,7 @@ class Supervisor:
         )
         worker = ApplyWorker(
             subscription,
-            around,
+            context,
             self.tables,
             report,
             self._start_sync,
@@ -232,7 +232,7 @@ class Supervisor:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
         if not isinstance(error, ConnectionLost):
             self._known.forget()
-        advise(error)
+        add_hint(error)
         position = report.position
         report.leave()
         how = report.recovery.failed(error, position, reaction(error))
@@ -240,8 +240,8 @@ class Supervisor:
             telemetry.log(telemetry.LOG, error.message, event="worker.ended")
         else:
             if isinstance(error, TextNeeded):
-                self._fall_back(error)
-            if how in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+                self._switch_to_text(error)
+            if how in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
                 await anyio.sleep(report.recovery.wait(how))
                 return True
             telemetry.log_error(error)
@@ -251,25 +251,25 @@ class Supervisor:
         # Kinder than PostgreSQL, which disables after a lost connection as well.
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             status.state, status.next_retry = DISABLED, None
-            self._around.board.publish()
+            self._context.board.publish()
             await self._disable()
             return False
         self._changed = anyio.Event()
         if how is Reaction.STOP:
             status.state, status.next_retry = "stopped", None
-            self._around.board.publish()
+            self._context.board.publish()
             await self._changed.wait()
             return True
         delay = report.recovery.wait(how)
         if how is Reaction.INTERVAL:
             delay = max(0.0, delay - (monotonic() - started))
         status.state, status.next_retry = "waiting to retry", datetime.now(UTC) + timedelta(seconds=delay)
-        self._around.board.publish()
+        self._context.board.publish()
         with anyio.move_on_after(delay):
             await self._changed.wait()
         return True
 
-    def _fall_back(self, error: TextNeeded) -> None:
+    def _switch_to_text(self, error: TextNeeded) -> None:
         """Have values sent as text from now on."""
         self._text_because = error.message
         telemetry.log(
@@ -284,7 +284,7 @@ class Supervisor:
         self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
 
     async def _disable(self) -> None:
-        async with self._around.catalog.use() as connection:
+        async with self._context.catalog.use() as connection:
             await store.disable(connection, self.subscription.oid)
         telemetry.log(
             telemetry.LOG,
@@ -298,17 +298,17 @@ class Supervisor:
         if isinstance(error, ConflictError):
             report.counts[f"confl_{error.conflict_type}"] += 1
 
-    async def _tidy_later(self) -> None:
+    async def _retry_cleanup(self) -> None:
         """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
         while self._tidying:
             await anyio.sleep(RETRY_INTERVAL)
-            subscription, around = self.subscription, self._around
+            subscription, context = self.subscription, self._context
             try:
-                encoding = around.catalog.encoding
+                encoding = context.catalog.encoding
                 publisher = await connect_publisher(subscription, subscription.name, "apply worker", encoding)
                 try:
-                    self._tidying = not await tidy(
-                        publisher, around.catalog, subscription.oid, around.sync_id, self.tables
+                    self._tidying = not await drop_leftover_slots(
+                        publisher, context.catalog, subscription.oid, context.sync_id, self.tables
                     )
                 finally:
                     publisher.session.abort()
@@ -320,10 +320,10 @@ class Supervisor:
     def _start_sync(self, relid: int) -> None:
         """Start a table's sync worker, unless too many run or it was started a moment ago."""
         match self.bulk.leaves(relid):
-            case Leave.TO_COPY:
+            case Synchronizer.TO_COPY:
                 return
-            case Leave.TO_GROUP:
-                relid = GROUP
+            case Synchronizer.TO_GROUP:
+                relid = COPY_JOB_RELID
         if relid in self._syncing or len(self._syncing) >= MAX_SYNC_WORKERS:
             return  # the end of one of them wakes the apply worker, which asks again
         wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
@@ -342,30 +342,30 @@ class Supervisor:
         self.tables.notify()
 
     async def _sync(self, relid: int, scope: anyio.CancelScope) -> None:
-        keys = telemetry.Keys(worker="tablesync")
+        keys = telemetry.LogKeys(worker="tablesync")
         if name := self.tables.names.get(relid):
             keys["relation"] = ".".join(name)
         with telemetry.bound(**keys):
             await self._synchronize(relid, scope)
 
     async def _synchronize(self, relid: int, scope: anyio.CancelScope) -> None:
-        around = self._around
+        context = self._context
         recovery = self._recoveries.setdefault(relid, Recovery())
-        report = around.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
-        sessions = self._take_sessions()
+        report = context.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
+        sessions = self._reuse_sessions()
         finished = False
         try:
             with scope:
                 sync = TableSync(
                     self.subscription,
                     relid,
-                    around.apply_target,
-                    around.sync_id,
-                    around.catalog,
-                    around.flusher,
+                    context.apply_target,
+                    context.sync_id,
+                    context.catalog,
+                    context.flusher,
                     self.tables,
                     report,
-                    around.spool,
+                    context.spool,
                     self._hooks,
                 )
                 sync.log("started")
@@ -373,7 +373,7 @@ class Supervisor:
                 sync.log("finished")
                 finished = True
             self._recoveries.pop(relid, None)
-            around.board.remove(report)
+            context.board.remove(report)
         except Exception as error:
             sessions.close()
             await self._sync_failed(root_cause(error), report)
@@ -389,44 +389,53 @@ class Supervisor:
             for one in self._tables_of(relid):
                 self.tables.restore(one)
         table = self.tables.get(next(iter(self._tables_of(relid)), 0))
-        if not finished and not report.ended and table is not None and table.state in (State.SYNCDONE, State.READY):
+        if (
+            not finished
+            and not report.ended
+            and table is not None
+            and table.state in (TableState.SYNCDONE, TableState.READY)
+        ):
             # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
             self._recoveries.pop(relid, None)
-            around.board.remove(report)
+            context.board.remove(report)
             self._leader.cancel()
 
     def _tables_of(self, relid: int) -> Iterable[int]:
         """The tables of the sync worker that has the place `relid`."""
-        return self.tables.group() if relid == GROUP else [relid]
+        return self.tables.group() if relid == COPY_JOB_RELID else [relid]
 
     async def _release_origin(self, relid: int) -> None:
         """A copy that has failed begins from nothing; its origin would keep one of the few places that there are."""
         table = self.tables.get(relid)
-        if table is not None and table.state in (State.INIT, State.DATASYNC):
+        if table is not None and table.state in (TableState.INIT, TableState.DATASYNC):
             with suppress(SubscriberError):
-                async with self._around.catalog.use() as connection:
+                async with self._context.catalog.use() as connection:
                     name = replication_names.table_sync_origin(self.subscription.oid, relid)
                     await replication_names.drop_origin(connection, name, missing_ok=True)
 
-    def _take_sessions(self) -> SyncSessions:
+    def _reuse_sessions(self) -> SyncSessions:
         """Those of a sync worker before, if they are fit, or new ones."""
         while self._sessions:
             sessions = self._sessions.pop()
             if sessions.fits(self.subscription):
                 return sessions
             sessions.close()
-        return SyncSessions(self.subscription, self._around.apply_target, self._around.catalog, self._around.resolvers)
+        return SyncSessions(
+            self.subscription, self._context.apply_target, self._context.catalog, self._context.resolvers
+        )
 
     def _close_sessions(self) -> None:
         """Those that no table waits for."""
-        waiting = sum(table.state is not State.SYNCDONE for table in self.tables.unready.values()) - len(self._syncing)
+        waiting = sum(table.state is not TableState.SYNCDONE for table in self.tables.unready.values()) - len(
+            self._syncing
+        )
         while len(self._sessions) > max(0, waiting):
             self._sessions.pop().close()
 
     async def _sync_failed(self, error: BaseException, report: Report) -> None:
-        advise(error)
+        add_hint(error)
         how = reaction(error)
-        if how not in (Reaction.AT_ONCE, Reaction.IN_A_MOMENT):
+        if how not in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             telemetry.log_error(error)
             self._count(error, "sync_error_count", report)
         else:
@@ -436,6 +445,6 @@ class Supervisor:
         report.leave()
         report.recovery.failed(error, position, how)
         report.status.state, report.status.pid = "waiting to retry", None
-        self._around.board.publish()
+        self._context.board.publish()
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             await self._disable()

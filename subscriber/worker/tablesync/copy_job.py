@@ -20,30 +20,30 @@ from typing import TYPE_CHECKING, Protocol
 import anyio
 
 from subscriber import telemetry
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import worker_sessions
-from subscriber.catalog.copy_jobs import GROUP
+from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.errors import SubscriberError
 from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply.worker import connect_publisher
-from subscriber.worker.context import Surroundings
+from subscriber.worker.context import LauncherContext
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import RETRY_INTERVAL, Reaction
 from subscriber.worker.status import TABLE_SYNC, Report
-from subscriber.worker.table_states import Tables
+from subscriber.worker.table_states import TableStates
 
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 # Below that a driver's start takes longer than what executors save. Bytes on the publisher's disk.
 LARGE = 4 * 1024**3
-_UNCOPIED = (State.INIT, State.DATASYNC)
+_UNCOPIED = (TableState.INIT, TableState.DATASYNC)
 # Not on the command line, where everybody could read their passwords.
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
 APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
 
 
-class Leave(Enum):
+class Synchronizer(Enum):
     """Who has a table that is not ready."""
 
     TO_SYNC = auto()  # a sync worker of its own
@@ -51,45 +51,45 @@ class Leave(Enum):
     TO_GROUP = auto()  # the one sync worker of all tables that were copied together
 
 
-class Owner(Protocol):
+class CopyJobOwner(Protocol):
     """The supervisor, as far as it is needed here."""
 
     subscription: Subscription
-    tables: Tables
+    tables: TableStates
 
 
-class Bulk:
+class CopyJobCoordinator:
     """Belongs to one supervisor, which sets `tasks` before it asks."""
 
-    def __init__(self, owner: Owner, around: Surroundings) -> None:
+    def __init__(self, owner: CopyJobOwner, context: LauncherContext) -> None:
         self.tasks: TaskGroup
         self._owner = owner
-        self._around = around
-        self._catalog = around.catalog
-        self._board = around.board
+        self._context = context
+        self._catalog = context.catalog
+        self._board = context.board
         self._running = False
         self._deciding = False
         self._large: frozenset[int] = frozenset()  # tables that together are worth it
         self._small: frozenset[int] = frozenset()
         self._reports: list[Report] = []
 
-    def leaves(self, relid: int) -> Leave:
+    def leaves(self, relid: int) -> Synchronizer:
         """Who is to synchronize the table; what that needs is started."""
         tables = self._owner.tables
         group = tables.group()
         table = tables.get(relid)
         assert table is not None
         if relid in tables.sources and relid not in group:  # executors have no hooks
-            return Leave.TO_SYNC
+            return Synchronizer.TO_SYNC
         states = {found.state for found in map(tables.get, group) if found is not None}
         # A copy that is only announced may want any table.
         copying = tables.bulk is not None and (not group or bool(states & set(_UNCOPIED)))
         if relid in group and table.state not in _UNCOPIED:
-            return Leave.TO_COPY if copying else Leave.TO_GROUP
+            return Synchronizer.TO_COPY if copying else Synchronizer.TO_GROUP
         if table.state in _UNCOPIED and (copying or self._is_for_spark(relid)):
             self._start()
-            return Leave.TO_COPY
-        return Leave.TO_COPY if self._deciding else Leave.TO_SYNC
+            return Synchronizer.TO_COPY
+        return Synchronizer.TO_COPY if self._deciding else Synchronizer.TO_SYNC
 
     def _is_for_spark(self, relid: int) -> bool:
         engine = self._owner.subscription.copy_engine
@@ -148,7 +148,7 @@ class Bulk:
         """While somebody else copies, or a sync worker hands over, there is nothing to start."""
         while True:
             async with self._catalog.use() as connection:
-                if await worker_sessions.holder(connection, self._owner.subscription.oid, GROUP) is None:
+                if await worker_sessions.holder(connection, self._owner.subscription.oid, COPY_JOB_RELID) is None:
                     return
             await anyio.sleep(RETRY_INTERVAL)
 
@@ -159,8 +159,8 @@ class Bulk:
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
         command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--end-with-stdin", "--", subscription.name]
-        around = self._around
-        environment = {**os.environ, TARGET_VARIABLE: around.target, APPLY_VARIABLE: around.apply_target}
+        context = self._context
+        environment = {**os.environ, TARGET_VARIABLE: context.target, APPLY_VARIABLE: context.apply_target}
         reader, writer = os.pipe()
         try:
             done = await anyio.run_process(command, check=False, env=environment, start_new_session=True, stdin=reader)

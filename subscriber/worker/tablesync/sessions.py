@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 from subscriber.catalog import replication_names, worker_sessions
-from subscriber.catalog.connection import KEEPALIVE, Catalog
+from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
@@ -27,10 +27,10 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.capabilities import Means, find_means
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.worker.apply.worker import connect_publisher
-from subscriber.worker.session.apply_session import backend_of, take_up
+from subscriber.worker.session.apply_session import acquire_lock_and_role, backend_of
 
 WORKER = "table synchronization worker"
 
@@ -41,7 +41,7 @@ class SyncSessions:
     """For one table at a time; connects when it is asked for something. close() when there is nothing left to do."""
 
     def __init__(
-        self, subscription: Subscription, target: str, catalog: Catalog, resolvers: Mapping[str, Resolver]
+        self, subscription: Subscription, target: str, catalog: CatalogConnection, resolvers: Mapping[str, Resolver]
     ) -> None:
         """`target` is its connection string."""
         self.subscription = subscription
@@ -51,7 +51,7 @@ class SyncSessions:
         self._publisher: Publisher | None = None
         self._session: Session | None = None  # on the target
         self._pipeline: Pipeline | None = None
-        self._means = Means()
+        self._means = TargetCapabilities()
 
     def fits(self, subscription: Subscription) -> bool:
         """Whether they may be used again, for `subscription` as it is now."""
@@ -81,16 +81,16 @@ class SyncSessions:
         again = self._pipeline is not None
         if self._pipeline is None:
             self._session = await open_session(self._conninfo, application_name=application_name, settings=KEEPALIVE)
-            self._means = await find_means(self._session)
+            self._means = await detect_capabilities(self._session)
             self._pipeline = Pipeline(self._session)
         pipeline = self._pipeline
         target = BatchingTarget(pipeline, replication_names.table_sync_origin(subscription.oid, relid), on_conflict)
-        target.means, target.batching = self._means, False
+        target.capabilities, target.batching = self._means, False
         if again:
             await pipeline.rows(_NAME, application_name)
         if not again:
             await target.configure(subscription.synchronous_commit)
-        await take_up(target, self._catalog, relid, subscription, self._resolvers, on_conflict)
+        await acquire_lock_and_role(target, self._catalog, relid, subscription, self._resolvers, on_conflict)
         yield target
         if target.has_run_foreign_code:
             pipeline.session.abort()

@@ -38,9 +38,9 @@ from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
-from subscriber.apply.table_states import State
+from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, progress_records, replication_names, store
-from subscriber.catalog.connection import Catalog
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.session import Session, joined
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -55,15 +55,15 @@ from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.worker.apply.loop import ApplyLoop
 from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
-from subscriber.worker.context import SpoolPlace
-from subscriber.worker.session.apply_session import claim, explained, resume, tagged, unbind
+from subscriber.worker.context import SpoolSettings
+from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
 from subscriber.worker.status import Report
-from subscriber.worker.streaming.spooled_transactions import Streamed
-from subscriber.worker.table_states import Tables
+from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
+from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.wal_flush import Flusher
 
@@ -77,11 +77,11 @@ class TableSync:
         relid: int,
         target: str,
         sync_id: str,
-        catalog: Catalog,
+        catalog: CatalogConnection,
         flusher: Flusher,
-        tables: Tables,
+        tables: TableStates,
         report: Report,
-        spool: SpoolPlace,
+        spool: SpoolSettings,
         hooks: Hooks | None,
     ) -> None:
         """`relid` is the table on the target, or GROUP. `sync_id` is the target's (catalog/identity.py)."""
@@ -89,7 +89,7 @@ class TableSync:
         self.relid = relid
         self.relids = [relid]
         self._copyid: int | None = None
-        if relid == copy_jobs.GROUP and tables.bulk is not None:
+        if relid == copy_jobs.COPY_JOB_RELID and tables.bulk is not None:
             self.relids, self._copyid = tables.group(), tables.bulk.copyid
         self.schema, self.table = tables.names[self.relids[0]]
         if len(self.relids) > 1:
@@ -101,7 +101,7 @@ class TableSync:
         self._tables = tables
         self._report = report
         self._hooks = hooks
-        self._spool = spool.spool(sync_id, subscription.oid, relid)
+        self._spool = spool.open_spool(sync_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
     async def run(self, sessions: SyncSessions) -> None:
@@ -112,11 +112,11 @@ class TableSync:
             target.hooks = self._hooks
             self._report.status.pid = target.pipeline.session.pid
             try:
-                if self.relid != copy_jobs.GROUP:
+                if self.relid != copy_jobs.COPY_JOB_RELID:
                     await self._copy_if_needed(target, publisher, origin)
                 await self._catch_up(target, sessions)
             except SubscriberError as error:
-                raise await explained(error, target, self._target, self._catalog) from error
+                raise await with_context(error, target, self._target, self._catalog) from error
         await self._finish(origin, await sessions.publisher(self.slot))
 
     # --- the copy -------------------------------------------------------------------------------
@@ -124,24 +124,24 @@ class TableSync:
     async def _copy_if_needed(self, target: PostgresTarget, publisher: Publisher, origin: str) -> None:
         """Copy the table, unless an earlier worker has done so."""
         state = await self._stored_state()
-        if state in (State.SYNCDONE, State.READY):
+        if state in (TableState.SYNCDONE, TableState.READY):
             raise StaleCatalog("the table has been synchronized meanwhile")
-        if state not in (State.INIT, State.DATASYNC):
+        if state not in (TableState.INIT, TableState.DATASYNC):
             return
-        if state is State.DATASYNC:
+        if state is TableState.DATASYNC:
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
             await replication_names.create_origin(connection, origin)
             await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         reach(Point.DATASYNC_STORED)
-        self._tables.move(self.relid, State.DATASYNC, Lsn(0))
+        self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         claimed = await self._claim()
-        async with tagged(target, claimed):  # for origin = none, as what is applied is
+        async with with_origin(target, claimed):  # for origin = none, as what is applied is
             position = await self._copy(target, publisher, claimed)
-        self._tables.move(self.relid, State.FINISHEDCOPY, position)
+        self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
-    async def _stored_state(self) -> State:
+    async def _stored_state(self) -> TableState:
         """As the catalog has it, now that the place is ours: a worker before us may have committed its copy without
         being told, and its backend may have done so after the tables were loaded.
         """
@@ -189,7 +189,7 @@ class TableSync:
         try:
             tag = await target.pipeline.session.copy_in(copy_into, chunks)
         except ServerError as error:
-            raise row_security(error, mapping, target.acting) from error
+            raise row_security(error, mapping, target.roles) from error
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
@@ -226,23 +226,23 @@ class TableSync:
         start = claimed.position
         self._set_state("waiting for the apply worker")
         reach(Point.SYNCWAIT)
-        self._move(State.SYNCWAIT, start)
+        self._move(TableState.SYNCWAIT, start)
         await self._tables.wait_until(self._may_catch_up)
         position = self._catchup or start
-        self._move(State.CATCHUP, position)
+        self._move(TableState.CATCHUP, position)
         reach(Point.CATCHUP)
         if all(map(self._tables.is_quiet, self.relids)):
             await self._store_done(max(start, position))
             return
         self._set_state("catching up")
-        await resume(target, claimed)
+        await resume_progress(target, claimed)
         publisher = await sessions.publisher(self.slot)
         sessions.give_away_publisher()
         try:
             await self._stream(target, publisher, start)
         finally:
             publisher.session.abort()
-        await unbind(target)
+        await release_origin(target)
 
     async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
         """Apply what came for the table after `start`, up to where the apply worker is."""
@@ -259,7 +259,7 @@ class TableSync:
             at_boundary=self._caught_up,
             flush=flush_for(subscription, self._flusher),
             sender_timeout=sender_timeout,
-            streamed=Streamed(self._spool, subscription.oid) if streaming != "off" else None,
+            streamed=SpooledTransactions(self._spool, subscription.oid) if streaming != "off" else None,
             parallel=streaming == "parallel",
         )
         self._report.follow(loop)
@@ -275,10 +275,10 @@ class TableSync:
         """Whether the apply worker has named a position: of a group it does so for one table, and waits for that."""
         self._state()
         tables = (self._tables.get(relid) for relid in self.relids)
-        self._catchup = next((table.lsn for table in tables if table and table.state is State.CATCHUP), None)
+        self._catchup = next((table.lsn for table in tables if table and table.state is TableState.CATCHUP), None)
         return self._catchup is not None
 
-    def _move(self, state: State, lsn: Lsn) -> None:
+    def _move(self, state: TableState, lsn: Lsn) -> None:
         for relid in self.relids:
             table = self._tables.get(relid)
             if table is not None and table.state is not state:
@@ -292,7 +292,7 @@ class TableSync:
                 for relid in self.relids:
                     await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
             reach(Point.SYNCDONE_STORED)
-            self._move(State.SYNCDONE, position)
+            self._move(TableState.SYNCDONE, position)
 
     async def _caught_up(self, position: Lsn) -> bool:
         assert self._catchup is not None
@@ -308,7 +308,7 @@ class TableSync:
             if self._copyid is not None:  # last of all: then there may be another copy, with the same names
                 await copy_jobs.remove(connection, self._copyid)
 
-    def _state(self) -> State:
+    def _state(self) -> TableState:
         table = self._tables.get(self.relids[0])
         if table is None:
             raise SubscriberError(f'table "{self.schema}.{self.table}" is not part of the subscription any more')
@@ -317,7 +317,7 @@ class TableSync:
     def _set_state(self, state: str) -> None:
         self._report.status.state = state
 
-    def _conflict(self, found: Conflict, note: Note) -> None:
+    def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1
         log_conflict(replication_names.table_sync_origin(self.subscription.oid, self.relid), found, note)
 

@@ -14,12 +14,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from subscriber.apply.conflicts import types
-from subscriber.apply.conflicts.types import Writer
+from subscriber.apply.conflicts.types import RowWriter
 from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol.messages import Delete, Update
 from subscriber.targets.postgres.conflicts.row_lookup import printed, to_print
-from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.sql import row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, searched
 from subscriber.targets.postgres.sql.row_statements import Plan
@@ -33,11 +33,11 @@ class _Question:
     plan: Plan
     new: Row
     old: Row
-    note: Note
+    note: StatementContext
     on_answer: Callable[[Rows], None]
 
 
-class Noticing:
+class ConflictDetector:
     """For one apply session."""
 
     def __init__(self, pipeline: Pipeline, asking: Asking, on_conflict: OnConflict, origin: str) -> None:
@@ -48,20 +48,20 @@ class Noticing:
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
         self._open: dict[_Question, None] = {}  # in order; asked or not, and not answered
 
-    def answered(self, note: object, tag: str, rows: Rows) -> None:
+    def on_result(self, note: object, tag: str, rows: Rows) -> None:
         """A statement did not do what it should to exactly one row."""
-        assert isinstance(note, Note)
+        assert isinstance(note, StatementContext)
         if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
             return
         if tag.split()[-1] != "0":
             return
-        if not note.mapping.local.row_may_be_suppressed:  # else look_for() has told
+        if not note.mapping.local.has_row_suppressing_trigger:  # else look_for() has told
             self._report_missing(note)
 
-    def look_for(self, row: int, new: Row, old: Row, note: Note) -> None:
+    def look_for(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
         """Is the row there that is about to be changed? Where a BEFORE trigger may refuse, the change does not tell."""
         mapping = note.mapping
-        if mapping is None or note.resolved or not mapping.local.row_may_be_suppressed:
+        if mapping is None or note.conflict_checked or not mapping.local.has_row_suppressing_trigger:
             return
 
         def absent(_note: object, _tag: str, _rows: Rows) -> None:
@@ -71,7 +71,7 @@ class Noticing:
         formats, parameters = bind(plan, new, old)
         self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=absent)
 
-    def _report_missing(self, note: Note) -> None:
+    def _report_missing(self, note: StatementContext) -> None:
         mapping, change = note.mapping, note.change
         assert mapping is not None
         assert isinstance(change, Update | Delete)
@@ -89,7 +89,9 @@ class Noticing:
         else:
             report(None)
 
-    def _in_text(self, change: Update | Delete, note: Note, report: Callable[[Update | Delete], None]) -> None:
+    def _in_text(
+        self, change: Update | Delete, note: StatementContext, report: Callable[[Update | Delete], None]
+    ) -> None:
         """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
         mapping = note.mapping
         assert mapping is not None
@@ -100,10 +102,15 @@ class Noticing:
         plan, new, old = asked
         self._ask(_Question(plan, new, old, note, lambda rows: report(printed(mapping, change, new[0], old[0], rows))))
 
-    def look_at_writer(self, row: int, new: Row, old: Row, note: Note) -> None:
+    def check_origin(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
         """Was the row that is about to be changed written by somebody else than this subscription?"""
         mapping, change = note.mapping, note.change
-        if self.origin_id is None or note.resolved or mapping is None or not isinstance(change, Update | Delete):
+        if (
+            self.origin_id is None
+            or note.conflict_checked
+            or mapping is None
+            or not isinstance(change, Update | Delete)
+        ):
             return
 
         def found(_note: object, _tag: str, rows: Rows) -> None:
@@ -113,7 +120,7 @@ class Noticing:
 
         def report(shown: Update | Delete, rows: Rows) -> None:
             for time, origin_id, origin, label, xid, *values in rows:
-                writer = Writer(xid or "", time, origin_id != "0", origin)
+                writer = RowWriter(xid or "", time, origin_id != "0", origin)
                 leaf = next((leaf for leaf in mapping.local.partitions if leaf.label == label), None)
                 self._on_conflict(types.differs(mapping, shown, writer, values, leaf), note)
 
@@ -122,26 +129,26 @@ class Noticing:
         self._pipeline.execute(plan.sql, formats, parameters, note=note, expect=plan.expect, on_result=found)
 
     @property
-    def unanswered(self) -> bool:
+    def has_pending_queries(self) -> bool:
         return bool(self._open)
 
-    def ask_again(self) -> None:
+    def retry_queries(self) -> None:
         """What was skipped; once the refused transaction has been rolled back and every answer is back."""
         for question in self._open:
             self._send(question)
 
-    async def ask_elsewhere(self, pipeline: Pipeline, asking: Asking) -> None:
+    async def retry_on(self, pipeline: Pipeline, asking: Asking) -> None:
         """What this session, which has failed, does not answer any more."""
         self._pipeline, self._asking = pipeline, asking
-        self.ask_again()
-        await pipeline.settle()
+        self.retry_queries()
+        await pipeline.sync()
 
     def _ask(self, question: _Question) -> None:
         self._open[question] = None
         self._send(question)
 
     def _send(self, question: _Question) -> None:
-        """Ask in whatever transaction is being sent just now; if that is refused and this skipped, at ask_again()."""
+        """Ask in the transaction that is being sent. If it is refused and this skipped, retry_queries() asks again."""
 
         def answered(_note: object, _tag: str, rows: Rows) -> None:
             if question in self._open:  # or both sessions have answered
@@ -154,4 +161,4 @@ class Noticing:
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
             with self._asking(note.mapping, note):
                 self._pipeline.execute(plan.sql, formats, parameters, note=note, types=plan.types, on_result=answered)
-            self._pipeline.sync()
+            self._pipeline.queue_sync()

@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from subscriber.apply.conflicts.policy import Outcome, Rule
+from subscriber.apply.conflicts.policy import PolicyOutcome, Rule
 from subscriber.apply.conflicts.types import Conflict, LocalRow
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
@@ -75,7 +75,7 @@ class History:
         """What is to be recorded of a conflict that has stopped the stream, see store.record_conflict_error()."""
         if self.kept is ConflictHistory.NONE:
             return []
-        return list(self._lines(conflict, relid, transaction, rule, Outcome.ERROR))
+        return list(self._lines(conflict, relid, transaction, rule, PolicyOutcome.ERROR))
 
     def _lines(
         self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule, resolution: str

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from subscriber.apply.conflicts import types
-from subscriber.apply.conflicts.policy import Outcome, Policies, Policy, Rule, decide
+from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide
 from subscriber.apply.conflicts.types import Conflict, ConflictType
 from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction, error_context
@@ -28,10 +28,10 @@ from subscriber.protocol.messages import Delete, Insert, Update, moment
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.subscription import ConflictHistory
 from subscriber.targets.postgres.conflicts.history import History
-from subscriber.targets.postgres.conflicts.row_lookup import Found, Looking, columns_of
+from subscriber.targets.postgres.conflicts.row_lookup import FoundRow, RowLookup, columns_of
 from subscriber.targets.postgres.session.progress import ProgressRecord
-from subscriber.targets.postgres.session.roles import Acting
-from subscriber.targets.postgres.session.statement_context import Note, OnConflict
+from subscriber.targets.postgres.session.roles import RoleSwitcher
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.sql import lookup_queries, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns, searched
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
@@ -55,7 +55,7 @@ RowChange = Insert | Update | Delete
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class UnresolvedConflict:
     """The conflict that ended the session."""
 
     conflict: Conflict
@@ -66,18 +66,18 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    outcome: Outcome
+    outcome: PolicyOutcome
     rule: Rule
     row: Mapping[str, str | None] | None = None  # what a function wants the row to have
 
 
-class Resolving:
+class ConflictResolution:
     """For one apply session."""
 
     def __init__(
         self,
         pipeline: Pipeline,
-        acting: Acting,
+        acting: RoleSwitcher,
         on_conflict: OnConflict,
         policies: Policies,
         history: History,
@@ -85,8 +85,8 @@ class Resolving:
         origin: str,
     ) -> None:
         """`resolvers` has every function that the policies name; `origin` is the subscription's."""
-        self.looking = Looking(pipeline, timed=False)
-        self.refusal: Refusal | None = None
+        self.looking = RowLookup(pipeline, timed=False)
+        self.refusal: UnresolvedConflict | None = None
         self._pipeline = pipeline
         self._acting = acting
         self._on_conflict = on_conflict
@@ -97,7 +97,7 @@ class Resolving:
         self._origin = origin
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
-    def concerns(self, mapping: RelationMapping, change: RowChange) -> bool:
+    def applies_to(self, mapping: RelationMapping, change: RowChange) -> bool:
         """Whether `change` has to come here."""
         local, kind = mapping.local, type(change)
         key = (local.schema, local.name, kind)
@@ -108,7 +108,7 @@ class Resolving:
             self._concerned[key] = concerned
         return concerned
 
-    async def resolve(self, change: RowChange, note: Note) -> RowChange | None:
+    async def resolve(self, change: RowChange, note: StatementContext) -> RowChange | None:
         """What is left to be applied of `change`, None for nothing; the session acts as the table's owner.
 
         Raises ConflictError if the policy is to stop, and MappingError.
@@ -123,7 +123,7 @@ class Resolving:
 
     # --- one kind of change each ----------------------------------------------------------------
 
-    async def _insert(self, change: Insert, note: Note) -> Insert | None:
+    async def _insert(self, change: Insert, note: StatementContext) -> Insert | None:
         """Into whatever holds the row's keys, if the policy says so."""
         mapping = _mapping(note)
         holders = await self._holders(change.new, note)
@@ -131,36 +131,38 @@ class Resolving:
             return change
         found = await self._unique(change, holders, note)
         decision = await self._decide(found, note)
-        if decision.outcome is Outcome.KEEP:
-            self._settle(found, decision, "skipped", note)
+        if decision.outcome is PolicyOutcome.KEEP:
+            self._record_decision(found, decision, "skipped", note)
             return None
         # The row with the same identity stays, so that what only the target knows of it does.
         kept = next((row for row, _, key in holders if set(key) == set(mapping.local.identity)), holders[0][0])
-        self._settle(found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note)
-        self._make_way([row for row, *_ in holders if row.place != kept.place], note)
+        self._record_decision(
+            found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note
+        )
+        self._delete_blocking_rows([row for row, *_ in holders if row.place != kept.place], note)
         new = _with(mapping, change.new, decision.row) if decision.row is not None else change.new
         status, values = new.split()
         self._run_at(kept.place, lookup_queries.update_at_place(mapping, status), (status, values), note)
         return None
 
-    async def _update(self, change: Update, old: Row, note: Note) -> RowChange | None:
+    async def _update(self, change: Update, old: Row, note: StatementContext) -> RowChange | None:
         mapping = _mapping(note)
         row = await self._searched(NEW if change.old is None else OLD, change.new.split(), old, note)
         if row is None:
             return await self._missing(change, note)
-        if self._is_anothers(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
+        if self._was_written_by_other_origin(row, ConflictType.UPDATE_ORIGIN_DIFFERS, mapping):
             found = types.differs(
                 mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
             )
             decision = await self._decide(found, note)
-            self._settle(found, decision, _APPLIED[decision.outcome], note)
-            if decision.outcome is Outcome.KEEP:
+            self._record_decision(found, decision, _APPLIED[decision.outcome], note)
+            if decision.outcome is PolicyOutcome.KEEP:
                 return None
             if decision.row is not None:
                 change = replace(change, new=_with(mapping, change.new, decision.row))
         return await self._update_to_key(change, row, note)
 
-    async def _update_to_key(self, change: Update, row: Found, note: Note) -> Update | None:
+    async def _update_to_key(self, change: Update, row: FoundRow, note: StatementContext) -> Update | None:
         """The row is there and may be changed; does somebody hold the key it would get?"""
         mapping = _mapping(note)
         if not self._policies.concern_keys((mapping.local.schema, mapping.local.name)):
@@ -170,39 +172,41 @@ class Resolving:
             return change
         found = await self._unique(change, holders, note)
         decision = await self._decide(found, note)
-        if decision.outcome is Outcome.KEEP:
-            self._settle(found, decision, "skipped", note)
+        if decision.outcome is PolicyOutcome.KEEP:
+            self._record_decision(found, decision, "skipped", note)
             return None
-        self._settle(found, decision, "replaced", note)
-        self._make_way([holder for holder, *_ in holders], note)
+        self._record_decision(found, decision, "replaced", note)
+        self._delete_blocking_rows([holder for holder, *_ in holders], note)
         return change if decision.row is None else replace(change, new=_with(mapping, change.new, decision.row))
 
-    async def _delete(self, change: Delete, old: Row, note: Note) -> RowChange | None:
+    async def _delete(self, change: Delete, old: Row, note: StatementContext) -> RowChange | None:
         mapping = _mapping(note)
         row = await self._searched(OLD, NO_ROW, old, note)
         if row is None:
             return await self._missing(change, note)
-        if not self._is_anothers(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
+        if not self._was_written_by_other_origin(row, ConflictType.DELETE_ORIGIN_DIFFERS, mapping):
             return change
         found = types.differs(
             mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
         )
         decision = await self._decide(found, note)
-        self._settle(found, decision, "updated" if decision.row is not None else _APPLIED[decision.outcome], note)
-        if decision.outcome is Outcome.KEEP:
+        self._record_decision(
+            found, decision, "updated" if decision.row is not None else _APPLIED[decision.outcome], note
+        )
+        if decision.outcome is PolicyOutcome.KEEP:
             return None
         if decision.row is None:
             return change
         nothing = TupleData.join(bytes([UNCHANGED]) * len(mapping.attributes), [None] * len(mapping.attributes))
         return Update(change.xid, change.relid, change.old_part, change.old, _with(mapping, nothing, decision.row))
 
-    async def _missing(self, change: Update | Delete, note: Note) -> Insert | None:
+    async def _missing(self, change: Update | Delete, note: StatementContext) -> Insert | None:
         mapping = _mapping(note)
         leaf = await self._partition(change, note)
         found = types.missing(mapping, await self._as_text(change, note), leaf)
         decision = await self._decide(found, note)
         new = None
-        if decision.outcome is Outcome.APPLY:
+        if decision.outcome is PolicyOutcome.APPLY:
             if decision.row is not None:
                 nothing = TupleData.join(bytes([NULL]) * len(mapping.attributes), [None] * len(mapping.attributes))
                 new = _with(mapping, change.new if isinstance(change, Update) else nothing, decision.row)
@@ -210,57 +214,57 @@ class Resolving:
                 new = change.new
         # Of a large value that did not change nothing was sent: there is no whole row to insert.
         if new is None or UNCHANGED in new.split()[0]:
-            self._settle(found, decision, "skipped", note)
+            self._record_decision(found, decision, "skipped", note)
             return None
-        self._settle(found, decision, "inserted", note)
+        self._record_decision(found, decision, "inserted", note)
         return await self._insert(Insert(change.xid, change.relid, new), note)
 
     # --- looking ----------------------------------------------------------------------------------
 
-    async def _searched(self, row: int, new: Row, old: Row, note: Note) -> Found | None:
+    async def _searched(self, row: int, new: Row, old: Row, note: StatementContext) -> FoundRow | None:
         """The row that an UPDATE or DELETE is about, locked."""
         mapping = _mapping(note)
         require_columns(mapping, (new, old)[row][0])
         if mapping.search is None:
-            plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.own_first)
+            plan = row_statements.find(mapping, row, (new, old)[row][0], own_first=note.prefer_own_rows)
             self._run(plan, new, old, note)
         plan = lookup_queries.searched(mapping, row, timed=self.looking.timed)
-        (found,) = await self.looking.find([plan], new, old, note)
+        (found,) = await self.looking.fetch_rows([plan], new, old, note)
         return found[0] if found else None
 
-    async def _holders(self, new: TupleData, note: Note) -> list[tuple[Found, str, list[str]]]:
+    async def _holders(self, new: TupleData, note: StatementContext) -> list[tuple[FoundRow, str, list[str]]]:
         """Rows that have a key of the new row, locked, each with the unique index and its columns."""
         mapping = _mapping(note)
         row = new.split()
         require_columns(mapping, row[0])
         indexes = await self.looking.unique_indexes(mapping, row, note=note)
         plans = [lookup_queries.holders(mapping, places, timed=self.looking.timed) for _, _, places in indexes]
-        answers = await self.looking.find(plans, row, NO_ROW, note) if plans else []
+        answers = await self.looking.fetch_rows(plans, row, NO_ROW, note) if plans else []
         return [(holder, *index[:2]) for index, rows in zip(indexes, answers, strict=True) for holder in rows]
 
     async def _unique(
-        self, change: Insert | Update, holders: list[tuple[Found, str, list[str]]], note: Note
+        self, change: Insert | Update, holders: list[tuple[FoundRow, str, list[str]]], note: StatementContext
     ) -> Conflict:
         mapping = _mapping(note)
         label = holders[0][0].label
         names = tuple(column.name for column in mapping.local.columns)
         rows = [found.local_row(mapping, names, index, key) for found, index, key in holders]
-        shown = await self.looking.as_text(mapping, change, note)
+        shown = await self.looking.render_as_text(mapping, change, note)
         return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
 
-    async def _partition(self, change: Update | Delete, note: Note) -> Partition | None:
+    async def _partition(self, change: Update | Delete, note: StatementContext) -> Partition | None:
         """Where the missing row would be."""
         mapping = _mapping(note)
         if not mapping.local.partitions:
             return None
         values = searched(change).split()
-        number = await self.looking.value(row_statements.find_partition(mapping, values[0]), values, note)
+        number = await self.looking.fetch_value(row_statements.find_partition(mapping, values[0]), values, note)
         return mapping.local.partitions[int(number)] if number is not None else None
 
-    async def _as_text(self, change: Update | Delete, note: Note) -> Update | Delete:
-        return await self.looking.as_text(_mapping(note), change, note)
+    async def _as_text(self, change: Update | Delete, note: StatementContext) -> Update | Delete:
+        return await self.looking.render_as_text(_mapping(note), change, note)
 
-    def _is_anothers(self, row: Found, what: ConflictType, mapping: RelationMapping) -> bool:
+    def _was_written_by_other_origin(self, row: FoundRow, what: ConflictType, mapping: RelationMapping) -> bool:
         """Whether the row was written last by somebody else, as far as the target can tell.
 
         What a table was copied with is dropped when it is done, and its rows have an origin that does not exist. Where
@@ -277,7 +281,7 @@ class Resolving:
 
     # --- deciding ---------------------------------------------------------------------------------
 
-    async def _decide(self, found: Conflict, note: Note) -> _Decision:
+    async def _decide(self, found: Conflict, note: StatementContext) -> _Decision:
         mapping, transaction = _mapping(note), _transaction(note)
         table = mapping.local.schema, mapping.local.name
         rule = self._policies.rule(table, found.type, several_rows=found.several_rows)
@@ -285,14 +289,14 @@ class Resolving:
         if rule.function is not None:
             answer = await self._call(rule, found, note)
             if isinstance(answer, Mapping):
-                return _Decision(Outcome.APPLY, rule, answer)
+                return _Decision(PolicyOutcome.APPLY, rule, answer)
             policy = answer
         outcome = decide(policy, found, transaction.commit_time, self._origin)
-        if outcome is Outcome.ERROR:
+        if outcome is PolicyOutcome.ERROR:
             raise self._refuse(found, rule, note)
         return _Decision(outcome, rule)
 
-    async def _call(self, rule: Rule, found: Conflict, note: Note) -> Policy | Mapping[str, str | None]:
+    async def _call(self, rule: Rule, found: Conflict, note: StatementContext) -> Policy | Mapping[str, str | None]:
         """What the function answers. Whatever is wrong with that is an error that stops the stream."""
         assert rule.function is not None
         mapping = _mapping(note)
@@ -313,10 +317,10 @@ class Resolving:
             what = "answered with neither a policy nor a row."
         raise self._refuse(found, rule, note, f'Conflict resolver "{rule.function}" {what}')
 
-    def _refuse(self, found: Conflict, rule: Rule, note: Note, hint: str | None = None) -> ConflictError:
+    def _refuse(self, found: Conflict, rule: Rule, note: StatementContext, hint: str | None = None) -> ConflictError:
         """The error that stops the stream."""
         mapping, transaction = _mapping(note), _transaction(note)
-        self.refusal = Refusal(found, rule, mapping, transaction)
+        self.refusal = UnresolvedConflict(found, rule, mapping, transaction)
         error = ConflictError(
             found.message, detail=found.detail, exact_detail=found.exact_detail, conflict_type=found.type
         )
@@ -324,46 +328,46 @@ class Resolving:
         error.context.append(error_context(self._origin, note.message, mapping.label, None, transaction))
         return error
 
-    def _settle(self, found: Conflict, decision: _Decision, resolution: str, note: Note) -> None:
+    def _record_decision(self, found: Conflict, decision: _Decision, resolution: str, note: StatementContext) -> None:
         """Tell of the conflict, and record it with the transaction."""
         mapping, rule = _mapping(note), decision.rule
         if rule.policy is not Policy.DEFAULT:
             found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')
         self._on_conflict(found, note)
-        role = self._acting.step_back(note)
+        role = self._acting.reset_role(note)
         assert self.progress is not None
         self._history.record(
             self._pipeline, self.progress, found, mapping.local.oid, _transaction(note), rule, resolution, note
         )
-        self._acting.resume(role, note)
+        self._acting.restore_role(role, note)
 
     # --- making way -------------------------------------------------------------------------------
 
-    def _make_way(self, rows: list[Found], note: Note) -> None:
+    def _delete_blocking_rows(self, rows: list[FoundRow], note: StatementContext) -> None:
         """Delete rows of the target."""
         for place in dict.fromkeys(row.place for row in rows):
             self._run_at(place, lookup_queries.delete_at_place(_mapping(note)), NO_ROW, note)
 
-    def _run_at(self, place: str, plan: Plan, new: Row, note: Note) -> None:
+    def _run_at(self, place: str, plan: Plan, new: Row, note: StatementContext) -> None:
         if not _mapping(note).local.partitioned:
             place = place.partition(" ")[2]
         self._pipeline.execute(lookup_queries.SET_PLACE, parameters=self._pipeline.texts((place,)), note=note)
         self._run(plan, new, NO_ROW, note)
 
-    def _run(self, plan: Plan, new: Row, old: Row, note: Note) -> None:
+    def _run(self, plan: Plan, new: Row, old: Row, note: StatementContext) -> None:
         formats, parameters = bind(plan, new, old)
         self._pipeline.execute(plan.sql, formats, parameters, note=note)
 
 
-_APPLIED = {Outcome.APPLY: "applied", Outcome.KEEP: "skipped"}
+_APPLIED = {PolicyOutcome.APPLY: "applied", PolicyOutcome.KEEP: "skipped"}
 
 
-def _mapping(note: Note) -> RelationMapping:
+def _mapping(note: StatementContext) -> RelationMapping:
     assert note.mapping is not None
     return note.mapping
 
 
-def _transaction(note: Note) -> RemoteTransaction:
+def _transaction(note: StatementContext) -> RemoteTransaction:
     assert note.transaction is not None
     return note.transaction
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from subscriber.apply.conflicts.types import LocalRow, Writer
+from subscriber.apply.conflicts.types import LocalRow, RowWriter
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol import frontend
 from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleData
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql import lookup_queries
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind
 from subscriber.targets.postgres.sql.row_statements import Plan
@@ -23,10 +23,10 @@ RowChange = TypeVar("RowChange", Insert, Update, Delete, Insert | Update, Update
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class FoundRow:
     """A row as a probe returns it."""
 
-    writer: Writer
+    writer: RowWriter
     label: str  # its table, schema.name
     place: str  # OID of its table and ctid
     values: tuple[str | None, ...]  # of the columns of the table that was asked
@@ -46,7 +46,7 @@ def columns_of(mapping: RelationMapping, label: str) -> tuple[str, ...]:
     return leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
 
 
-class Looking:
+class RowLookup:
     """On one session. Every question waits for its answer, and so for those to all statements before."""
 
     def __init__(self, pipeline: Pipeline, *, timed: bool) -> None:
@@ -54,14 +54,20 @@ class Looking:
         self.timed = timed
         self._pipeline = pipeline
 
-    async def find(self, plans: Sequence[Plan], new: Row, old: Row, note: Note | None = None) -> list[list[Found]]:
+    async def fetch_rows(
+        self, plans: Sequence[Plan], new: Row, old: Row, note: StatementContext | None = None
+    ) -> list[list[FoundRow]]:
         """The rows of each of some plans of sql/lookup_queries.py, all asked at once; `note` goes with an error."""
         answers = [self._send(plan.sql, *bind(plan, new, old), note) for plan in plans]
-        await self._pipeline.settle()
+        await self._pipeline.sync()
         return [[_found(row) for row in rows] for rows in answers]
 
     async def unique_indexes(
-        self, mapping: RelationMapping, new: Row, table: tuple[str, str] | None = None, note: Note | None = None
+        self,
+        mapping: RelationMapping,
+        new: Row,
+        table: tuple[str, str] | None = None,
+        note: StatementContext | None = None,
     ) -> list[tuple[str, list[str], list[int]]]:
         """The unique indexes that can refuse a row: name, columns, and where the row has these.
 
@@ -83,7 +89,9 @@ class Looking:
                 usable.append((index, columns, places))
         return usable
 
-    async def as_text(self, mapping: RelationMapping, change: RowChange, note: Note | None = None) -> RowChange:
+    async def render_as_text(
+        self, mapping: RelationMapping, change: RowChange, note: StatementContext | None = None
+    ) -> RowChange:
         """The change with its binary values as the target would print them."""
         asked = to_print(mapping, change)
         if asked is None:
@@ -91,24 +99,34 @@ class Looking:
         plan, new, old = asked
         return printed(mapping, change, new[0], old[0], await self._ask(plan, new, old, note))
 
-    async def value(self, plan: Plan, old: Row, note: Note) -> str | None:
+    async def fetch_value(self, plan: Plan, old: Row, note: StatementContext) -> str | None:
         """The first column of a plan's first row."""
         rows = await self._ask(plan, old, old, note)
         return rows[0][0] if rows else None
 
-    async def _ask(self, plan: Plan, new: Row, old: Row, note: Note | None) -> Rows:
+    async def _ask(self, plan: Plan, new: Row, old: Row, note: StatementContext | None) -> Rows:
         formats, parameters = bind(plan, new, old)
         return await self._rows(plan.sql, formats, parameters, note, plan.types)
 
     async def _rows(
-        self, sql: str, formats: bytes, parameters: frontend.Parameters, note: Note | None, types: tuple[int, ...] = ()
+        self,
+        sql: str,
+        formats: bytes,
+        parameters: frontend.Parameters,
+        note: StatementContext | None,
+        types: tuple[int, ...] = (),
     ) -> Rows:
         rows = self._send(sql, formats, parameters, note, types)
-        await self._pipeline.settle()
+        await self._pipeline.sync()
         return rows
 
     def _send(
-        self, sql: str, formats: bytes, parameters: frontend.Parameters, note: Note | None, types: tuple[int, ...] = ()
+        self,
+        sql: str,
+        formats: bytes,
+        parameters: frontend.Parameters,
+        note: StatementContext | None,
+        types: tuple[int, ...] = (),
     ) -> Rows:
         """A list that the rows will be in once the pipeline is settled."""
         result: Rows = []
@@ -140,8 +158,8 @@ def _text_row(status: bytes, row: tuple[str | None, ...], codec: str) -> TupleDa
     return TupleData.join(status.replace(bytes([BINARY]), bytes([TEXT])), texts)
 
 
-def _found(row: tuple[str | None, ...]) -> Found:
+def _found(row: tuple[str | None, ...]) -> FoundRow:
     time, committed, origin_id, origin, label, place, xid, *values = row
     foreign = origin_id not in (None, "0")
-    writer = Writer(xid or "", time, foreign, origin, int(committed) if committed else None)
-    return Found(writer, label or "", place or "", tuple(values))
+    writer = RowWriter(xid or "", time, foreign, origin, int(committed) if committed else None)
+    return FoundRow(writer, label or "", place or "", tuple(values))

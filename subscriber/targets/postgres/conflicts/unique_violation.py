@@ -16,8 +16,8 @@ from subscriber.apply.conflicts.types import Conflict
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
-from subscriber.targets.postgres.conflicts.row_lookup import Looking, columns_of
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.conflicts.row_lookup import RowLookup, columns_of
+from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql import lookup_queries
 
 UNIQUE_VIOLATION = "23505"
@@ -26,7 +26,7 @@ _HAS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')
 _COMMIT_TIMES_SINCE = 140000  # server version from which the origin can be asked for with the time
 
 
-async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Conflict | None:
+async def investigate(pipeline: Pipeline, error: ServerError, note: StatementContext) -> Conflict | None:
     """The conflict behind a unique violation of the statement `note` is about; None if it is gone.
 
     `pipeline` is a fresh one, on a session with the apply worker's settings.
@@ -36,7 +36,7 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
         return None
     schema, table = error.fields.get("s", mapping.local.schema), error.fields.get("t", mapping.local.name)
     label = f"{schema}.{table}"
-    looking = Looking(pipeline, timed=await tracks_commit_times(pipeline))
+    looking = RowLookup(pipeline, timed=await tracks_commit_times(pipeline))
     columns = columns_of(mapping, label)
     new = change.new.split()
     old = change.old.split() if isinstance(change, Update) and change.old is not None else new
@@ -48,12 +48,12 @@ async def investigate(pipeline: Pipeline, error: ServerError, note: Note) -> Con
     ]
     found = [
         row.local_row(mapping, columns, index, key)
-        for (index, key, _), rows in zip(indexes, await looking.find(plans, new, old), strict=True)
+        for (index, key, _), rows in zip(indexes, await looking.fetch_rows(plans, new, old), strict=True)
         for row in rows
     ]
     if not found:
         return None
-    return types.unique(mapping, await looking.as_text(mapping, change), label, columns, found)
+    return types.unique(mapping, await looking.render_as_text(mapping, change), label, columns, found)
 
 
 async def tracks_commit_times(pipeline: Pipeline) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.publisher.quoting import literal
-from subscriber.targets.postgres.session.capabilities import BECOME_REPLICA, Means
+from subscriber.targets.postgres.session.capabilities import BECOME_REPLICA, TargetCapabilities
 
 # What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
 SETTINGS = {
@@ -23,7 +23,7 @@ SETTINGS = {
 }
 
 
-def apply_settings(session: Session, means: Means, synchronous_commit: str) -> tuple[str, ...]:
+def apply_settings(session: Session, means: TargetCapabilities, synchronous_commit: str) -> tuple[str, ...]:
     """The statements that make the session what an apply worker's is, as far as its role may."""
     values = known(SETTINGS, session.server_version)
     if not means.replica_role or means.by_function:

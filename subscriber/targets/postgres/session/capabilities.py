@@ -33,19 +33,19 @@ BECOME_REPLICA = "SELECT subscriber.become_replica()"
 
 
 @dataclass(frozen=True, slots=True)
-class Means:
+class TargetCapabilities:
     replica_role: bool = True  # session_replication_role = replica
     origins: bool = True
     by_function: bool = False  # only a function of schema subscriber may set the replica role
 
     @property
-    def limits(self) -> tuple[str, ...]:
+    def warnings(self) -> tuple[str, ...]:
         """What has to be known about what is missing."""
         found = ((self.replica_role, WITHOUT_REPLICA_ROLE), (self.origins, WITHOUT_ORIGINS))
         return tuple(text for has, text in found if not has)
 
 
-async def find_means(session: Session) -> Means:
+async def detect_capabilities(session: Session) -> TargetCapabilities:
     """What the session's role may use; session_replication_role is set, if it may be."""
     by_superuser = await session.rows(_BY_SUPERUSER) == [("t",)]
     for statement in (SET_REPLICA, *([BECOME_REPLICA] if by_superuser else ())):
@@ -55,5 +55,5 @@ async def find_means(session: Session) -> Means:
             if error.sqlstate != INSUFFICIENT_PRIVILEGE:
                 raise
         else:
-            return Means(True, by_superuser, statement is BECOME_REPLICA)
-    return Means(False, by_superuser)
+            return TargetCapabilities(True, by_superuser, statement is BECOME_REPLICA)
+    return TargetCapabilities(False, by_superuser)

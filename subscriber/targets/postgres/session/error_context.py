@@ -11,8 +11,8 @@ from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
 from subscriber.targets.postgres.session import schema_check
 from subscriber.targets.postgres.session.progress import ALTERED, OUT_OF_STEP
-from subscriber.targets.postgres.session.roles import Acting
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.roles import RoleSwitcher
+from subscriber.targets.postgres.session.statement_context import StatementContext
 
 INSUFFICIENT_PRIVILEGE = "42501"
 INTERNAL_ERROR = "XX000"
@@ -25,7 +25,7 @@ _MOVES = ("subscriber.advance(", "subscriber.finish_copy(")
 _PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parámetro )(\d+)(?: 매개 변수)?(?: = .*)?", re.DOTALL)
 
 
-def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: str) -> SubscriberError:
+def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, origin: str) -> SubscriberError:
     """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
 
     `error` is the pipeline's.
@@ -37,9 +37,9 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: Acting, origin: 
     if error.sqlstate == schema_check.CHANGED:
         return StaleMapping(error.message)
     note = pipeline.failed_note
-    if not isinstance(note, Note) or note.transaction is None:
+    if not isinstance(note, StatementContext) or note.transaction is None:
         return error
-    if note.may_be_stale and error.sqlstate.startswith(schema_check.OF_AN_OLD_SHAPE):
+    if note.schema_unchecked and error.sqlstate.startswith(schema_check.OF_AN_OLD_SHAPE):
         return StaleMapping(error.message)
     if error.sqlstate == INSUFFICIENT_PRIVILEGE and isinstance(error, ServerError) and note.mapping is not None:
         error = row_security(error, note.mapping, acting)
@@ -62,7 +62,7 @@ def _is_overtaken(error: SubscriberError) -> bool:
     return error.fields.get("R") == "simple_heap_update" and any(name in context for name in _MOVES)
 
 
-def add_context(error: SubscriberError, note: Note, origin: str) -> None:
+def add_context(error: SubscriberError, note: StatementContext, origin: str) -> None:
     """The line PostgreSQL's apply worker adds to the context that the server gave, if any."""
     column = _failed_column(error, note)
     if column is not None:
@@ -71,14 +71,14 @@ def add_context(error: SubscriberError, note: Note, origin: str) -> None:
     error.context.append(error_context(origin, note.message, relation, column, note.transaction))
 
 
-def _open_schemas(local: LocalRelation, acting: Acting) -> str:
+def _open_schemas(local: LocalRelation, acting: RoleSwitcher) -> str:
     """The error may be that one, or of a privilege on the table: the hint says which is which."""
     role = sql_identifier(acting.name([local]))
     schemas = ", ".join(sql_identifier(name) for name in local.closed_schemas)
     return f"Role {role} may not use schema {schemas} either. To grant that: GRANT USAGE ON SCHEMA {schemas} TO {role};"
 
 
-def row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -> SubscriberError:
+def row_security(error: ServerError, mapping: RelationMapping, acting: RoleSwitcher) -> SubscriberError:
     """With row_security = off the server refuses where rows would be left out; say what that means here."""
     if error.fields.get("R") != "check_enable_rls":
         return error
@@ -93,7 +93,7 @@ def row_security(error: ServerError, mapping: RelationMapping, acting: Acting) -
     )
 
 
-def _failed_column(error: SubscriberError, note: Note) -> str | None:
+def _failed_column(error: SubscriberError, note: StatementContext) -> str | None:
     """The column whose value could not be read; None when the error is no such one."""
     if len(error.context) != 1 or note.plan is None or note.mapping is None:
         return None

@@ -23,16 +23,16 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping, how_to
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 from subscriber.targets.postgres.session import schema_check
-from subscriber.targets.postgres.session.roles import Acting
-from subscriber.targets.postgres.session.statement_context import Note
+from subscriber.targets.postgres.session.roles import RoleSwitcher
+from subscriber.targets.postgres.session.statement_context import StatementContext
 
 _RUN_DEFERRED = "SET CONSTRAINTS ALL IMMEDIATE"
 
 
-class Containing:
+class ForeignCodeGuard:
     """For one apply session."""
 
-    def __init__(self, pipeline: Pipeline, acting: Acting, shapes_: schema_check.Shapes) -> None:
+    def __init__(self, pipeline: Pipeline, acting: RoleSwitcher, shapes_: schema_check.SchemaChecker) -> None:
         self.settings: tuple[str, ...] = ()  # statements that make the session what it was
         self._pipeline = pipeline
         self._acting = acting
@@ -54,11 +54,11 @@ class Containing:
         if local.partitioned:
             self._partitioned = local
         if local.schema in local.closed_schemas:  # the owner cannot name it
-            self._acting.step_back(note)
+            self._acting.reset_role(note)
         else:
-            self._acting.become([local], note)
+            self._acting.switch_for_tables([local], note)
         self._pipeline.execute(schema_check.lock(local, mode), note=note)
-        self._acting.step_back(note)
+        self._acting.reset_role(note)
         self._shapes.check(local, self._acting.owner, note)
 
     def refuse_to_prepare(self) -> None:
@@ -89,10 +89,10 @@ class Containing:
         for statement in self.settings:
             self._pipeline.execute(statement, note=note)
 
-    def run_deferred(self, note: Note) -> None:
+    def run_deferred(self, note: StatementContext) -> None:
         """Queue what runs the constraint triggers that wait for the end of the transaction."""
         if self._last is not None:
-            self._acting.become([self._last], note)
+            self._acting.switch_for_tables([self._last], note)
             self._pipeline.execute(_RUN_DEFERRED, note=note)
             self.set_again(note)
 
@@ -101,12 +101,12 @@ class Containing:
         if self._last is None:
             return
         self._last = None
-        note = Note("DISCARD")
+        note = StatementContext("DISCARD")
         self._pipeline.execute("DISCARD ALL", note=note)
-        self._pipeline.sync()
+        self._pipeline.queue_sync()
         self._pipeline.forget()
         self._shapes.forget()
         for statement in self.settings:
             self._pipeline.execute(statement, note=note)
-        self._pipeline.sync()
+        self._pipeline.queue_sync()
         self._pipeline.unnamed = False

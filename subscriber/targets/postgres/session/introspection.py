@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from subscriber.apply.relation_map import ColumnSets, ForeignCode, LocalColumn, LocalRelation, Partition
+from subscriber.apply.relation_map import BatchColumnInfo, ForeignCode, LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
 
@@ -281,14 +281,14 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         identity=tuple(identity),
         deferrable_key=tuple(_list(found["deferrable_key"])),
         shape=str(found["shape"]),
-        row_may_be_suppressed=bool(found["suppressed"]),
+        has_row_suppressing_trigger=bool(found["suppressed"]),
         closed_schemas=tuple(_list(found["closed_schemas"])),
         may_set_role=bool(found["may_set_role"]),
         partitions=tuple(Partition(part[0], part[1] or "", tuple(part[3] or ())) for part in partitions),
-        one_by_one=None if found["one_by_one"] is None else str(found["one_by_one"]),
+        batch_exclusion=None if found["one_by_one"] is None else str(found["one_by_one"]),
         other_unique=bool(found["other_unique"]),
         unique_columns=None if found["unique_columns"] is None else tuple(_list(found["unique_columns"])),
-        bare=bool(found["bare"]),
+        has_only_type_checks=bool(found["bare"]),
         foreign=foreign,
         guarded=bool(safety["guarded"] or foreign),
     )
@@ -310,4 +310,4 @@ def _common_identity(identities: list[list[str]]) -> list[str]:
 
 def _column(found: list[Any]) -> LocalColumn:
     *column, sets = found
-    return replace(LocalColumn(*column), sets=ColumnSets(*sets))
+    return replace(LocalColumn(*column), batch_info=BatchColumnInfo(*sets))

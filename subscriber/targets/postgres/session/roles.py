@@ -46,7 +46,7 @@ class Role:
 NOBODY = Role("none")  # the session's own role
 
 
-class Acting:
+class RoleSwitcher:
     """The role of a session's transaction. Until subscribe() is called it is never changed."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -64,22 +64,22 @@ class Acting:
         ((user,),) = await self._pipeline.rows("SELECT session_user")
         self._session_user = user or ""
 
-    def adopt(self, other: Acting) -> None:
+    def adopt(self, other: RoleSwitcher) -> None:
         """Act as the session of `other` does, which has the same role."""
         self.owner, self.terms = other.owner, other.terms
         self._run_as_owner, self._session_user = other._run_as_owner, other._session_user
 
-    def began(self) -> None:
+    def on_begin(self) -> None:
         """A transaction has begun; the last one's role ended with it."""
         self._now = NOBODY
         self._pipeline.parsing = None
 
-    def become(self, tables: Sequence[LocalRelation], note: object) -> None:
+    def switch_for_tables(self, tables: Sequence[LocalRelation], note: object) -> None:
         """Queue the switch for a change of `tables`. Raises MappingError if it is not allowed."""
         self._switch(self.role(tables), note)
 
     async def name_tables(self, tables: Sequence[LocalRelation], privilege: str, note: object) -> None:
-        """After become(), before a command that looks names up when it is executed.
+        """After switch_for_tables(), before a command that looks names up when it is executed.
 
         Where the role may not use a schema the session's own role runs the command. Raises MappingError if the other
         lacks the privilege.
@@ -87,7 +87,7 @@ class Acting:
         if self._pipeline.parsing is None:
             return
         name = self.name(tables)
-        self.step_back(note)
+        self.reset_role(note)
         for table in tables:
             if await self._pipeline.rows(_HAS_PRIVILEGE, name, str(table.oid), privilege) != [("t",)]:
                 raise MappingError(
@@ -116,13 +116,13 @@ class Acting:
         role = self.role(tables)
         return self._session_user if role == NOBODY else role.name
 
-    def step_back(self, note: object) -> Role:
+    def reset_role(self, note: object) -> Role:
         """Queue the switch to the session's own role; the role until now, for resume()."""
         before = self._now or NOBODY
         self._switch(NOBODY, note)
         return before
 
-    def resume(self, role: Role, note: object) -> None:
+    def restore_role(self, role: Role, note: object) -> None:
         self._switch(role, note)
 
     def reset(self, note: object) -> None:
@@ -143,6 +143,6 @@ class Acting:
     @contextmanager
     def _as_session(self, note: object) -> Iterator[None]:
         """Within the block names are looked up by the session's own role; privileges are checked at execution."""
-        role = self.step_back(note)
+        role = self.reset_role(note)
         yield
-        self.resume(role, note)
+        self.restore_role(role, note)

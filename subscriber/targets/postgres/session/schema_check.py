@@ -58,7 +58,7 @@ _AT_ONCE = 10  # tables that are compared before the stream is looked at again
 _MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not push each other out
 
 
-class Shapes:
+class SchemaChecker:
     """Of the tables of one session."""
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -104,7 +104,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Guard:
+class TableGuard:
     """What keeps foreign code off a table in sessions that have no pipeline; it travels to executors."""
 
     role: str  # to lock as; "none": the session's own
@@ -135,11 +135,11 @@ SELECT subscriber.guarded_shape($1::pg_catalog.text::pg_catalog.oid, $2,
 """
 
 
-def guard(local: LocalRelation, role: str, owner: str) -> Guard | None:
+def guard(local: LocalRelation, role: str, owner: str) -> TableGuard | None:
     """None: the table needs none."""
     if not local.guarded:
         return None
-    return Guard(role, lock(local, "ROW EXCLUSIVE"), local.oid, owner, local.code_of, local.shape)
+    return TableGuard(role, lock(local, "ROW EXCLUSIVE"), local.oid, owner, local.code_of, local.shape)
 
 
 def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> list[str | None]:

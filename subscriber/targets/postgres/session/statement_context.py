@@ -14,7 +14,7 @@ from subscriber.targets.postgres.sql.row_statements import Plan
 
 
 @dataclass(slots=True, eq=False)
-class Note:
+class StatementContext:
     """What a statement was for: goes with its error, and with an answer that needs attention."""
 
     message: str  # the remote message's name, as "INSERT"
@@ -22,10 +22,10 @@ class Note:
     mapping: RelationMapping | None = None
     change: Message | None = None
     plan: Plan | None = None
-    resolved: bool = False  # the row was looked at before, so nothing is to be told of it
-    own_first: bool = False  # without a key, a row that the transaction has made is to be found before any other
-    may_be_stale: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
+    conflict_checked: bool = False  # the row was looked at before, so nothing is to be told of it
+    prefer_own_rows: bool = False  # without a key, a row that the transaction has made is to be found before any other
+    schema_unchecked: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 
 Wants = Callable[[LocalRelation, Lsn], bool]  # (target table, finish LSN) -> whether its changes are ours to apply
-OnConflict = Callable[[Conflict, Note], None]
+OnConflict = Callable[[Conflict, StatementContext], None]

@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from struct import Struct
 
-from subscriber.apply.batch.table_batch import Kind, Step, TableBatch
+from subscriber.apply.batch.table_batch import BatchStep, ChangeKind, TableBatch
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.protocol.row_encoding import columns, copy_rows
 from subscriber.targets.postgres.sql.row_statements import is_null, qualified, quote
@@ -46,7 +46,7 @@ def copy(table: TableBatch) -> str:
     return f"COPY {_name(mapping)} ({columns}) FROM STDIN (FORMAT {form})"
 
 
-def copy_data(table: TableBatch, step: Step) -> Iterator[bytes]:
+def copy_data(table: TableBatch, step: BatchStep) -> Iterator[bytes]:
     """The rows of an insert step as COPY reads them."""
     rows = list(step.rows.values())
     if table.binary:
@@ -57,7 +57,7 @@ def copy_data(table: TableBatch, step: Step) -> Iterator[bytes]:
         yield COPY_TRAILER
 
 
-def change(table: TableBatch, step: Step) -> str:
+def change(table: TableBatch, step: BatchStep) -> str:
     """The statement of any other step; its parameters are arrays()."""
     mapping = table.mapping
     key = ("set", step.kind, step.sent, table.binary)
@@ -67,18 +67,18 @@ def change(table: TableBatch, step: Step) -> str:
     return sql
 
 
-def _change(table: TableBatch, step: Step) -> str:
+def _change(table: TableBatch, step: BatchStep) -> str:
     mapping = table.mapping
     indexes = _columns(table, step)
     sent = [mapping.attributes[i] for i in indexes]
     values = [f"given.c{place}" for place in range(len(sent))]
     arrays = ", ".join(f"{_unnested(place + 1, column, table.binary)} AS c{place}" for place, column in enumerate(sent))
     source = f"(SELECT {arrays}) AS given"
-    if step.kind is Kind.DELETE:
+    if step.kind is ChangeKind.DELETE:
         where = _where(sent, values)
         return _counted(f"DELETE FROM {_only(mapping)} AS target USING {source} WHERE {where}", len(sent))
     assert mapping.search is not None
-    keys = len(mapping.search) if step.kind is Kind.KEY_UPDATE else 0
+    keys = len(mapping.search) if step.kind is ChangeKind.KEY_UPDATE else 0
     sets = ", ".join(
         f"{quote(column.name)} = {value}"
         for column, value in zip(sent[keys:], values[keys:], strict=True)
@@ -107,24 +107,24 @@ def _counted(sql: str, before: int) -> str:
     )
 
 
-def types(table: TableBatch, step: Step) -> tuple[int, ...]:
+def types(table: TableBatch, step: BatchStep) -> tuple[int, ...]:
     """The OIDs of the parameters' types, 0 where the statement says it."""
     found = []
     for index in _columns(table, step):
-        sets = table.mapping.attributes[index].sets
+        sets = table.mapping.attributes[index].batch_info
         assert sets is not None
         found.append(sets.array_oid if table.binary or sets.enum else 0)
     return tuple(found) if any(found) else ()
 
 
-def arrays(table: TableBatch, step: Step) -> tuple[bytes, bytes]:
+def arrays(table: TableBatch, step: BatchStep) -> tuple[bytes, bytes]:
     """The formats and parameters of change(), and as the last one the number of rows."""
     rows, indexes, ncols = list(step.rows.values()), _columns(table, step), table.ncols
-    keys = len(table.mapping.search or ()) if step.kind is Kind.KEY_UPDATE else 0
+    keys = len(table.mapping.search or ()) if step.kind is ChangeKind.KEY_UPDATE else 0
     places = [i - 2 * ncols for i in indexes[:keys]] + [i - ncols for i in indexes[keys:]]
     parts = [_COUNT(len(indexes) + 1)]
     for i, body in zip(indexes, columns(rows, places, table.form), strict=True):
-        sets = table.mapping.attributes[i].sets
+        sets = table.mapping.attributes[i].batch_info
         assert sets is not None
         oid = sets.element_oid if table.binary or sets.enum else _TEXT_OID
         parts += (_ARRAY.pack(_HEAD + len(body), 1, 1, oid, len(rows), 1), body)
@@ -134,20 +134,20 @@ def arrays(table: TableBatch, step: Step) -> tuple[bytes, bytes]:
     return formats, b"".join(parts)
 
 
-def _columns(table: TableBatch, step: Step) -> list[int]:
+def _columns(table: TableBatch, step: BatchStep) -> list[int]:
     """The publisher's columns whose values the step has, in the order of its parameters."""
     search = list(table.mapping.search or ())
-    if step.kind is Kind.DELETE:
+    if step.kind is ChangeKind.DELETE:
         return search
     sent = [i for i, is_sent in enumerate(step.sent) if is_sent]
-    return search + sent if step.kind is Kind.KEY_UPDATE else sent
+    return search + sent if step.kind is ChangeKind.KEY_UPDATE else sent
 
 
 def _unnested(parameter: int, column: LocalColumn, binary: bool) -> str:
-    assert column.sets is not None
-    if binary or column.sets.enum:
+    assert column.batch_info is not None
+    if binary or column.batch_info.enum:
         return f"pg_catalog.unnest(${parameter})"
-    return f"pg_catalog.unnest(${parameter}::pg_catalog.text[])::{column.sets.element}"
+    return f"pg_catalog.unnest(${parameter}::pg_catalog.text[])::{column.batch_info.element}"
 
 
 def _where(columns: Sequence[LocalColumn], values: Sequence[str]) -> str:

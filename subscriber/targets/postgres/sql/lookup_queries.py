@@ -128,7 +128,7 @@ def _whole(build: Builder, types: list[int], row: int, index: int, kind: int) ->
     """A parameter for the value, whose type is added to `types`; no type's name, which its owner could change."""
     if kind in (NULL, UNCHANGED):
         return "NULL"
-    sets = build.mapping.attributes[index].sets
+    sets = build.mapping.attributes[index].batch_info
     assert sets is not None
     types.append(sets.element_oid if kind == BINARY else _TEXT_OID)
     return build.parameter(row, index)
