@@ -186,13 +186,55 @@ def test_imports_have_no_circle() -> None:
     TopologicalSorter(known).prepare()
 
 
+# Tasks outside of task groups, and why.
+FREE_TASKS = {
+    "targets/sqlalchemy/transaction.py": "a task group cancels at each await; SQLAlchemy bears one cancellation",
+}
+
+
 @every_file
 def test_tasks_are_started_in_task_groups_only(file: Path) -> None:
     calls = (node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call))
     names = {call.attr if isinstance(call, ast.Attribute) else getattr(call, "id", "") for call in calls}
-    assert not names & {"create_task", "ensure_future"}
+    free = bool(names & {"create_task", "ensure_future"})
+    assert free == (file.relative_to(PACKAGE).as_posix() in FREE_TASKS)
 
 
-@every_file
-def test_a_file_holds_one_thing(file: Path) -> None:
-    assert len(file.read_text().splitlines()) <= 450
+PUBLIC_METHODS, PARAMETERS = 15, 7
+# Classes that have more public methods or more parameters of the constructor, and why.
+LARGE_CLASSES = {
+    "ApplyLoop": "to be given its hooks as one object",
+    "ApplyWorker": "to be given its hooks as one object",
+    "BatchingTarget": "to own its appliers",
+    "Consumer": "one decorator for each kind of change and each event",
+    "Pipeline": "libpq's pipeline mode, one method for each of its messages",
+    "PostgresTarget": "to own its appliers",
+    "Publisher": "one method for each thing that is asked of a publisher",
+    "Session": "the protocol of asyncio.BufferedProtocol beside its own",
+    "Stream": "to hold its state in the engine",
+    "TableSync": "to be given its hooks as one object",
+    "Transaction": "to hold its state in the engine",
+    "Transactions": "to be given its hooks as one object",
+    "_Keeper": "one value for each part of a table that is copied",
+}
+
+
+def test_classes_are_small() -> None:
+    large = set()
+    for file in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ClassDef) and _is_large(node):
+                large.add(node.name)
+    assert large == LARGE_CLASSES.keys()
+
+
+def _is_large(node: ast.ClassDef) -> bool:
+    functions = [part for part in node.body if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef)]
+    public = [function for function in functions if not function.name.startswith("_") and not _is_property(function)]
+    made = [function.args for function in functions if function.name == "__init__"]
+    parameters = len(made[0].args) + len(made[0].kwonlyargs) - 1 if made else 0
+    return len(public) > PUBLIC_METHODS or parameters > PARAMETERS
+
+
+def _is_property(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    return any(isinstance(by, ast.Name) and by.id == "property" for by in function.decorator_list)
