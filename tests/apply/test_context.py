@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.apply.error_context import error_context
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 
 TRANSACTION = RemoteTransaction(739, Lsn.parse("0/14EFEE8"), 0)

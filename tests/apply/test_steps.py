@@ -119,11 +119,8 @@ def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) ->
     for index, changes in enumerate(transactions):
         begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
         waiting = deque([ENVELOPE + encode.encode(begin), *changes, ENVELOPE + encode.encode(commit)])
-        if (
-            not whole
-            or found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(bool, done.append, index))
-            is None
-        ):
+        ends = CommitCallbacks(lambda _: False, done.append, index)
+        if not whole or found.append_raw_transactions(waiting, 100, lambda _: table, ends) is None:
             waiting.popleft()
             transaction = RemoteTransaction(index, Lsn(index + 1), 0, is_open_on_target=True)
             while len(waiting) > 1 and found.append_raw(transaction, waiting, 100, lambda _: table)[0]:
@@ -163,7 +160,7 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
             waiting.append(ENVELOPE + encode.encode(message))
     found, done, size = Batch(), list[int](), sum(map(len, waiting)) // 5
     taken = found.append_raw_transactions(
-        waiting, 100, lambda _: table, CommitCallbacks(lambda end: end < 40, done.append, 8)
+        waiting, 100, lambda _: table, CommitCallbacks(lambda end: end >= 40, done.append, 8)
     )
     assert taken == (3, 3, 3 * size, Lsn(35))
     assert len(waiting) == 6
@@ -178,7 +175,7 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         (3, 30, 1),
     ]
     assert (
-        found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(lambda _: False, done.append, 11))
+        found.append_raw_transactions(waiting, 100, lambda _: table, CommitCallbacks(lambda _: True, done.append, 11))
         is None
     )
     assert len(waiting) == 6

@@ -45,7 +45,8 @@ from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleD
 from subscriber.targets.postgres import batch_applier as batching
 from subscriber.targets.postgres import session_group
 from subscriber.targets.postgres.batch_applier import BatchingTarget
-from subscriber.worker.apply.transactions import Transactions
+from subscriber.worker.apply.transactions import TransactionKinds, Transactions
+from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Counters
 from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import FIRST
@@ -285,6 +286,14 @@ class Outcome:
     error: str
 
 
+class SomeBoundaries(ApplyHooks):
+    def __init__(self) -> None:
+        self._chance = Random(0)
+
+    def needs_boundary(self, position: Lsn) -> bool:
+        return self._chance.random() >= 0.7
+
+
 class Path:
     """One of the two: a target to which messages are given as an apply loop does."""
 
@@ -293,11 +302,9 @@ class Path:
         self.target = target
         self.few = few
         self.committed: list[int] = []
-        progress, chance = Progress(Lsn(0)), Random(0)
         self.transactions = Transactions(
-            target, lambda *_: True, progress, Counters(), self.committed.append, None, None, False, None,
-            unattended=lambda _: chance.random() < 0.7,
-        )  # fmt: skip
+            target, SomeBoundaries(), TransactionKinds(), Progress(Lsn(0)), Counters(), self.committed.append
+        )
 
     async def give(self, waiting: deque[bytes], random: Random) -> None:
         few = False

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriber.apply.batch.batch import AppendResult, CommitCallbacks
-from subscriber.apply.relation_map import RelationMapping, map_relation
-from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.apply.error_context import error_context
+from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import ApplyError, ConnectionLost, EndOfStream, MappingError, ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData
@@ -26,9 +27,10 @@ from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, 
 from subscriber.publisher import feedback
 from subscriber.publisher import receive_queue as inbox_module
 from subscriber.publisher.replication_stream import ReplicationStream
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.base import Target
 from subscriber.worker.apply import loop as apply_loop_module
-from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.loop import ApplyLoop, Durability
+from subscriber.worker.apply_hooks import ApplyHooks
 from tests.apply.build import local, remote, row
 
 RELATION = remote("a*", relid=1, name="t1")
@@ -70,15 +72,11 @@ class Stream:
         return self.statuses[-1][1] if self.statuses else 0
 
 
-class Target:
+class FakeTarget(Target):
     """Answers a commit when the test says so; stands still while `stuck`."""
 
     def __init__(self) -> None:
-        self.pipeline = self
-        self.hooks = None
         self.origin = "o"
-        self.codec = "utf-8"
-        self.verify_binary_types = False
         self.done: list[object] = []
         self.commits: list[Callable[[], None]] = []  # to be answered
         self.stuck = anyio.Event()
@@ -87,15 +85,15 @@ class Target:
         self.settled = False
         self.keeps = False
         self.few: list[bool] = []  # what set_small_backlog() was told
-        self.position = Lsn(0)
+
+    @property
+    def position(self) -> Lsn:
+        return Lsn(0)
 
     async def watch(self) -> None:
         while self.failed is None:
             await anyio.sleep(0.001)
         raise self.failed
-
-    def flush(self) -> None:
-        pass
 
     async def sync(self) -> None:
         self.settled = True
@@ -103,9 +101,6 @@ class Target:
     def set_small_backlog(self, few: bool) -> bool:
         self.few.append(few)
         return few and not self.keeps
-
-    def append_raw_changes(self, *_: object) -> tuple[int, int]:
-        return 0, 0
 
     def append_raw_transactions(
         self, waiting: deque[bytes], limit: int, _r: object, _w: object, ends: CommitCallbacks
@@ -119,9 +114,6 @@ class Target:
 
     async def flush_if_full(self) -> None:
         await self.stuck.wait()
-
-    async def on_idle(self) -> None:
-        pass
 
     async def map_relation(self, relation: Relation) -> RelationMapping:
         if relation is not RELATION and relation.relid == BROKEN.relid:
@@ -167,26 +159,31 @@ def transaction(start: int, *relids: int, size: int = 1) -> list[bytes]:
     ]
 
 
-class Run:
+class Run(ApplyHooks):
     """A running loop."""
 
     def __init__(self, *, flush: Callable[[], Awaitable[None]] | None = None, unattended: bool = False) -> None:
-        self.stream, self.target = Stream(), Target()
+        self.stream, self.target = Stream(), FakeTarget()
         self.boundaries: list[int] = []
         self.ends_at: int | None = None
         self.error: BaseException | None = None
         self.loop = ApplyLoop(
             cast(ReplicationStream, self.stream),
-            cast(PostgresTarget, self.target),
+            self.target,
             Lsn(10),
-            wants=lambda table, _finish_lsn: table.oid == RELATION.relid,
-            at_boundary=self._at_boundary,
-            flush=flush,
+            hooks=self,
             sender_timeout=0,
-            unattended=lambda _: unattended,
+            durability=Durability(flush),
         )
+        self._unattended = unattended
 
-    async def _at_boundary(self, position: Lsn) -> bool:
+    def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
+        return table.oid == RELATION.relid
+
+    def needs_boundary(self, position: Lsn) -> bool:
+        return not self._unattended
+
+    async def on_boundary(self, position: Lsn) -> bool:
         self.boundaries.append(position)
         return self.ends_at is not None and position >= self.ends_at
 

@@ -12,9 +12,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from subscriber.apply.batch.batch import AppendedChanges
 from subscriber.spool.spool import Spool, SpooledTransaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.worker.apply.lock_waits import _holder, _stuck
+from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
 
 
@@ -27,7 +29,7 @@ class File:
 
 def assignment() -> tuple[Assignment, File]:
     file = File()
-    return Assignment(cast(SpooledTransaction, file), 3500000001, lambda _relid, _lsn: True), file
+    return Assignment(cast(SpooledTransaction, file), 3500000001, ApplyRules()), file
 
 
 async def test_what_follows_a_commit_waits_for_it() -> None:
@@ -68,10 +70,7 @@ async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None
 class Taking:
     """A target that notes what it is given, and a leader that allows more while it is at work."""
 
-    hooks = None
     codec = "utf-8"
-    verify_binary_types = False
-    pipeline = SimpleNamespace(flush=lambda: None)
 
     def __init__(self, following: Assignment, allow: list[int]) -> None:
         self.taken: list[bytes] = []
@@ -80,11 +79,14 @@ class Taking:
 
     def append_raw_changes(
         self, _transaction: object, waiting: deque[bytes], _limit: int, *_: object
-    ) -> tuple[int, int]:
+    ) -> AppendedChanges:
         self.taken += waiting
         count = len(waiting)
         waiting.clear()
-        return count, count
+        return AppendedChanges(count, count)
+
+    def flush(self) -> None:
+        pass
 
     async def flush_if_full(self) -> None:
         if self._allow:
@@ -102,7 +104,7 @@ async def test_what_is_allowed_in_the_middle_of_a_run_is_not_left_out(tmp_path: 
     spool = Spool(tmp_path / "spool", limit=None)
     await spool.open()
     spooled = spool.start(731, first=True)
-    following = Assignment(spooled, 3500000001, lambda _relid, _lsn: True)
+    following = Assignment(spooled, 3500000001, ApplyRules())
     messages = [b"I%d" % number for number in range(1000)]
     for number, message in enumerate(messages):
         spooled.append(731, message)

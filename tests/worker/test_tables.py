@@ -172,15 +172,14 @@ def test_what_an_apply_worker_has_seen_holds_when_the_next_one_begins() -> None:
 
 
 def apply_worker(tables: TableStates, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
-    """process_tables() of an apply worker; nothing in it that needs a server is reached."""
+    """on_boundary() of an apply worker; nothing in it that needs a server is reached."""
     worker = ApplyWorker.__new__(ApplyWorker)
     worker.subscription = cast(Any, SimpleNamespace(two_phase=TwoPhaseState.DISABLED))
     worker._tables = tables
-    worker._holding = PauseGate(cast(Any, None), 0)
-    worker._settle = cast(Any, None)
-    worker._is_syncing = syncing.__contains__
-    worker._start_sync = started.append
-    return cast("Callable[[Lsn], Any]", worker._process_tables)
+    worker._pause = PauseGate(cast(Any, None), 0)
+    worker._sync = cast(Any, None)
+    worker._supervision = cast(Any, SimpleNamespace(is_syncing=syncing.__contains__, start_sync=started.append))
+    return worker.on_boundary
 
 
 async def test_a_table_without_sync_worker_gets_one() -> None:

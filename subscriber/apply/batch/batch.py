@@ -40,6 +40,13 @@ LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batc
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
 
 
+class AppendedChanges(NamedTuple):
+    """Changes that were taken off a queue."""
+
+    changes: int
+    bytes: int
+
+
 class AppendResult(NamedTuple):
     """Whole transactions that were taken, `end_lsn` of the last; and how many bytes they were."""
 
@@ -50,9 +57,9 @@ class AppendResult(NamedTuple):
 
 
 class CommitCallbacks(NamedTuple):
-    """What there is to know of the ends of transactions that are taken whole."""
+    """Commit handling for transactions that are taken from the queue as a whole."""
 
-    unattended: Callable[[Lsn], bool]  # whether nobody attends to an end there, nor to any before
+    needs_boundary: Callable[[Lsn], bool]  # whether the worker acts at a boundary there, or at one before
     on_committed: Callable[[int], None]  # called with the number of a transaction, once it and all before are committed
     number: int  # of the first; each further one has one more
 
@@ -163,8 +170,8 @@ class Batch:
         waiting: deque[bytes],
         limit: int,
         find: Callable[[bytes], TableBatch | None],
-    ) -> tuple[int, int]:
-        """Take changes of rows off the front of `waiting`, up to `limit`; their number and bytes.
+    ) -> AppendedChanges:
+        """Take changes of rows off the front of `waiting`, up to `limit`.
 
         Stops before anything else, before a change that `find(relid)` has no table for or that cannot be part of a
         batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
@@ -182,7 +189,7 @@ class Batch:
             self.portion(transaction).changes += changes
             self.rows += len(changes)
             self.bytes += size
-        return len(changes), size
+        return AppendedChanges(len(changes), size)
 
     def _room(self, limit: int) -> tuple[int, int]:
         """How many changes of how many bytes append_raw() may take; never below 0."""
@@ -197,7 +204,7 @@ class Batch:
         """
         most, largest = self._room(limit)
         ended, changes, rows = extract_changes(waiting, most, largest, LARGE, self._finder(find), False)
-        while ended and not ends.unattended(Lsn(ended[-1][3])):
+        while ended and ends.needs_boundary(Lsn(ended[-1][3])):
             ended.pop()
         if not ended:
             return None

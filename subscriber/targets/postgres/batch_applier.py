@@ -36,6 +36,7 @@ from collections import deque
 from collections.abc import Callable
 
 from subscriber.apply.batch.batch import (
+    AppendedChanges,
     AppendResult,
     Batch,
     CommitCallbacks,
@@ -51,9 +52,10 @@ from subscriber.connection.session import Session
 from subscriber.errors import MappingError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.targets.base import ShouldApply
 from subscriber.targets.postgres.batch_rejection import ROW_MISSING, disable_batched_updates, rejection_reason
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext, Wants
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.session_group import InFlightBatch, SessionGroup
 from subscriber.targets.postgres.sql import row_statements
 
@@ -116,39 +118,42 @@ class BatchingTarget(PostgresTarget):
         waiting: deque[bytes],
         limit: int,
         relations: RelationMap,
-        wants: Wants,
-    ) -> tuple[int, int]:
-        """Take changes of `transaction` off the front of `waiting`, as the walsender sent them: number and bytes.
-
-        None where change() has to see the next one. Afterwards flush_if_full() has to be awaited.
-        """
+        should_apply: ShouldApply,
+    ) -> AppendedChanges:
         if not self._may_gather(transaction):
-            return 0, 0
-        find = self._finder(relations, wants, transaction.finish_lsn)
-        taken, size = self._batch.append_raw(transaction, waiting, limit, find)
-        if taken:
+            return AppendedChanges(0, 0)
+        find = self._finder(relations, should_apply, transaction.finish_lsn)
+        taken = self._batch.append_raw(transaction, waiting, limit, find)
+        if taken.changes:
             transaction.is_open_on_target = True
-        return taken, size
+        return taken
 
     def append_raw_transactions(
-        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: CommitCallbacks
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        should_apply: ShouldApply,
+        ends: CommitCallbacks,
     ) -> AppendResult | None:
         if not self.batching or self._pause:
             return None
-        find = self._finder(relations, wants, self.position)
+        find = self._finder(relations, should_apply, self.position)
         taken = self._batch.append_raw_transactions(waiting, limit, find, ends)
         if taken is not None:
             self._end = taken.end_lsn
         return taken
 
-    def _finder(self, relations: RelationMap, wants: Wants, finish_lsn: Lsn) -> Callable[[bytes], TableBatch | None]:
+    def _finder(
+        self, relations: RelationMap, should_apply: ShouldApply, finish_lsn: Lsn
+    ) -> Callable[[bytes], TableBatch | None]:
         """Where changes of a table go, by its relid's four bytes, if it is known and still mapped as it was."""
 
         def find(relid: bytes) -> TableBatch | None:
             table = self._batch.tables.get(relid)
             if table is None or relations.get(table.mapping.remote.relid) is not table.mapping:
                 return None
-            return table if wants(table.mapping.local, finish_lsn) else None
+            return table if should_apply(table.mapping.local, finish_lsn) else None
 
         return find
 

@@ -8,16 +8,15 @@ each transaction, in targets/postgres/session/schema_check.py.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 
-from subscriber.apply.batch.batch import AppendResult, Batch, CommitCallbacks
+from subscriber.apply.batch.batch import Batch
 from subscriber.apply.batch.table_batch import ChangeKind
 from subscriber.apply.conflicts.policy import Policies
-from subscriber.apply.hooks.config import Hooks
-from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping, map_relation
+from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
@@ -25,6 +24,7 @@ from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
+from subscriber.targets.base import Target
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.resolution import ConflictResolution
@@ -36,7 +36,7 @@ from subscriber.targets.postgres.session.foreign_code import ForeignCodeGuard
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import RoleSwitcher
-from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext, Wants
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 from subscriber.targets.postgres.sql import batch_statements, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
@@ -44,8 +44,8 @@ from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
 
-class PostgresTarget:
-    """Implements target.base.Target. One worker's session; not safe for two tasks at once."""
+class PostgresTarget(Target):
+    """One worker's session on the target."""
 
     def __init__(self, session: Session | Pipeline, origin: str, on_conflict: OnConflict) -> None:
         """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last.
@@ -60,12 +60,8 @@ class PostgresTarget:
         self.conflicts = ConflictDetector(self.pipeline, self.asking, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
-        # For whoever brings the changes (worker/session/applier.py); None: there are none.
-        self.hooks: Hooks | None = None
-        self.verify_binary_types = False  # likewise: the values are in binary, and nobody has said that they can be
-        # How many changes BatchingTarget has not applied in batches, by the reason.
         self.row_by_row_reasons: Counter[str] = Counter()
-        self.on_progress: Callable[[], None] = lambda: None  # called when on_idle() has something to do again
+        self.on_progress: Callable[[], None] = lambda: None
         self.resolution: ConflictResolution | None = None  # None: no change has to look before it is applied
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
@@ -238,27 +234,8 @@ class PostgresTarget:
         self.roles.reset_role(note)
         self._schema.check(local, self.roles.owner, note)
 
-    def append_raw_changes(
-        self, transaction: RemoteTransaction, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants
-    ) -> tuple[int, int]:
-        """Take changes as the walsender sent them, where that is quicker: number and bytes. None here."""
-        return 0, 0
-
-    def append_raw_transactions(
-        self, waiting: deque[bytes], limit: int, relations: RelationMap, wants: Wants, ends: CommitCallbacks
-    ) -> AppendResult | None:
-        """Take whole transactions in the same way. Never here."""
-        return None
-
-    def set_small_backlog(self, few: bool) -> bool:
-        """Say that what comes until on_idle() is `few` whole transactions. True: offer none to append_raw_changes()."""
-        return few
-
-    async def flush_if_full(self) -> None:
-        """To be awaited after append_raw_changes()."""
-
     async def on_idle(self) -> None:
-        """The stream pauses: do what was gathered, if anything was."""
+        """Compare the shapes of some known tables."""
         if (
             self.pipeline.idle
             and not self._is_open
@@ -383,11 +360,6 @@ class PostgresTarget:
         self.progress.position = position
 
     @property
-    def codec(self) -> str:
-        """Of the session's texts, see protocol/encodings.py."""
-        return self.pipeline.codec
-
-    @property
     def pipelines(self) -> list[Pipeline]:
         """Of all sessions of this worker in which something may be under way; first that of what commits first."""
         return [self.pipeline]
@@ -441,8 +413,18 @@ class PostgresTarget:
         parameters = self.pipeline.texts((*self.progress.shown, str(skip_lsn)))
         self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
 
+    @property
+    def codec(self) -> str:
+        return self.pipeline.codec
+
+    def flush(self) -> None:
+        self.pipeline.flush()
+
     async def sync(self) -> None:
         await self.pipeline.sync()
+
+    async def watch(self) -> None:
+        await self.pipeline.watch()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
         """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""

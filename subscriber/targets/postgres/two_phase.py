@@ -34,7 +34,8 @@ from __future__ import annotations
 import re
 
 from subscriber import telemetry
-from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.apply.error_context import error_context
+from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
@@ -87,8 +88,16 @@ class TwoPhase:
     def gid(self, xid: int) -> str:
         return f"{gid_prefix(self._subid)}{xid}"
 
-    async def prepare(self, target: PostgresTarget, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        """Prepare what `target` has of the transaction, on its session, unless that was done before a restart."""
+    async def prepare(
+        self, transaction: RemoteTransaction, end_lsn: Lsn, session: PostgresTarget | None = None
+    ) -> None:
+        """Prepare the transaction, unless that was done before a restart.
+
+        Args:
+            session: that has applied the transaction; None: the apply worker's own.
+        """
+        target = session or self._target
+        await target.leave_batch_mode(transaction)
         gid = self.gid(transaction.xid)
         if gid in self._prepared:
             return
@@ -119,13 +128,14 @@ class TwoPhase:
 
         `transaction` stands for what the message is about. Raises ApplyError if nothing of that name was prepared.
         """
+        await self._target.leave_batch_mode(transaction)
         gid = self.gid(message.xid)
         if gid in self._prepared:
             note = StatementContext(message.message_type, transaction)
             self._target.set_origin(message.end_lsn, message.commit_time, note)
             await self._alone(f"COMMIT PREPARED '{gid}'", note)
             self._prepared.remove(gid)
-        elif not transaction.skipped and ("t", None) not in await self._rows(message.xid):
+        elif transaction.state is not TransactionState.SKIP and ("t", None) not in await self._rows(message.xid):
             error = ApplyError(
                 f'prepared transaction with identifier "{gid}" does not exist',
                 detail="The publisher has committed it; it was rolled back on the target by somebody else.",
@@ -138,6 +148,7 @@ class TwoPhase:
 
     async def rollback(self, message: RollbackPrepared, transaction: RemoteTransaction) -> RemoteTransaction:
         """ROLLBACK PREPARED, if it is here; the transaction of our own that is to be committed then."""
+        await self._target.leave_batch_mode(transaction)
         gid = self.gid(message.xid)
         if gid in self._prepared:
             known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
@@ -164,7 +175,7 @@ class TwoPhase:
 
     def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, StatementContext]:
         own = RemoteTransaction(transaction.xid, transaction.finish_lsn, transaction.commit_time)
-        own.skipped = transaction.skipped
+        own.state = transaction.state
         self._target.begin(own)
         return own, StatementContext(what, own)
 

@@ -1,6 +1,6 @@
 """From the change stream to the target: the loop that apply workers and table sync workers share.
 
-Four tasks for one connection pair:
+The tasks of one connection pair, beside those of the worker that runs the loop (ApplyHooks.background_tasks):
 
     reader     takes what the walsender sent, answers keepalives at once through the feedback task,
                and queues the rest; stops reading while QUEUE bytes wait
@@ -17,8 +17,8 @@ process may end. Nothing here is needed after a restart: the target's progress r
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 
 import anyio
 import anyio.lowlevel
@@ -31,15 +31,12 @@ from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_fro
 from subscriber.publisher.feedback import Feedback
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import ReplicationStream
-from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Wants
-from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.targets.base import Target
 from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
-from subscriber.worker.apply.skip import TransactionSkipper
-from subscriber.worker.apply.transactions import Transactions
+from subscriber.worker.apply.transactions import TransactionKinds, Transactions
+from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
-from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 
 LARGE = 2 * 1024  # messages of one transaction
 TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
@@ -47,82 +44,71 @@ TURN = 1024  # messages handled before other tasks get a turn: nothing in the lo
 MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
 
 
+@dataclass(frozen=True, slots=True)
+class Durability:
+    """What has to happen before a commit is confirmed to the publisher."""
+
+    flush: Callable[[], Awaitable[None]] | None = None  # makes commits durable; None: they are when they are answered
+    guard: ConfirmedPositionGuard | None = None  # keeps a record of confirmed positions; None: the target needs none
+
+
+_DURABLE, _ORDINARY = Durability(), TransactionKinds()
+
+
 class ApplyLoop:
+    """One connection pair, from where the stream begins to its end."""
+
     def __init__(
         self,
         stream: ReplicationStream,
-        target: PostgresTarget,
+        target: Target,
         start: Lsn,
         *,
-        wants: Wants,
-        at_boundary: Callable[[Lsn], Awaitable[bool]],
-        flush: Callable[[], Awaitable[None]] | None,
+        hooks: ApplyHooks,
         sender_timeout: float,
-        skipping: TransactionSkipper | None = None,
-        incomplete: Callable[[], bool] = lambda: False,
-        streamed: SpooledTransactions | None = None,
-        parallel: bool = False,
-        two_phase: TwoPhase | None = None,
-        beside: Sequence[Callable[[], Coroutine[Any, Any, None]]] = (),
-        confirming: ConfirmedPositionGuard | None = None,
-        before: Callable[[Lsn], Awaitable[None]] | None = None,
-        unattended: Callable[[Lsn], bool] = lambda _: False,
+        durability: Durability = _DURABLE,
+        kinds: TransactionKinds = _ORDINARY,
     ) -> None:
-        """`wants(table, finish_lsn)` says whether changes of a target table are ours to apply.
+        """Prepare a loop for `run()`.
 
-        `at_boundary(position)` is called between transactions, at every commit and when nothing waits;
-        true ends run(). `flush` makes commits durable; None when they are, as soon as they are answered.
-        While `incomplete()` is true the applied position is reported as it was before. `streamed` and
-        `two_phase`: None if they were not asked for; `parallel` says that it was streaming = parallel. What is
-        `beside` runs as long as the loop.
-        `before(finish_lsn)` is waited for before anything of a transaction can be seen on the target.
-        Where `unattended(position)` is true neither this nor `at_boundary` would do anything, and they need not be
-        called, nor at any position before.
-        `confirming` holds the flushed position back until the target has a record of it; None: it need not have one.
+        Args:
+            stream: it has begun at `start`, or before.
+            target: is called by this loop only.
+            start: everything before it is applied.
+            hooks: of the worker.
+            sender_timeout: the publisher's wal_sender_timeout, in seconds; 0: it has none.
+            durability: when a commit may be confirmed.
+            kinds: what was asked for of the stream.
         """
         self.progress = Progress(start)
         self.counters = Counters()
-        self.streamed = streamed
+        self.streamed = kinds.streamed
         self.position = start  # end of what has been processed between transactions
         self._stream = stream
         self._target = target
-        self._at_boundary = at_boundary
-        self._flush = flush
-        self._incomplete = incomplete
-        self._confirming = confirming
+        self._hooks = hooks
+        self._flush = durability.flush
+        self._guard = durability.guard
         self._applied = NOWHERE  # as reported
-        self._beside = beside
-        self._transactions = Transactions(
-            target,
-            wants,
-            self.progress,
-            self.counters,
-            self._commit_done,
-            skipping,
-            streamed,
-            parallel,
-            two_phase,
-            before,
-            unattended,
-        )
-        self._inbox = ReceiveQueue(stream)
+        self._transactions = Transactions(target, hooks, kinds, self.progress, self.counters, self._commit_done)
+        self._queue = ReceiveQueue(stream)
         self._committed = anyio.Event()
         target.on_progress = self.wake
         self._feedback = Feedback(
             stream,
             self._positions,
             sender_timeout=sender_timeout,
-            reading=self._inbox.has_room,
-            patient=flush is not None,
+            reading=self._queue.has_room,
+            patient=self._flush is not None,
         )
 
     def _positions(self) -> Positions:
         positions = self.progress.positions
-        if self._confirming is not None:
+        if self._guard is not None:
             between = self._transactions.idle
-            flush = self._confirming.clamp(positions.flush, recorded=self.progress.recorded, between=between)
+            flush = self._guard.clamp(positions.flush, recorded=self.progress.recorded, between=between)
             positions = positions._replace(flush=flush)
-        if self._incomplete():
+        if self._hooks.hides_apply_position():
             return positions._replace(apply=self._applied)
         self._applied = positions.apply
         return positions
@@ -140,23 +126,23 @@ class ApplyLoop:
 
     def wake(self) -> None:
         """Make the loop look at its boundary again, if it is waiting."""
-        self._inbox.wake()
+        self._queue.wake()
 
     async def run(self) -> None:
-        """Until at_boundary() says so, the stream ends, or an error; everything given is settled at the end."""
+        """Run until on_boundary() says so, the stream ends, or an error. At a regular end everything is committed."""
         try:
             async with anyio.create_task_group() as tasks:
-                for task in self._beside:
+                for task in self._hooks.background_tasks:
                     tasks.start_soon(task)
                 if self.streamed is not None:
                     await self.streamed.open(tasks, self.progress)
-                tasks.start_soon(self._inbox.read_loop, self._feedback)
+                tasks.start_soon(self._queue.read_loop, self._feedback)
                 tasks.start_soon(self._feedback.run)
-                tasks.start_soon(self._target.pipeline.watch)
+                tasks.start_soon(self._target.watch)
                 if self._flush is not None:
                     tasks.start_soon(self._flushing, self._flush)
-                if self._confirming is not None:
-                    tasks.start_soon(self._confirming.write_records, self._feedback.positions_changed)
+                if self._guard is not None:
+                    tasks.start_soon(self._guard.write_records, self._feedback.positions_changed)
                 await self._loop()
                 await self._target.sync()
                 tasks.cancel_scope.cancel()
@@ -169,39 +155,39 @@ class ApplyLoop:
     # --- applying -------------------------------------------------------------------------------
 
     async def _loop(self) -> None:
-        if await self._at_boundary(self.position):
+        if await self._hooks.on_boundary(self.position):
             return
         inside = sent = 0  # messages since the end of a transaction; how many had ended then
         while True:
-            left = min(TURN, len(self._inbox.payloads))
+            left = min(TURN, len(self._queue.payloads))
             inside += left
-            few = self._target.set_small_backlog(self._transactions.idle and self._inbox.has_small_backlog)
+            few = self._target.set_small_backlog(self._transactions.idle and self._queue.has_small_backlog)
             while left > 0:
                 taken, size = (0, 0) if few else self._append_raw(left)
                 if taken:
                     await self._transactions.flush_if_full()
-                    self._inbox.release(size)  # not before, see _take()
+                    self._queue.release(size)  # not before, see _take()
                 elif await self._handle_next():
                     return
                 left -= taken or 1
             if self._transactions.idle or self.progress.sent != sent:
                 inside, sent = 0, self.progress.sent
-            self._inbox.in_large = inside > LARGE
-            if not self._inbox.payloads:
+            self._queue.in_large = inside > LARGE
+            if not self._queue.payloads:
                 await self._target.on_idle()
-            self._target.pipeline.flush()
+            self._target.flush()
             self.progress.note(self.position)
             self._request_feedback()
-            if self._transactions.idle and await self._at_boundary(self.position):
+            if self._transactions.idle and await self._hooks.on_boundary(self.position):
                 return
-            if self._inbox.payloads:
+            if self._queue.payloads:
                 await anyio.lowlevel.checkpoint()
             else:
-                await self._inbox.wait()
+                await self._queue.wait()
 
     def _append_raw(self, limit: int) -> tuple[int, int]:
-        """What can be taken as it came, up to `limit` payloads; how many, and their bytes."""
-        waiting = self._inbox.payloads
+        """Take what can be taken without decoding it, up to `limit` payloads; their number and bytes."""
+        waiting = self._queue.payloads
         first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
             return 0, 0
@@ -214,7 +200,7 @@ class ApplyLoop:
 
     async def _handle_next(self) -> bool:
         """Handle the next payload of the queue; true when the loop is to end."""
-        payload = self._inbox.payloads.popleft()
+        payload = self._queue.payloads.popleft()
         size = len(payload)
         self.counters.bytes += size
         envelope = decode_from_publisher(payload)
@@ -226,7 +212,7 @@ class ApplyLoop:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._received(envelope.end)
-        self._inbox.release(size)  # not before: with a large one in hand no other is to be received
+        self._queue.release(size)  # not before: with a large one in hand no other is to be received
         return is_end
 
     def _received(self, position: Lsn) -> None:
@@ -239,7 +225,7 @@ class ApplyLoop:
         end_lsn = await self._transactions.receive(envelope.payload)
         if end_lsn is not None:
             self._received(end_lsn)
-            if await self._at_boundary(self.position):
+            if await self._hooks.on_boundary(self.position):
                 return True
         self._received(max(envelope.start, envelope.end))
         return False
@@ -259,7 +245,7 @@ class ApplyLoop:
 
     def _request_feedback(self) -> None:
         """Have the publisher told how far we are, unless there is more to do and a flush is going to say more."""
-        if self._flush is None or not self._inbox.payloads:
+        if self._flush is None or not self._queue.payloads:
             self._feedback.positions_changed()
 
     async def _flushing(self, flush: Callable[[], Awaitable[None]]) -> None:

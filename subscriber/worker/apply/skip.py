@@ -12,14 +12,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from subscriber import telemetry
-from subscriber.apply.transaction import RemoteTransaction
+from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.lsn import Lsn
 from subscriber.targets.postgres.row_applier import PostgresTarget
 
 
 class TransactionSkipper:
-    def __init__(self, subscription: str, wanted: Callable[[], Lsn], cleared: Callable[[], None]) -> None:
-        """`wanted` is the position to skip, 0 for none; `cleared` is called when it has been."""
+    def __init__(
+        self, target: PostgresTarget, subscription: str, wanted: Callable[[], Lsn], cleared: Callable[[], None]
+    ) -> None:
+        """`wanted` is the position to skip, 0 for none; `cleared` is called when it has been cleared."""
+        self._target = target
         self._subscription = subscription
         self._wanted = wanted
         self._cleared = cleared
@@ -27,21 +30,26 @@ class TransactionSkipper:
     def on_begin(self, transaction: RemoteTransaction) -> None:
         """A transaction begins: is it the one?"""
         if transaction.finish_lsn == self._wanted():
-            transaction.skipped = True
+            transaction.state = TransactionState.SKIP
             self._log("starts", transaction)
 
-    def is_active(self, transaction: RemoteTransaction) -> bool:
-        """Whether close() has something to do."""
-        return bool(self._wanted()) and (transaction.skipped or transaction.is_open_on_target)
+    def _is_active(self, transaction: RemoteTransaction) -> bool:
+        return bool(self._wanted()) and (transaction.state is TransactionState.SKIP or transaction.is_open_on_target)
 
-    def on_commit(self, target: PostgresTarget, transaction: RemoteTransaction) -> None:
-        """It ends: clear the position with it, if it was that one or anything was applied."""
-        if not self.is_active(transaction):
+    async def on_commit(self, transaction: RemoteTransaction, session: PostgresTarget | None = None) -> None:
+        """Clear the position with the transaction that ends, if it was that one or anything was applied.
+
+        Args:
+            session: that has applied the transaction; None: the apply worker's own.
+        """
+        if not self._is_active(transaction):
             return
+        target = session or self._target
+        await target.leave_batch_mode(transaction)
         wanted = self._wanted()
         target.clear_skip_lsn(transaction, wanted)
         self._cleared()
-        if transaction.skipped:
+        if transaction.state is TransactionState.SKIP:
             self._log("completed", transaction)
             return
         telemetry.log(

@@ -11,7 +11,8 @@ All of them end in the publisher's order, each with a transaction on the target 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 
 import anyio.lowlevel
@@ -31,51 +32,55 @@ from subscriber.apply.dispatcher import (
 )
 from subscriber.apply.progress import Progress
 from subscriber.apply.table_states import NOWHERE
-from subscriber.apply.transaction import RemoteTransaction
+from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.errors import ProtocolError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared
-from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import Wants
+from subscriber.targets.base import Target
 from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.skip import TransactionSkipper
+from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Applier, Counters
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionKinds:
+    """What a stream may have beside ordinary transactions; None: that was not asked for."""
+
+    streamed: SpooledTransactions | None = None
+    parallel: bool = False  # streaming = parallel: the messages have more fields
+    parallel_commit: ParallelCommit | None = None  # of what a parallel worker has applied
+    two_phase: TwoPhase | None = None
+    skipper: TransactionSkipper | None = None  # ALTER SUBSCRIPTION … SKIP
+
+
 class Transactions:
-    """For one apply loop; see there for what the arguments mean. `on_committed(number)` is Progress' number."""
+    """Begins and ends the transactions of one apply loop."""
 
     def __init__(
         self,
-        target: PostgresTarget,
-        wants: Wants,
+        target: Target,
+        hooks: ApplyHooks,
+        kinds: TransactionKinds,
         progress: Progress,
         counters: Counters,
         on_committed: Callable[[int], None],
-        skipping: TransactionSkipper | None,
-        streamed: SpooledTransactions | None,
-        parallel: bool,
-        two_phase: TwoPhase | None,
-        before: Callable[[Lsn], Awaitable[None]] | None = None,
-        unattended: Callable[[Lsn], bool] = lambda _: False,
     ) -> None:
+        """`on_committed` is called with the number that `progress` gives a commit, when it is answered."""
         self.ended = NOWHERE  # the end of the last transaction that append_raw() has taken
         self._target = target
-        self._wants = wants
+        self._hooks = hooks
+        self._kinds = kinds
         self._progress = progress
         self._counters = counters
         self._on_committed = on_committed
-        self._skipping = skipping
-        self._streamed = streamed
-        self._two_phase = two_phase
-        self._before = before
-        self._unattended = unattended
         self._dispatcher = Dispatcher(codec=target.codec)
-        self._applier = Applier(target, self._dispatcher, wants, counters)
-        self._decoder = Decoder(parallel=parallel)
+        self._applier = Applier(target, self._dispatcher, hooks, counters)
+        self._decoder = Decoder(parallel=kinds.parallel)
 
     @property
     def idle(self) -> bool:
@@ -97,7 +102,7 @@ class Transactions:
         Afterwards flush_if_full() has to be awaited, and `ended` is where the last whole one ended.
         """
         if self._dispatcher.block is not None:
-            return self._blocks().append_raw(waiting, limit)
+            return self._streamed().append_raw(waiting, limit)
         size, stop = 0, max(0, len(waiting) - limit)
         while (left := len(waiting) - stop) > 0:
             taken = self._take_transactions(waiting, left) if self.idle else self._applier.append_raw(waiting, left)
@@ -109,21 +114,21 @@ class Transactions:
     async def flush_if_full(self) -> None:
         """After append_raw()."""
         if self._dispatcher.block is not None:
-            await self._blocks().flush_if_full()
+            await self._streamed().flush_if_full()
         else:
             await self._target.flush_if_full()
 
     def _take_transactions(self, waiting: deque[bytes], limit: int) -> int:
         """Small ones, from BEGIN to COMMIT; their bytes."""
-        if not self._unattended(self._target.position):
+        if self._hooks.needs_boundary(self._target.position):
             return 0
-        ends = CommitCallbacks(self._unattended, self._on_committed, self._progress.sent + 1)
+        ends = CommitCallbacks(self._hooks.needs_boundary, self._on_committed, self._progress.sent + 1)
         taken = self._applier.append_raw_transactions(waiting, limit, ends)
         if taken is None:
             return 0
-        reach(Point.COMMIT_READY, self._target.pipeline.flush)
+        reach(Point.COMMIT_READY, self._target.flush)
         self._progress.commit_sent(taken.end_lsn, taken.transactions)
-        reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+        reach(Point.COMMIT_SENT, self._target.flush)
         self.ended = taken.end_lsn
         return taken.bytes
 
@@ -132,9 +137,9 @@ class Transactions:
     async def receive(self, payload: bytes) -> Lsn | None:
         """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
         if payload and self._dispatcher.must_spool(payload[0]):
-            assert self._streamed is not None
-            if self._streamed.append(payload):
-                await self._streamed.flush()
+            streamed = self._streamed()
+            if streamed.append(payload):
+                await streamed.flush()
             return None
         action = await self._applier.handle(self._decoder.decode(in_place(payload)))
         return None if action is None else await self._act(action)
@@ -143,7 +148,7 @@ class Transactions:
         """What is to be done beside changes; where the transaction ended, if it did."""
         match action:
             case BeginTransaction():
-                await self._wait_before(action.transaction.finish_lsn)
+                await self._hooks.before_transaction(action.transaction.finish_lsn)
                 self._open(action.transaction)
             case EndTransaction():
                 await self._close(action.transaction, action.end_lsn)
@@ -151,50 +156,44 @@ class Transactions:
             case FinishPrepared():
                 return await self._resolve(action.message)
             case BeginStreamBlock():
-                await self._blocks().open_block(action)
+                await self._streamed().open_block(action)
             case EndStreamBlock():
-                await self._blocks().close_block()
+                await self._streamed().close_block()
             case AbortStreamed():
-                self._target.pipeline.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
-                await self._blocks().abort(action.message)
+                self._target.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
+                await self._streamed().abort(action.message)
             case ApplySpooled():
-                await self._wait_before(action.transaction.finish_lsn)
-                await self._replay(self._blocks(), action.transaction, action.end_lsn)
+                await self._hooks.before_transaction(action.transaction.finish_lsn)
+                await self._replay(self._streamed(), action.transaction, action.end_lsn)
                 return action.end_lsn
         return None
 
-    async def _wait_before(self, finish_lsn: Lsn) -> None:
-        """Nothing of a transaction that finishes there is visible on the target yet."""
-        if self._before is not None:
-            await self._before(finish_lsn)
-
     def _open(self, transaction: RemoteTransaction) -> None:
-        if self._skipping is not None:
-            self._skipping.on_begin(transaction)
-        if transaction.gid is not None:
-            transaction.present = self._prepared().is_prepared(transaction.xid)
+        if self._kinds.skipper is not None:
+            self._kinds.skipper.on_begin(transaction)
+        again = transaction.gid is not None and self._two_phase().is_prepared(transaction.xid)
+        if again and transaction.state is TransactionState.APPLY:
+            transaction.state = TransactionState.ALREADY_PREPARED
 
     async def _close(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        """The transaction has been applied: commit or prepare it."""
+        """Commit or prepare the transaction, which has been applied."""
         self._counters.transactions += 1
         if transaction.gid is not None:
-            two_phase = self._prepared()
-            await self._target.leave_batch_mode(transaction)
-            reach(Point.COMMIT_READY, self._target.pipeline.flush)
-            await two_phase.prepare(self._target, transaction, end_lsn)
+            two_phase = self._two_phase()
+            reach(Point.COMMIT_READY, self._target.flush)
+            await two_phase.prepare(transaction, end_lsn)
             reach(Point.PREPARED)
             transaction = two_phase.note(transaction, end_lsn)
         await self._commit(transaction, end_lsn)
 
     async def _commit(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        if self._skipping is not None and self._skipping.is_active(transaction):
-            await self._target.leave_batch_mode(transaction)
-            self._skipping.on_commit(self._target, transaction)
+        if self._kinds.skipper is not None:
+            await self._kinds.skipper.on_commit(transaction)
         if transaction.is_open_on_target:
-            reach(Point.COMMIT_READY, self._target.pipeline.flush)
+            reach(Point.COMMIT_READY, self._target.flush)
             number = self._progress.commit_sent(end_lsn)
             await self._target.commit(transaction, end_lsn, partial(self._on_committed, number))
-            reach(Point.COMMIT_SENT, self._target.pipeline.flush)
+            reach(Point.COMMIT_SENT, self._target.flush)
         else:
             self._progress.note(end_lsn)
 
@@ -204,36 +203,35 @@ class Transactions:
         if isinstance(message, CommitPrepared):
             transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
             end_lsn = message.end_lsn
-            await self._wait_before(transaction.finish_lsn)
+            await self._hooks.before_transaction(transaction.finish_lsn)
             self._open(transaction)
-            await self._target.leave_batch_mode(transaction)
-            own = await self._prepared().commit(message, transaction)
+            own = await self._two_phase().commit(message, transaction)
         else:
             transaction = RemoteTransaction(message.xid, message.rollback_end_lsn, message.rollback_time)
             end_lsn = message.rollback_end_lsn
-            await self._wait_before(transaction.finish_lsn)
-            await self._target.leave_batch_mode(transaction)
-            own = await self._prepared().rollback(message, transaction)
+            await self._hooks.before_transaction(transaction.finish_lsn)
+            own = await self._two_phase().rollback(message, transaction)
         reach(Point.RESOLVED)
         await self._commit(own, end_lsn)
         return end_lsn
 
-    def _prepared(self) -> TwoPhase:
-        if self._two_phase is None:
+    def _two_phase(self) -> TwoPhase:
+        if self._kinds.two_phase is None:
             raise ProtocolError("a prepared transaction came, and two-phase commit was not asked for")
-        return self._two_phase
+        return self._kinds.two_phase
 
-    def _blocks(self) -> SpooledTransactions:
-        if self._streamed is None:
+    def _streamed(self) -> SpooledTransactions:
+        if self._kinds.streamed is None:
             raise ProtocolError("a streamed transaction came, and streaming was not asked for")
-        return self._streamed
+        return self._kinds.streamed
 
     # --- streamed transactions ------------------------------------------------------------------
 
     async def _replay(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
         """A streamed transaction has ended: what was kept of it is applied, unless a parallel worker has done that."""
         self._open(transaction)
-        if transaction.skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
+        skipped = transaction.state is TransactionState.SKIP
+        if skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
             await streamed.abandon(transaction.xid)
             await self._apply_kept(streamed, transaction)
             await self._close(transaction, end_lsn)
@@ -242,14 +240,14 @@ class Transactions:
     async def _apply_kept(self, streamed: SpooledTransactions, transaction: RemoteTransaction) -> None:
         """Of one that is passed over only what it says of tables: the publisher will not say it again."""
         # An Applier binds hooks to tables when it maps them.
-        known = self._dispatcher.relations if self._target.hooks is None else None
+        known = self._dispatcher.relations if self._hooks.table_hooks is None else None
         applier = Applier(
-            self._target, Dispatcher.replaying(transaction, known, self._target.codec), self._wants, self._counters
+            self._target, Dispatcher.replaying(transaction, known, self._target.codec), self._hooks, self._counters
         )
         decoder = Decoder()
         async for records in streamed.read(transaction.xid):
             await applier.apply_spooled([message for _, _, message in records], decoder)
-            self._target.pipeline.flush()
+            self._target.flush()
             await anyio.lowlevel.checkpoint()
         if transaction.gid is None:
             self._dispatcher.relations.take_over(applier.dispatcher.relations)
@@ -257,33 +255,18 @@ class Transactions:
     async def _end_by_worker(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
         """Whether a parallel worker had the transaction, and has ended it in its place in the order."""
         assignment = streamed.assignment(transaction)
-        if assignment is None:
-            return False
-
-        async def end(target: PostgresTarget) -> None:
-            self._target.copy_progress_to(target)
-            if transaction.gid is not None:
-                await self._prepared().prepare(target, assignment.transaction, end_lsn)
-            else:
-                if self._skipping is not None:
-                    self._skipping.on_commit(target, assignment.transaction)
-                if assignment.transaction.is_open_on_target:
-                    await target.commit(assignment.transaction, end_lsn, lambda: None)
-                    await target.sync()
-
-        await self._target.sync()  # the worker goes on from where all before it has left the progress
-        if not await assignment.finish_with(end):
+        commit = self._kinds.parallel_commit
+        if assignment is None or commit is None or not await commit.finish(assignment, transaction, end_lsn):
             return False
         self._counters.transactions += 1
         self._counters.changes += assignment.applied
         what = "COMMIT" if transaction.gid is None else "PREPARE"
         telemetry.log(telemetry.DEBUG, f"finished processing the STREAM {what} command", xid=transaction.xid)
         if transaction.gid is not None:
-            await self._commit(self._prepared().note(transaction, end_lsn), end_lsn)
+            await self._commit(self._two_phase().note(transaction, end_lsn), end_lsn)
             return True
         self._dispatcher.relations.take_over(assignment.relations)
         if assignment.transaction.is_open_on_target:
-            self._target.set_progress_position(end_lsn)
             self._on_committed(self._progress.commit_sent(end_lsn))
         else:
             self._progress.note(end_lsn)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from subscriber import telemetry
 from subscriber.apply.conflicts.types import Conflict
+from subscriber.apply.error_context import error_context
 from subscriber.apply.progress import ProgressClaim
+from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import TableState
-from subscriber.apply.transaction import error_context
 from subscriber.catalog import progress_records, store
 from subscriber.catalog.replication_names import apply_origin
 from subscriber.connection.errors import libpq_message
@@ -30,10 +32,13 @@ from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply.confirmed_position import resume_confirming
 from subscriber.worker.apply.lock_waits import LockWaitMonitor
 from subscriber.worker.apply.look_ahead import look_ahead, wait_for_pause
-from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.loop import ApplyLoop, Durability
+from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.skip import TransactionSkipper
+from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
+from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import connection_hint
 from subscriber.worker.leftover_slots import drop_leftover_slots
@@ -51,7 +56,32 @@ SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::x
 """
 
 
-class ApplyWorker:
+class Supervision(Protocol):
+    """What an apply worker asks of its supervisor."""
+
+    @property
+    def skip_lsn(self) -> Lsn:
+        """The position of ALTER SUBSCRIPTION … SKIP; 0: none."""
+
+    def skip_cleared(self) -> None:
+        """The transaction to skip has been skipped, or another one was applied."""
+
+    def start_sync(self, relid: int) -> None:
+        """Start the table's synchronization worker, if it is time for one."""
+
+    def is_syncing(self, relid: int) -> bool:
+        """Return True while the table has a synchronization worker."""
+
+
+@dataclass(slots=True)
+class WorkerMemory:
+    """What the next apply worker of the subscription is to know."""
+
+    known_tables: KnownTables = field(default_factory=KnownTables)
+    text_reason: str | None = None  # why values must not come in binary (value_format.py); None: they may
+
+
+class ApplyWorker(ApplyHooks):
     """Runs once; its supervisor makes another after an error. Every error that leaves run() has its CONTEXT."""
 
     def __init__(
@@ -60,33 +90,21 @@ class ApplyWorker:
         context: LauncherContext,
         tables: TableStates,
         report: Report,
-        start_sync: Callable[[int], None],
-        is_syncing: Callable[[int], bool],
-        skip_lsn: Callable[[], Lsn],
-        skipped: Callable[[], None],
-        holding: PauseGate,
-        text_because: str | None,
-        known: KnownTables,
+        supervision: Supervision,
+        pause: PauseGate,
+        memory: WorkerMemory,
     ) -> None:
-        """`start_sync` asks for a table's sync worker, `is_syncing` says whether it runs. `skip_lsn` is the
-        position to skip, 0 for none, `skipped` is called when it has been cleared.
-        `text_because` is why values must not come in binary, unless the subscription says so (value_format.py).
-        `known` outlives the worker.
-        """
         self.subscription = subscription
+        self.left_over = False  # drop_leftover_slots() could not drop everything
+        self.table_hooks = context.hooks.get(subscription.name)
         self._context = context
         self._catalog = context.catalog
         self._tables = tables
         self._report = report
-        self._start_sync = start_sync
-        self._is_syncing = is_syncing
-        self._skip_lsn = skip_lsn
-        self._skipped = skipped
-        self._holding = holding
-        self._text_because = text_because
-        self._known = known
-        self._settle: Callable[[], Awaitable[None]]
-        self.left_over = False  # tidy() could not drop everything
+        self._supervision = supervision
+        self._pause = pause
+        self._memory = memory
+        self._sync: Callable[[], Awaitable[None]]  # the target's, while the loop runs
 
     async def run(self, on_started: Callable[[], None]) -> None:
         """Until the stream ends (EndOfStream) or fails; `on_started` is called once changes flow."""
@@ -106,8 +124,7 @@ class ApplyWorker:
             batching=True,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
-            target.known_tables = self._known
-            target.hooks = self._context.hooks.get(subscription.name)
+            target.known_tables = self._memory.known_tables
             self._tell_limits(target.capabilities.warnings)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
@@ -136,37 +153,34 @@ class ApplyWorker:
         position = max(start, (info and info.confirmed_flush) or start)
         sender_timeout = await read_sender_timeout(publisher)
         two_phase = await self._two_phase(target)
-        options = stream_options(
-            subscription, binary=self._in_binary(target, publisher), two_phase=two_phase is not None
-        )
-        streaming = StreamingSetup(subscription, self._context, self._tables, two_phase, self._skip_lsn)
+        options = stream_options(subscription, binary=self._in_binary(publisher), two_phase=two_phase is not None)
+        streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
         stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
-        self._settle = target.sync
+        self._sync = target.sync
         waits = LockWaitMonitor(
             target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
         )
+        self.background_tasks = [
+            waits.run,
+            ApplySessions(subscription, self._context, target, self._conflict).run,
+            partial(self._look_ahead, target, lambda: loop.position),
+        ]
+        skipper = TransactionSkipper(target, subscription.name, self._skip_lsn, self._supervision.skip_cleared)
         loop: ApplyLoop = ApplyLoop(
             stream,
             target,
             position,
-            wants=self._tables.applies,
-            at_boundary=self._process_tables,
-            flush=flush_for(subscription, self._context.flusher),
+            hooks=self,
             sender_timeout=sender_timeout,
-            incomplete=self._tables.incomplete,
-            confirming=confirming,
-            skipping=TransactionSkipper(subscription.name, self._skip_lsn, self._skipped),
-            streamed=streaming.streamed,
-            parallel=streaming.parallel,
-            two_phase=two_phase,
-            beside=[
-                waits.run,
-                ApplySessions(subscription, self._context, target, self._conflict).run,
-                partial(self._look_ahead, target, lambda: loop.position),
-            ],
-            before=self._before,
-            unattended=self._unattended,
+            durability=Durability(flush_for(subscription, self._context.flusher), confirming),
+            kinds=TransactionKinds(
+                streaming.streamed,
+                streaming.parallel,
+                ParallelCommit(target, two_phase, skipper),
+                two_phase,
+                skipper,
+            ),
         )
         streaming.position = lambda: loop.position
         self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED
@@ -185,29 +199,39 @@ class ApplyWorker:
         """
         await wait_for_pause(position)
         terms = target.roles.terms
-        if not self._known.complete:
-            self._known.complete = True
+        known = self._memory.known_tables
+        if not known.complete:
+            known.complete = True
             tables = list(self._tables.names.values())
-            await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, self._known)
-        target.check_ahead(self._known.all(terms))
+            await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, known)
+        target.check_ahead(known.all(terms))
 
-    def _in_binary(self, target: PostgresTarget, publisher: Publisher) -> bool:
+    def _in_binary(self, publisher: Publisher) -> bool:
         """Whether values are to come in binary."""
         subscription, status = self.subscription, self._report.status
-        form = choose_format(subscription, target.hooks, publisher.server_version, self._text_because)
-        target.verify_binary_types = form.binary and subscription.binary is None
+        form = choose_format(subscription, self.table_hooks, publisher.server_version, self._memory.text_reason)
+        self.verify_binary_types = form.binary and subscription.binary is None
         status.format, status.format_reason = form.name, form.reason
         return form.binary
 
-    def _unattended(self, position: Lsn) -> bool:
-        """Whether nobody has to look at a transaction that begins or ends at `position`."""
-        pending = self.subscription.two_phase is TwoPhaseState.PENDING
-        return not (pending or self._tables.unready or self._skip_lsn() or self._holding.is_due(position))
+    # --- what the apply loop asks -----------------------------------------------------------------------
 
-    async def _before(self, finish_lsn: Lsn) -> None:
-        """A transaction is about to be applied, or skipped."""
-        await self._holding.wait_if_paused(finish_lsn, self._settle)
-        if finish_lsn == self._skip_lsn():
+    def _skip_lsn(self) -> Lsn:
+        return self._supervision.skip_lsn
+
+    def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
+        return self._tables.applies(table, finish_lsn)
+
+    def hides_apply_position(self) -> bool:
+        return self._tables.incomplete()
+
+    def needs_boundary(self, position: Lsn) -> bool:
+        pending = self.subscription.two_phase is TwoPhaseState.PENDING
+        return bool(pending or self._tables.unready or self._supervision.skip_lsn or self._pause.is_due(position))
+
+    async def before_transaction(self, finish_lsn: Lsn) -> None:
+        await self._pause.wait_if_paused(finish_lsn, self._sync)
+        if finish_lsn == self._supervision.skip_lsn:
             self._tables.watch(None)
 
     async def _rolled_back(self, xid: int) -> bool:
@@ -280,20 +304,20 @@ class ApplyWorker:
 
     # --- the apply worker's part in table synchronization (apply/table_states.py) -----------------------
 
-    async def _process_tables(self, position: Lsn) -> bool:
-        """At a boundary: hand over, take over, and have started what has not begun. Never ends the loop."""
-        await self._holding.wait_if_paused(position, self._settle)
+    async def on_boundary(self, position: Lsn) -> bool:
+        """Hand tables over to their sync workers and take them back, and have sync workers started."""
+        await self._pause.wait_if_paused(position, self._sync)
         for table in list(self._tables.unready.values()):
             if table.state is TableState.SYNCDONE:
                 if position >= table.lsn:
                     await self._make_ready(table.relid, table.lsn)
-            elif self._is_syncing(table.relid):
+            elif self._supervision.is_syncing(table.relid):
                 if table.state is TableState.SYNCWAIT:
                     self._tables.hand_over(table.relid, position)
                 if table.state is TableState.CATCHUP:  # or an apply worker before us has moved it there
                     await self._wait_for_sync(table.relid)
             else:
-                self._start_sync(table.relid)
+                self._supervision.start_sync(table.relid)
         if self.subscription.two_phase is TwoPhaseState.PENDING and self._tables.all_ready:
             name = self.subscription.name
             telemetry.log(
@@ -311,13 +335,13 @@ class ApplyWorker:
         assert table is not None
 
         def handed_over() -> bool:
-            gone = self._tables.get(relid) is not table or not self._is_syncing(relid)
+            gone = self._tables.get(relid) is not table or not self._supervision.is_syncing(relid)
             return gone or table.state is not TableState.CATCHUP
 
         await self._tables.wait_until(handed_over)
 
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
-        await self._settle()  # the other tables are as far as this one only when what was sent is committed
+        await self._sync()  # the other tables are as far as this one only when what was sent is committed
         async with self._catalog.use() as connection:
             await store.set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn)
             reach(Point.READY_STORED)

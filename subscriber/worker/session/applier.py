@@ -18,6 +18,7 @@ from subscriber.apply.dispatcher import Action, ApplyChange, Dispatcher, Truncat
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.apply.table_states import NOWHERE
+from subscriber.apply.transaction import TransactionState
 from subscriber.errors import MappingError, SubscriberError, TextNeeded
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
@@ -26,9 +27,10 @@ from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.frontend import LARGE
 from subscriber.protocol.messages import Message
 from subscriber.publisher.own_schema import OWN_SCHEMA
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.base import Target
 from subscriber.targets.postgres.session.error_context import add_context
-from subscriber.targets.postgres.session.statement_context import StatementContext, Wants
+from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.worker.apply_hooks import ApplyRules
 
 _AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
 
@@ -45,13 +47,15 @@ class Counters:
 
 
 class Applier:
-    def __init__(self, target: PostgresTarget, dispatcher: Dispatcher, wants: Wants, counters: Counters) -> None:
+    def __init__(self, target: Target, dispatcher: Dispatcher, rules: ApplyRules, counters: Counters) -> None:
         self.dispatcher = dispatcher
         self._target = target
-        self._wants = wants
+        self._rules = rules
+        # Whether the very bytes that were sent may be applied, without a look at them.
+        self._allows_raw = rules.should_apply if rules.table_hooks is None else self._should_apply_raw
         self._counters = counters
         self._hooked: dict[int, TableHook] = {}  # by the publisher's OID
-        self._not_as_sent: set[int] = set()  # by the target's
+        self._hooked_oids: set[int] = set()  # the target's OIDs of the same tables
 
     def append_raw(self, waiting: deque[bytes], limit: int) -> int:
         """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
@@ -59,13 +63,13 @@ class Applier:
         0 where handle() has to see the next one. Afterwards the target wants flush_if_full().
         """
         transaction = self.dispatcher.transaction
-        if transaction is None or transaction.passed_over:
+        if transaction is None or transaction.state is not TransactionState.APPLY:
             return 0
-        taken, size = self._target.append_raw_changes(
+        taken = self._target.append_raw_changes(
             transaction, waiting, limit, self.dispatcher.relations, self._allows_raw
         )
-        self._counters.changes += taken
-        return size
+        self._counters.changes += taken.changes
+        return taken.bytes
 
     def append_raw_transactions(self, waiting: deque[bytes], limit: int, ends: CommitCallbacks) -> AppendResult | None:
         """Have the target take whole transactions in the same way."""
@@ -88,13 +92,8 @@ class Applier:
             else:
                 await self.handle(decoder.decode(waiting.popleft()[len(_AS_SENT) :]))
 
-    @property
-    def _allows_raw(self) -> Wants:
-        """Whether changes of a target table are ours to apply, and the very bytes that were sent."""
-        return self._wants if self._target.hooks is None else self._wants_as_sent
-
-    def _wants_as_sent(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
-        return table.oid not in self._not_as_sent and self._wants(table, finish_lsn)
+    def _should_apply_raw(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
+        return table.oid not in self._hooked_oids and self._rules.should_apply(table, finish_lsn)
 
     async def handle(self, message: Message) -> Action:
         """Have the target do what `message` asks for, if it is a change; what is left to do about it, if not.
@@ -105,13 +104,13 @@ class Applier:
             action = self.dispatcher.receive(message)
             if isinstance(action, ApplyChange):
                 self._counters.changes += 1
-                if not action.transaction.passed_over:
+                if action.transaction.state is TransactionState.APPLY:
                     await self._change(action)
                 return None
             if isinstance(action, TruncateTables):
                 self._counters.changes += 1
-                if not action.transaction.passed_over:
-                    await self._empty(action)
+                if action.transaction.state is TransactionState.APPLY:
+                    await self._truncate(action)
                 return None
         except SubscriberError as error:
             self._add_context(error, message)
@@ -124,7 +123,7 @@ class Applier:
             if self._is_own(action.message.relid):
                 return
             mapping = await self._map(action.message.relid)
-        if self._wants(mapping.local, action.transaction.finish_lsn):
+        if self._rules.should_apply(mapping.local, action.transaction.finish_lsn):
             message = action.message
             if self._hooked and (hook := self._hooked.get(message.relid)) is not None:
                 hooked = await hook.change(message)
@@ -132,13 +131,13 @@ class Applier:
                     return
                 message = hooked
             await self._target.change(action.transaction, mapping, message)
-            reach(Point.CHANGE_SENT, self._target.pipeline.flush)
+            reach(Point.CHANGE_SENT, self._target.flush)
 
-    async def _empty(self, action: TruncateTables) -> None:
+    async def _truncate(self, action: TruncateTables) -> None:
         relations = self.dispatcher.relations
         relids = [relid for relid in action.message.relids if not self._is_own(relid)]
         mappings = [relations.get(relid) or await self._map(relid) for relid in relids]
-        wanted = [m for m in mappings if self._wants(m.local, action.transaction.finish_lsn)]
+        wanted = [m for m in mappings if self._rules.should_apply(m.local, action.transaction.finish_lsn)]
         if wanted:
             await self._target.truncate(action.transaction, wanted, action.message)
 
@@ -148,14 +147,14 @@ class Applier:
 
     async def _map(self, relid: int) -> RelationMapping:
         relations = self.dispatcher.relations
-        remote, hooks = relations.relation(relid), self._target.hooks
+        remote, hooks = relations.relation(relid), self._rules.table_hooks
         hook = bind(hooks, remote, self._target.codec) if hooks is not None else None
         mapping = await self._target.map_relation(remote if hook is None else hook.relation)
         if hook is not None:
             hook.fit(mapping)
             self._hooked[relid] = hook
-            self._not_as_sent.add(mapping.local.oid)
-        if self._target.verify_binary_types and (why := text_format_reason(mapping)) is not None:
+            self._hooked_oids.add(mapping.local.oid)
+        if self._rules.verify_binary_types and (why := text_format_reason(mapping)) is not None:
             raise TextNeeded(why)
         relations.put(mapping)
         return mapping

@@ -51,7 +51,7 @@ class ApplySessions:
                         event="apply_sessions.fewer",
                     )
                     return
-                tasks.start_soon(target.pipeline.watch)
+                tasks.start_soon(target.watch)
                 self._leader.join(target)
             await anyio.sleep_forever()
 

@@ -33,8 +33,6 @@ async def parallel_session(
             batching=True,
         ) as target:
             target.known_tables = leader.known_tables
-            target.hooks = context.hooks.get(subscription.name)
-            target.verify_binary_types = leader.verify_binary_types
             report.status.pid = target.pipeline.session.pid
             report.status.leader_pid = leader.pipeline.session.pid
             report.status.state = "applying"

@@ -53,7 +53,8 @@ from subscriber.protocol.decode import Decoder
 from subscriber.spool import record_format as spool_format
 from subscriber.spool.spool import SpooledTransaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext, Wants
+from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
+from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Applier, Counters
 
@@ -71,8 +72,8 @@ class AssignmentOutcome(Enum):
 class Assignment:
     """One streamed transaction that a parallel worker applies; the leader's side and the worker's."""
 
-    def __init__(self, spooled: SpooledTransaction, subid: int, wants: Wants) -> None:
-        """`wants` is asked with the finish LSN 0: it is not known yet."""
+    def __init__(self, spooled: SpooledTransaction, subid: int, rules: ApplyRules) -> None:
+        """`rules` are asked with the finish LSN 0: it is not known yet."""
         self.spooled = spooled
         self.transaction = RemoteTransaction(spooled.xid, Lsn(0), 0)
         self.outcome = AssignmentOutcome.OPEN
@@ -81,7 +82,7 @@ class Assignment:
         self.until = 0  # what lies before this in the file may be applied
         self.relations = RelationMap()  # what it was told of tables
         self._subid = subid
-        self._wants = wants
+        self._rules = rules
         self._counters = Counters()
         self._repeated = False
         self._position = 0  # in the file: everything before it is applied, or is just being
@@ -175,7 +176,7 @@ class Assignment:
         """Apply it to its end. Raises what the target raises."""
         dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec)
         self.relations = dispatcher.relations
-        applier = Applier(target, dispatcher, self._wants, self._counters)
+        applier = Applier(target, dispatcher, self._rules, self._counters)
         decoder = Decoder()
         while True:
             self._changed = anyio.Event()
@@ -193,7 +194,7 @@ class Assignment:
                 reach(Point.PARALLEL_DONE)
                 return AssignmentOutcome.DONE
             await target.flush_transaction(self.transaction)
-            target.pipeline.flush()
+            target.flush()
             await self._changed.wait()
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
@@ -207,7 +208,7 @@ class Assignment:
                 await self._apply_run(allowed, target, applier, decoder)
                 if len(allowed) < len(run):  # more may be allowed by now: it begins in the middle of this run
                     return True
-            target.pipeline.flush()
+            target.flush()
             telemetry.log(
                 telemetry.DEBUG, f"applied {len(records)} changes in the streaming chunk", xid=self.spooled.xid
             )
@@ -309,7 +310,7 @@ class ParallelWorker:
         """Everything that is assigned, until the session fails."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(target.pipeline.watch)
+                tasks.start_soon(target.watch)
                 while True:
                     await self._assigned.wait()
                     assert self.assignment is not None

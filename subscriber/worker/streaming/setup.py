@@ -26,6 +26,7 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.parallel_session import parallel_session
 from subscriber.worker.streaming.parallel_worker import Pool
@@ -65,17 +66,23 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int) -> None:
         await anyio.sleep(_POLL)
 
 
-class StreamingSetup:
-    """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for."""
+class StreamingSetup(ApplyRules):
+    """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for.
+
+    It is also the rules of the parallel workers.
+    """
 
     def __init__(
         self,
         subscription: Subscription,
         context: LauncherContext,
+        leader: ApplyRules,
         tables: TableStates,
         two_phase: TwoPhase | None,
         skip_lsn: Callable[[], Lsn],
     ) -> None:
+        """`leader`: the rules of the apply worker."""
+        self.table_hooks, self.verify_binary_types = leader.table_hooks, leader.verify_binary_types
         self.streamed: SpooledTransactions | None = None
         self.pool: Pool | None = None
         self.parallel = False
@@ -101,7 +108,7 @@ class StreamingSetup:
             size, _, _ = await self._settings()
             self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
         spool = context.spool.open_spool(context.sync_id, subid, 0)
-        self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self._wants)
+        self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self)
 
     async def _settings(self) -> tuple[int | None, str | None, str]:
         async with self._context.catalog.use() as connection:
@@ -126,12 +133,15 @@ class StreamingSetup:
         decides = self._subscription.decides_conflicts
         return not (self._skip_lsn() or self._tables.unready or prepared_before or decides)
 
-    def _wants(self, local: LocalRelation, _finish_lsn: Lsn) -> bool:
-        """Whether a parallel worker applies changes of a table. Raises ApplyError where it cannot be known yet."""
-        table = self._tables.find(local)
-        if table is None:
+    def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
+        """Return True if a parallel worker applies changes of a table.
+
+        Raises ApplyError where that is not known yet.
+        """
+        state = self._tables.find(table)
+        if state is None:
             return False
-        if table.state is not TableState.READY or not table.applies(self.position()):
+        if state.state is not TableState.READY or not state.applies(self.position()):
             raise ApplyError(
                 f'logical replication parallel apply worker for subscription "{self._subscription.name}" will stop',
                 detail="Cannot handle streamed replication transactions using parallel apply workers until all"

@@ -33,7 +33,7 @@ from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.messages import StreamAbort
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
-from subscriber.targets.postgres.session.statement_context import Wants
+from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
 
 KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
@@ -52,14 +52,14 @@ class SpooledTransactions:
         subid: int,
         pool: Pool | None = None,
         may_go_ahead: Callable[[int], Awaitable[bool]] | None = None,
-        wants: Wants = lambda _table, _lsn: True,
+        rules: ApplyRules | None = None,
     ) -> None:
-        """`pool`: None for streaming = on. `wants` is what parallel workers are to ask."""
+        """`pool`: None for streaming = on. `rules`: of the parallel workers; None: there are none."""
         self.spool = spool
         self.pool = pool
         self._subid = subid
         self._may_go_ahead = may_go_ahead
-        self._wants = wants
+        self._rules = rules or ApplyRules()
         self._progress: Progress
         self._open: SpooledTransaction | None = None
         self._assigned: dict[int, tuple[Assignment, ParallelWorker]] = {}
@@ -91,7 +91,7 @@ class SpooledTransactions:
                 self._assigned.pop(action.xid)[0].abort()
             self._since[action.xid] = time.time()
             if self.pool is not None and (self._may_go_ahead is None or await self._may_go_ahead(action.xid)):
-                assignment = Assignment(self._open, self._subid, self._wants)
+                assignment = Assignment(self._open, self._subid, self._rules)
                 worker = self.pool.assign(assignment)
                 if worker is not None:
                     self._assigned[action.xid] = (assignment, worker)

@@ -26,7 +26,7 @@ from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
-from subscriber.worker.apply.worker import ApplyWorker, connect_publisher
+from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import root_cause
@@ -82,9 +82,8 @@ class Supervisor:
         self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
         self._waiting: set[int] = set()  # tables whose next attempt has a time already
         self._tidying = False
-        self._text_because: str | None = None  # see worker/apply/value_format.py
-        self._known = KnownTables()
-        self._holding = PauseGate(context.catalog, subscription.oid)
+        self._memory = WorkerMemory()
+        self._pause = PauseGate(context.catalog, subscription.oid)
         self.bulk = CopyJobCoordinator(self, context)
         self._changed = anyio.Event()
         self._tasks: TaskGroup
@@ -119,7 +118,7 @@ class Supervisor:
         tables = self.tables.relids
         await self.reload_tables()
         if subscription != before or tables != self.tables.relids:
-            self._text_because = None
+            self._memory.text_reason = None
         if any(getattr(before, field) != getattr(subscription, field) for field in SETTINGS):
             revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
             why = "of a parameter change"
@@ -132,7 +131,7 @@ class Supervisor:
             )
             for scope in self._syncing.values():
                 scope.cancel()
-            self._known = KnownTables()
+            self._memory.known_tables = KnownTables()
             self.restart()
         if subscription != before or tables != self.tables.relids:
             self._changed.set()
@@ -146,7 +145,7 @@ class Supervisor:
         async with self._context.catalog.use() as connection:
             await table_names.follow(connection, self.subscription)
             rows = await store.load_relation_states(connection, self.subscription.oid)
-            self._holding.load(await pause_requests.load(connection, self.subscription.oid))
+            self._pause.load(await pause_requests.load(connection, self.subscription.oid))
             self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
             self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
             lost = await table_names.load_lost(connection, self.subscription.oid)
@@ -218,20 +217,16 @@ class Supervisor:
             context,
             self.tables,
             report,
-            self._start_sync,
-            lambda relid: relid in self._busy(),
-            lambda: self.subscription.skip_lsn,
-            self._skipped,
-            self._holding,
-            self._text_because,
-            self._known,
+            self,
+            self._pause,
+            self._memory,
         )
         await worker.run(on_started)
 
     async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
         """Report an error and wait until it is time for the next attempt; false: there is none."""
         if not isinstance(error, ConnectionLost):
-            self._known.forget()
+            self._memory.known_tables.forget()
         add_hint(error)
         position = report.position
         report.leave()
@@ -271,7 +266,7 @@ class Supervisor:
 
     def _switch_to_text(self, error: TextNeeded) -> None:
         """Have values sent as text from now on."""
-        self._text_because = error.message
+        self._memory.text_reason = error.message
         telemetry.log(
             telemetry.LOG,
             f'logical replication worker for subscription "{self.subscription.name}" will restart to receive values'
@@ -280,7 +275,11 @@ class Supervisor:
             event="worker.restart",
         )
 
-    def _skipped(self) -> None:
+    @property
+    def skip_lsn(self) -> Lsn:
+        return self.subscription.skip_lsn
+
+    def skip_cleared(self) -> None:
         self.subscription = replace(self.subscription, skip_lsn=Lsn(0))
 
     async def _disable(self) -> None:
@@ -317,7 +316,10 @@ class Supervisor:
 
     # --- table sync workers ---------------------------------------------------------------------
 
-    def _start_sync(self, relid: int) -> None:
+    def is_syncing(self, relid: int) -> bool:
+        return relid in self._busy()
+
+    def start_sync(self, relid: int) -> None:
         """Start a table's sync worker, unless too many run or it was started a moment ago."""
         match self.bulk.leaves(relid):
             case Synchronizer.TO_COPY:
@@ -356,18 +358,7 @@ class Supervisor:
         finished = False
         try:
             with scope:
-                sync = TableSync(
-                    self.subscription,
-                    relid,
-                    context.apply_target,
-                    context.sync_id,
-                    context.catalog,
-                    context.flusher,
-                    self.tables,
-                    report,
-                    context.spool,
-                    self._hooks,
-                )
+                sync = TableSync(self.subscription, relid, context, self.tables, report)
                 sync.log("started")
                 await sync.run(sessions)
                 sync.log("finished")

@@ -34,13 +34,11 @@ from dataclasses import replace
 from subscriber import telemetry
 from subscriber.apply.batch.binary_types import same_in_binary
 from subscriber.apply.conflicts.types import Conflict
-from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import copy_jobs, progress_records, replication_names, store
-from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.session import Session, joined
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -57,34 +55,32 @@ from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql.row_statements import copy_from
-from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.loop import ApplyLoop, Durability
+from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
-from subscriber.worker.context import SpoolSettings
+from subscriber.worker.apply_hooks import ApplyHooks
+from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.sessions import SyncSessions
-from subscriber.worker.wal_flush import Flusher
 
 
-class TableSync:
+class TableSync(ApplyHooks):
     """Synchronizes one table, once."""
 
     def __init__(
         self,
         subscription: Subscription,
         relid: int,
-        target: str,
-        sync_id: str,
-        catalog: CatalogConnection,
-        flusher: Flusher,
+        context: LauncherContext,
         tables: TableStates,
         report: Report,
-        spool: SpoolSettings,
-        hooks: Hooks | None,
     ) -> None:
-        """`relid` is the table on the target, or GROUP. `sync_id` is the target's (catalog/identity.py)."""
+        """`relid` is the table on the target, or GROUP."""
+        sync_id = context.sync_id
+        self.table_hooks = context.hooks.get(subscription.name)
         self.subscription = subscription
         self.relid = relid
         self.relids = [relid]
@@ -95,13 +91,12 @@ class TableSync:
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
         self.slot = replication_names.table_sync_slot(subscription.oid, relid, sync_id)
-        self._target = target
-        self._catalog = catalog
-        self._flusher = flusher
+        self._target = context.apply_target
+        self._catalog = context.catalog
+        self._flusher = context.flusher
         self._tables = tables
         self._report = report
-        self._hooks = hooks
-        self._spool = spool.open_spool(sync_id, subscription.oid, relid)
+        self._spool = context.spool.open_spool(sync_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
     async def run(self, sessions: SyncSessions) -> None:
@@ -109,7 +104,6 @@ class TableSync:
         origin = replication_names.table_sync_origin(self.subscription.oid, self.relid)
         publisher = await sessions.publisher(self.slot)
         async with sessions.target(self.table, self.relid, self._conflict) as target:
-            target.hooks = self._hooks
             self._report.status.pid = target.pipeline.session.pid
             try:
                 if self.relid != copy_jobs.COPY_JOB_RELID:
@@ -171,7 +165,7 @@ class TableSync:
         read_at = await publisher.now()
         source = self._tables.sources.get(self.relid, (self.schema, self.table))
         table = await publisher.table(*source, self.subscription.publications)
-        hook = bind(self._hooks, as_relation(table), target.codec) if self._hooks is not None else None
+        hook = bind(self.table_hooks, as_relation(table), target.codec) if self.table_hooks is not None else None
         mapping = map_relation(as_relation(table) if hook is None else hook.relation, local, target.codec)
         if hook is not None:
             hook.fit(mapping)
@@ -255,19 +249,20 @@ class TableSync:
             stream,
             target,
             start,
-            wants=self._wants,
-            at_boundary=self._caught_up,
-            flush=flush_for(subscription, self._flusher),
+            hooks=self,
             sender_timeout=sender_timeout,
-            streamed=SpooledTransactions(self._spool, subscription.oid) if streaming != "off" else None,
-            parallel=streaming == "parallel",
+            durability=Durability(flush_for(subscription, self._flusher)),
+            kinds=TransactionKinds(
+                SpooledTransactions(self._spool, subscription.oid) if streaming != "off" else None,
+                streaming == "parallel",
+            ),
         )
         self._report.follow(loop)
         await loop.run()
         await self._store_done(loop.position)
         await stream.stop()
 
-    def _wants(self, table: LocalRelation, _finish_lsn: Lsn) -> bool:
+    def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
         """Return True for a table of this worker. Raises as Tables.find() does."""
         return self._tables.relid(table) in self.relids and self._tables.find(table) is not None
 
@@ -294,7 +289,8 @@ class TableSync:
             reach(Point.SYNCDONE_STORED)
             self._move(TableState.SYNCDONE, position)
 
-    async def _caught_up(self, position: Lsn) -> bool:
+    async def on_boundary(self, position: Lsn) -> bool:
+        """Return True when the position that the apply worker has named is reached."""
         assert self._catchup is not None
         return position >= self._catchup
 

@@ -19,8 +19,9 @@ from typing import Protocol
 from subscriber.apply.conflicts import types
 from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide
 from subscriber.apply.conflicts.types import Conflict, ConflictType
+from subscriber.apply.error_context import error_context
 from subscriber.apply.relation_map import Partition, RelationMapping
-from subscriber.apply.transaction import RemoteTransaction, error_context
+from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
 from subscriber.protocol.encodings import encode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
+from subscriber.apply.error_context import error_context
 from subscriber.apply.relation_map import LocalRelation, RelationMapping
-from subscriber.apply.transaction import error_context
 from subscriber.connection.pipeline import Pipeline
 from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError

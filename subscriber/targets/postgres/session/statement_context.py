@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from subscriber.apply.conflicts.types import Conflict
-from subscriber.apply.relation_map import LocalRelation, RelationMapping
+from subscriber.apply.relation_map import RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Message
 from subscriber.targets.postgres.sql.row_statements import Plan
 
@@ -27,5 +26,4 @@ class StatementContext:
     schema_unchecked: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 
-Wants = Callable[[LocalRelation, Lsn], bool]  # (target table, finish LSN) -> whether its changes are ours to apply
 OnConflict = Callable[[Conflict, StatementContext], None]

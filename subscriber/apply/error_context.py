@@ -1,0 +1,28 @@
+"""The CONTEXT line of an error: what was being applied, and the position that SKIP needs."""
+
+from __future__ import annotations
+
+from subscriber.apply.transaction import RemoteTransaction
+
+
+def error_context(
+    origin: str,
+    message: str,
+    relation: str | None = None,
+    column: str | None = None,
+    transaction: RemoteTransaction | None = None,
+) -> str:
+    """In PostgreSQL's own words; parts that are not known are left out.
+
+    `message` is a name as "INSERT"; `relation` as "public.t". Source: apply_error_callback() in worker.c.
+    """
+    line = f'processing remote data for replication origin "{origin}" during message type "{message}"'
+    if relation is not None:
+        line += f' for replication target relation "{relation}"'
+    if column is not None:
+        line += f' column "{column}"'
+    if transaction is not None:
+        line += f" in transaction {transaction.xid}"
+        if transaction.finish_lsn:
+            line += f", finished at {transaction.finish_lsn}"
+    return line

@@ -1,0 +1,58 @@
+"""The end of a transaction that a parallel worker has applied: in its place in the commit order.
+
+The parallel worker commits in its own session, and its commit moves the progress record from where the leader's last
+commit has left it. So the leader waits for its own commits, hands its progress over, waits for the worker's commit, and
+takes the progress back.
+
+Source: apply_handle_stream_commit() and apply_handle_stream_prepare() in worker.c, TRANS_LEADER_SEND_TO_PARALLEL.
+"""
+
+from __future__ import annotations
+
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.lsn import Lsn
+from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.two_phase import TwoPhase
+from subscriber.worker.apply.skip import TransactionSkipper
+from subscriber.worker.streaming.parallel_worker import Assignment
+
+
+class ParallelCommit:
+    """For one apply worker, whose own session is `leader`."""
+
+    def __init__(self, leader: PostgresTarget, two_phase: TwoPhase | None, skipper: TransactionSkipper) -> None:
+        self._leader = leader
+        self._two_phase = two_phase
+        self._skipper = skipper
+
+    async def finish(self, assignment: Assignment, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
+        """Have the worker commit or prepare what it has applied.
+
+        Args:
+            transaction: as the end of the stream has it, with its gid if it is prepared.
+
+        Returns:
+            False if the worker has given up: nothing of the transaction is on the target.
+
+        Raises:
+            SubscriberError: the leader's session fails.
+        """
+
+        async def end(session: PostgresTarget) -> None:
+            applied = assignment.transaction
+            self._leader.copy_progress_to(session)
+            if transaction.gid is not None:
+                assert self._two_phase is not None
+                await self._two_phase.prepare(applied, end_lsn, session)
+                return
+            await self._skipper.on_commit(applied, session)
+            if applied.is_open_on_target:
+                await session.commit(applied, end_lsn, lambda: None)
+                await session.sync()
+
+        await self._leader.sync()
+        if not await assignment.finish_with(end):
+            return False
+        if transaction.gid is None and assignment.transaction.is_open_on_target:
+            self._leader.set_progress_position(end_lsn)
+        return True
