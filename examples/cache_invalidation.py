@@ -1,11 +1,11 @@
-"""Cache invalidation: forget what changed in the database, whoever changed it.
+"""Cache invalidation: drop entries when their rows change, no matter which program changed them.
 
     python examples/cache_invalidation.py SOURCE_DSN PUBLICATION
 
-Keeps a dictionary of rows by table and key, filled on demand, and drops an entry when its row changes. The slot is a
-temporary one: a cache that starts is empty and needs no history.
+Keeps a dictionary of rows by table and key, filled on demand, and drops an entry when its row changes. The slot is
+temporary: a cache starts empty and needs no history.
 
-Shows: a stream without a slot of its own; the key before a change; TRUNCATE.
+Shows: a stream with a temporary slot; the key before a change; TRUNCATE.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Cache:
         self._rows: dict[str, dict[Key, dict[str, Any]]] = {}
 
     async def get(self, table: str, **key: Any) -> dict[str, Any] | None:
-        """A row, from the database when it is not here yet; None if there is none."""
+        """Return a row, from the database if it is not cached. None if it does not exist."""
         rows = self._rows.setdefault(table, {})
         wanted = tuple(key.values())
         if wanted not in rows:
@@ -50,7 +50,10 @@ class Cache:
             await connection.close()
 
     async def follow(self, publication: str, *, ready: asyncio.Event | None = None) -> None:
-        """Forget rows as they change, until cancelled. What was cached before it began may be out of date."""
+        """Drop rows as they change, until cancelled.
+
+        Entries that were cached before the stream began may be out of date.
+        """
         async with subscriber.stream(self._source, publications=[publication]) as stream:
             self._rows.clear()
             if ready is not None:

@@ -1,11 +1,11 @@
-"""A bounded catch-up: hand out what happened since the last time, and end.
+"""A bounded catch-up: print the changes since the last run, and end.
 
     python examples/catch_up.py SOURCE_DSN PUBLICATION SLOT > changes.jsonl
 
-For a job that runs every hour. It stops at the position at which the publisher stood when it started, so that a busy
-publisher does not keep it going for ever; what comes later is for the next run. Prints a JSON line for each change.
+For a job that runs every hour. It stops at the position that the publisher had when the job started, so that it ends
+even if the publisher is busy. Later changes are for the next run. Prints a JSON line for each change.
 
-Shows: `until`; values as the publisher's text; the three kinds of nothing.
+Shows: `until`; values as the publisher's text; NULL, unchanged and unsent values.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ async def current_position(source: str) -> Lsn:
 
 
 def as_json(row: Row | None) -> dict[str, str | None] | None:
-    """The columns that were sent, as text; NULL is null, and what was not sent is missing."""
+    """Return the sent columns as text. NULL is null, and columns that were not sent are missing."""
     if row is None:
         return None
     return {name: value for name, value in row.texts().items() if not isinstance(value, Missing)}
 
 
 async def run(source: str, publication: str, slot: str, write: Callable[[str], None]) -> int:
-    """Write what happened up to now; how many changes that were."""
+    """Write the changes up to now. Returns their number."""
     count = 0
     until = await current_position(source)
     async with subscriber.stream(

@@ -1,10 +1,10 @@
-"""A subscription inside an async program: copy a database, follow it, and leave.
+"""A subscription inside an async program: copy a database, follow it, and end.
 
     python examples/embedded.py SOURCE_DSN TARGET_DSN PUBLICATION
 
-Creates the subscription `embedded` if it isn't there, waits until all tables are copied and everything
-committed on the publisher by then has arrived, and prints where it stands. Run it again to go on from
-there. The tables must exist on the target.
+Creates the subscription `embedded` if it does not exist. Waits until all tables are copied and all transactions that
+are committed by then on the publisher have arrived, and prints the position. Run it again to resume from there. The
+tables must exist on the target.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ NAME = "embedded"
 
 
 async def follow(source: str, target: str, publication: str) -> subscriber.Lsn:
-    """Bring the target up to what the source has now; the position reached."""
+    """Bring the target up to the source's current position. Returns that position."""
     async with subscriber.connect(target) as db:
         if NAME not in [subscription.name for subscription in await db.subscriptions()]:
             connection = source.replace("'", "''")

@@ -4,10 +4,10 @@
 
     curl -N http://127.0.0.1:8000/changes?table=public.city
 
-One stream feeds all browsers. Each has a queue of its own with a limit: one that does not keep up is disconnected, and
-neither the others nor the database notice. It works the same under FastAPI.
+One stream feeds all browsers. Each browser has a bounded queue. A browser that does not keep up is disconnected, which
+affects neither the other browsers nor the database. The same code works under FastAPI.
 
-Shows: a stream in the lifespan of an application; fanning out.
+Shows: a stream in the lifespan of an application; fan-out.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from starlette.routing import Route
 import subscriber
 from subscriber import Delete, Insert, Row, Update
 
-QUEUE = 1000  # events that may wait for a browser before it is disconnected
+QUEUE = 1000  # events queued for a browser before it is disconnected
 
 
 class Feed:
-    """What is committed, for everybody who listens."""
+    """Sends committed changes to all connected browsers."""
 
     def __init__(self) -> None:
         self._listeners: dict[MemoryObjectSendStream[str], str | None] = {}

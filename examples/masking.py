@@ -1,10 +1,10 @@
-"""A staging database with the production's data, but nobody's name in it.
+"""A staging database with production data, but without personal names.
 
     python examples/masking.py SOURCE_DSN TARGET_DSN PUBLICATION
 
-Runs until Ctrl-C. Rows of the tables below are changed before they reach the target, in the copy as in every later
-change; other tables of the publication come as they are. The tables must exist on the target, `person` in schema
-staging. Whoever runs this subscription with a program that has no hooks is refused.
+Runs until Ctrl-C. Rows of the tables below are changed before they reach the target, both in the initial copy and in
+every later change. Other tables of the publication are replicated unchanged. The tables must exist on the target,
+`person` in schema staging. A program without these hooks cannot run this subscription: it gets an error.
 """
 
 from __future__ import annotations
@@ -21,15 +21,18 @@ NAME = "masking"
 
 
 def pseudonym(text: str) -> str:
-    """The same for the same text, so that what belonged together still does; a real one takes a key."""
+    """Return the same pseudonym for the same text, so that related rows stay related.
+
+    A production version takes a key.
+    """
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def without_names(row: dict[str, Any]) -> dict[str, Any]:
     """Replace the person's name in the free text about them.
 
-    Neither NULL nor UNCHANGED is true: a text that was not changed has been done before. A name that was not sent
-    could not be replaced; that raises here and stops the subscription, which is better than letting it through.
+    NULL and UNCHANGED are both false: an unchanged text has already been masked. If the name was not sent, it cannot be
+    replaced. The exception then stops the subscription, which is better than replicating the name.
     """
     if row["notes"] and row["name"] is not None:
         row["notes"] = row["notes"].replace(row["name"], "N. N.")
@@ -44,14 +47,14 @@ HOOKS = Hooks(
             mask={"name": pseudonym, "email": lambda text: f"{pseudonym(text)}@example.org", "phone": None},
             drop=["password"],
         ),
-        # Only what identifies a row is known of every change to it: here the tenant is part of the key.
+        # Only the columns of the key are known for every change: here the tenant is part of the key.
         "invoice": Hook(where=lambda row: row["tenant"] == "demo"),
     }
 )
 
 
 async def main(source: str, target: str, publication: str) -> None:
-    """Create the subscription if it is not there, and run it."""
+    """Create the subscription if it does not exist, and run it."""
     async with subscriber.connect(target, hooks={NAME: HOOKS}) as db:
         if NAME not in [subscription.name for subscription in await db.subscriptions()]:
             connection = source.replace("'", "''")

@@ -1,12 +1,12 @@
-"""An outbox consumer: messages written in an application's transactions are sent, in order, each at least once.
+"""An outbox consumer: sends messages written in an application's transactions, in order, each at least once.
 
     python examples/outbox.py SOURCE_DSN SLOT
 
-The application calls `SELECT pg_logical_emit_message(true, 'outbox.TOPIC', 'payload')` in the transaction that
-does the work. There is no outbox table, nothing to poll and nothing to clean up: the message is in the WAL exactly
-when the transaction is committed. It is acknowledged after it was sent.
+The application calls `SELECT pg_logical_emit_message(true, 'outbox.TOPIC', 'payload')` in the transaction that does the
+work. There is no outbox table, no polling and no cleanup: the message is in the WAL if and only if the transaction is
+committed. It is acknowledged after it was sent.
 
-Shows: callbacks; logical messages; a slot that is made at the first start.
+Shows: callbacks; logical messages; a slot that is created at the first start.
 """
 
 from __future__ import annotations
@@ -18,13 +18,16 @@ from collections.abc import Awaitable, Callable
 import subscriber
 from subscriber import Message, Transaction
 
-Send = Callable[[str, str], Awaitable[None]]  # topic, payload; raises if it was not taken
+Send = Callable[[str, str], Awaitable[None]]  # topic, payload; raises if the message was not accepted
 
 PREFIX = "outbox."
 
 
 class Outbox(subscriber.Consumer):
-    """Sends the messages of a transaction when that has committed; if one cannot be sent, all come again."""
+    """Sends a transaction's messages after its commit.
+
+    If one cannot be sent, all messages of the transaction are redelivered.
+    """
 
     def __init__(self, send: Send) -> None:
         self._send = send
@@ -35,7 +38,10 @@ class Outbox(subscriber.Consumer):
 
 
 async def run(source: str, slot: str, send: Send, *, until: subscriber.Lsn | None = None) -> None:
-    """Send until cancelled, or everything before `until` was sent. Needs a publication `outbox`, of no table at all."""
+    """Send messages until cancelled, or until all messages before `until` are sent.
+
+    Needs a publication `outbox` without tables.
+    """
     await subscriber.consume(Outbox(send), source, slot=slot, create="missing", publications=["outbox"], until=until)
 
 

@@ -1,11 +1,11 @@
-"""A copy of some tables in a file of SQLite, without what is nobody's business there: for reports, or a laptop.
+"""A copy of some tables in an SQLite file, without private columns: for reports, or a laptop.
 
     python examples/report_copy.py SOURCE_DSN PUBLICATION FILE
 
-Runs until Ctrl-C, and goes on from where it was the next time, killed or not. Whoever reads the file sees whole
-transactions of the publisher. The publication has the table `customer`; others in it come as they are.
+Runs until Ctrl-C, and resumes at the next start, even after a kill. Readers of the file see whole transactions of the
+publisher. The publication has the table `customer`; its other tables are copied unchanged.
 
-Shows: a mirror; hooks for it; beginning again when a server is away.
+Shows: a mirror; hooks for a mirror; retry when a server is unreachable.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from subscriber import ConnectionLost, Hook, Hooks, Lsn
 SLOT = "report_copy"
 AGAIN = 5.0  # seconds until the next attempt
 
-# Of customers only where they live, and since when they are there.
+# Of customers, keep only the city and the date since when they are customers.
 HOOKS = Hooks({"customer": Hook(keep=["id", "city", "since"])})
 
 
 async def run(source: str, publication: str, file: Path, *, until: Lsn | None = None) -> None:
-    """Copy and follow until cancelled, or everything before `until` is in the file.
+    """Copy and follow until cancelled, or until all changes before `until` are in the file.
 
-    What will not pass by itself is raised: a table without a key, a slot that is gone, a disk that is full.
+    Permanent errors are raised: a table without a key, a lost slot, a full disk.
     """
     while True:
         try:

@@ -2,12 +2,12 @@
 
     python examples/search_index.py SOURCE_DSN PUBLICATION SLOT INDEX_FILE
 
-The index is a file of SQLite with full-text search, and stands for any engine that takes documents by key. What was
-changed and the position it belongs to are stored in one transaction of the index, so that each change is made once,
-whenever this is killed.
+The index is an SQLite file with full-text search. It stands for any engine that stores documents by key. Each change
+and its position are stored in one transaction of the index, so that every change is applied exactly once, even after a
+kill.
 
-Shows: reading a snapshot first; remembering the position with the effects, and starting from it; large values that
-did not change and were not sent.
+Shows: reading a snapshot first; storing the position with the effects, and resuming from it; large values that did not
+change and were not sent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ TABLE = "public.article"
 
 
 class Index:
-    """Documents by id, and the position up to which the index has everything."""
+    """Documents by id, and the position up to which the index has all changes."""
 
     def __init__(self, path: Path) -> None:
         self.database = sqlite3.connect(path)
@@ -37,7 +37,7 @@ class Index:
 
     @property
     def position(self) -> Lsn | None:
-        """None: the index has never been filled to the end."""
+        """Return the position; None if the index has never been filled completely."""
         row = self.database.execute("SELECT position FROM progress").fetchone()
         return Lsn.parse(row[0]) if row else None
 
@@ -45,7 +45,7 @@ class Index:
         self.database.execute("DELETE FROM article")
 
     def put(self, key: int, title: str, body: str | None) -> None:
-        """`body` None keeps the one that is there."""
+        """Store a document. `body` None keeps the existing body."""
         if body is None:
             self.database.execute("UPDATE article SET title = ? WHERE rowid = ?", (title, key))
         else:
@@ -64,7 +64,7 @@ class Index:
 
 
 async def fill(index: Index, source: str, snapshot: str) -> None:
-    """All rows as they were when the stream began."""
+    """Store all rows as of the start of the stream."""
     connection = await asyncpg.connect(source)
     try:
         async with connection.transaction(isolation="repeatable_read", readonly=True):
@@ -91,12 +91,13 @@ def apply(index: Index, change: subscriber.Change) -> None:
 
 
 async def run(source: str, publication: str, slot: str, index: Index, *, until: Lsn | None = None) -> None:
-    """Follow until cancelled, or everything before `until` is in the index."""
+    """Follow until cancelled, or until all changes before `until` are in the index."""
     position = index.position
     async with subscriber.stream(
         source,
         slot=slot,
-        # An index that was not filled to its end, because this was killed meanwhile, begins anew.
+        # If the process was killed before the index was filled completely, the index is filled again from the
+        # beginning.
         create="replace" if position is None else "never",
         publications=[publication],
         start=position or Lsn(0),

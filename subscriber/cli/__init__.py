@@ -1,1 +1,1 @@
-"""What a person touches: commands, configuration, status, logs, demo."""
+"""The user interface: commands, their configuration, status, logs and the checks."""

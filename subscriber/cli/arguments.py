@@ -1,7 +1,7 @@
-"""The arguments of this process in the list of processes, which every user of the machine can read.
+"""The arguments of this process in the process list, which every user of the machine can read.
 
-The kernel shows the memory in which it has put the arguments, so they are overwritten there. Before that, while Python
-starts, a password in an argument can be seen for a moment. It is safe in a file, a service or the environment.
+The kernel shows the memory that holds the arguments, so this module overwrites that memory. While Python starts, a
+password in an argument is visible for a moment. A file, a service or an environment variable does not have this gap.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ DSN_OPTIONS = ("--target", "--source", "--apply-target")
 
 
 def hide_passwords() -> None:
-    """Overwrite the passwords of connection strings in this process's arguments. Does nothing but on Linux.
+    """Overwrite the passwords of connection strings in this process's arguments.
 
-    `sys.argv` stays as it is.
+    Does nothing on systems other than Linux.
+
+    `sys.argv` is not changed.
     """
     given = sys.orig_argv
     shown = hidden(given)
@@ -27,7 +29,7 @@ def hide_passwords() -> None:
 
 
 def hidden(arguments: list[str]) -> list[str]:
-    """The same arguments without passwords, none of them longer than before."""
+    """Return the arguments without passwords. No argument becomes longer."""
     shown = []
     for before, argument in zip(["", *arguments], arguments, strict=False):
         option, equals, value = argument.partition("=")
@@ -42,18 +44,18 @@ def hidden(arguments: list[str]) -> list[str]:
 
 
 def _block(arguments: list[str]) -> bytes:
-    """The arguments as they lie in memory."""
+    """Return the arguments as the kernel stores them in memory."""
     return b"".join(os.fsencode(argument) + b"\0" for argument in arguments)
 
 
 def _overwrite(given: bytes, shown: bytes) -> None:
-    """Put `shown` in the place of the arguments, if `given` is what is there."""
-    import ctypes  # slow to import, and needed for a password only
+    """Overwrite the arguments in memory with `shown` if that memory still contains `given`."""
+    import ctypes  # slow to import, and needed only for a password
 
     try:
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
         start, end = int(fields[45]), int(fields[46])  # arg_start and arg_end of proc_pid_stat(5), which counts from 3
-        # Another library may have moved the arguments, as setproctitle does: then that place is not ours to write.
+        # Another library may have moved the arguments, as setproctitle does. The memory is then not ours to write.
         if Path("/proc/self/cmdline").read_bytes() != given or end - start != len(given):
             return
     except (OSError, IndexError, ValueError):

@@ -1,4 +1,4 @@
-"""Decoded messages as lines, of JSON or for people. No I/O here.
+"""Decoded messages as lines, either JSON or text for people. No I/O here.
 
     {"op": "begin", "xid": 745, "lsn": "0/15E8A90", "time": "2030-01-02T03:04:05.678901+00:00"}
     {"op": "insert", "xid": 745, "table": "public.t", "new": {"id": "1", "note": null}}
@@ -8,10 +8,14 @@
     {"op": "message", "xid": null, "lsn": "0/15E8B00", "transactional": false, "prefix": "p", "content": "text"}
     {"op": "commit", "xid": 745, "lsn": "0/15E8A90", "end_lsn": "0/15E8AC0"}
 
-Values are the types' text. NULL is null. A large value that did not change is not sent by the publisher: it
-is missing in `new` and named in `unchanged`. What the publisher gives of the row before is `key` (the columns
-of the replica identity, only when one of them changed or the row was deleted), `old` (all of it, under
-REPLICA IDENTITY FULL), or missing. Columns that are not published appear nowhere.
+Values are in the text format of their types. NULL is null. The publisher does not send a large value that did not
+change: such a column is missing in `new` and listed in `unchanged`. The previous row is in one of two fields, or
+missing:
+
+- `key`: the columns of the replica identity, sent only when one of them changed or the row was deleted.
+- `old`: the whole row, sent under REPLICA IDENTITY FULL.
+
+Columns that are not published appear nowhere.
 """
 
 from __future__ import annotations
@@ -41,19 +45,26 @@ Line = dict[str, Any]
 
 
 def is_change(line: Line) -> bool:
-    """Whether a line counts for --limit."""
+    """Return True if the line counts for --limit."""
     return line["op"] in ("insert", "update", "delete", "truncate", "message")
 
 
 class ChangeLines:
-    """Turns messages into dictionaries in the order they come; remembers the tables' shapes."""
+    """Converts messages to dictionaries in the order in which they arrive. Remembers the columns of every table."""
 
     def __init__(self) -> None:
         self._relations: dict[int, Relation] = {}
         self._xid: int | None = None
 
     def line(self, message: Message) -> Line | None:
-        """None for what only describes others (Relation, Type). Raises ProtocolError for a table never described."""
+        """Convert a message to a dictionary.
+
+        Returns:
+            None for a message that only describes others (Relation, Type).
+
+        Raises:
+            ProtocolError: the message names a table that no Relation message has described.
+        """
         match message:
             case Relation():
                 self._relations[message.relid] = message
@@ -109,7 +120,7 @@ def _name(relation: Relation) -> str:
 
 
 def _values(relation: Relation, row: TupleData, *, keys_only: bool = False) -> tuple[dict[str, str | None], list[str]]:
-    """Values by column name, and the names of those that are unchanged and were not sent."""
+    """Return the values by column name, and the names of the unchanged columns that were not sent."""
     if row.ncols != len(relation.columns):
         raise ProtocolError(f"a row of {_name(relation)} has {row.ncols} columns instead of {len(relation.columns)}")
     values: dict[str, str | None] = {}
@@ -129,7 +140,7 @@ def as_json(line: Line) -> str:
 
 
 def as_text(line: Line) -> str:
-    """One line for people: `UPDATE public.t [id='1'] id='2' note=(unchanged)`."""
+    """Format a line for people: `UPDATE public.t [id='1'] id='2' note=(unchanged)`."""
     return printable(_as_text(line))
 
 
@@ -161,5 +172,5 @@ def _pairs(values: Mapping[str, str | None], unchanged: Sequence[str]) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A value, in which a backslash of its own is doubled: one alone begins an escape of printable()."""
+    """Quote a value. Its own backslashes are doubled, because a single one starts an escape of printable()."""
     return "'" + text.replace("\\", "\\\\").replace("'", "''") + "'"

@@ -14,10 +14,10 @@ from subscriber.errors import ConninfoError
 
 
 def read_dsn(value: str | None) -> str | None:
-    """Return the connection string that an option gives: the value itself, or the first line of FILE for @FILE.
+    """Return the connection string of an option: the value itself, or the first line of FILE for @FILE.
 
     Raises:
-        ConninfoError: the file cannot be read, or others than its owner may read it.
+        ConninfoError: the file cannot be read, or users other than its owner may read it.
     """
     if value is None or not value.startswith("@"):
         return value
@@ -46,7 +46,7 @@ def read_dsn(value: str | None) -> str | None:
 
 
 def _option(what: str, variable: str, *, default: str | None = None) -> Any:
-    """`default`: what --help shows of a value that nobody gives; None: nothing."""
+    """Return the option. `default` is the text that --help shows for an omitted value; None: nothing."""
     return typer.Option(
         help=f"{what}: a URI, key=value pairs, or @FILE with one of them.",
         envvar=variable,

@@ -1,4 +1,4 @@
-"""What the environment decides for the commands: where the servers are, and the event loop."""
+"""Settings of the commands that depend on the environment: the servers, and the event loop."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import ParamSpec, TypeVar
 P = ParamSpec("P")
 T = TypeVar("T")
 
-# The variables that --target, --source and --apply-target are taken from when they are not given.
+# The defaults of --target, --source and --apply-target are taken from these variables.
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
 SOURCE_VARIABLE = "SUBSCRIBER_SOURCE_DSN"
 APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
 
 
 def run_async(function: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Run a command's coroutine function to its end, on uvloop where that is installed."""
+    """Run a command's coroutine function to its end, on uvloop if that is installed."""
     import anyio
 
     options = {"use_uvloop": importlib.util.find_spec("uvloop") is not None}

@@ -1,10 +1,10 @@
-"""Numbers as people read them."""
+"""Numbers formatted for people."""
 
 from __future__ import annotations
 
 
 def in_bytes(number: float) -> str:
-    """1536 → `1.5 KiB`; below one KiB whole bytes; negative numbers keep their sign."""
+    """Format a size: 1536 → `1.5 KiB`; whole bytes below one KiB; negative numbers keep their sign."""
     size = float(number)
     for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
         if abs(size) < 1024 or unit == "TiB":
@@ -14,7 +14,7 @@ def in_bytes(number: float) -> str:
 
 
 def in_seconds(seconds: float) -> str:
-    """0.25 → `0.25 s`, 75 → `1 min 15 s`, 90061 → `1 d 1 h`; the two largest units."""
+    """Format a duration with its two largest units: 0.25 → `0.25 s`, 75 → `1 min 15 s`, 90061 → `1 d 1 h`."""
     if seconds < 10:
         return f"{seconds:.2f}".rstrip("0").rstrip(".") + " s"
     whole = round(seconds)
@@ -24,5 +24,5 @@ def in_seconds(seconds: float) -> str:
 
 
 def count(number: int, thing: str, things: str = "") -> str:
-    """1, "table" → `1 table`; 2000, "table" → `2,000 tables`. `things` is a plural that is not formed with s."""
+    """Format a count: 1, "table" → `1 table`; 2000, "table" → `2,000 tables`. `things` is an irregular plural."""
     return f"{number:,} {thing if number == 1 else things or thing + 's'}"

@@ -1,18 +1,18 @@
-"""`subscriber run --http`: the status over HTTP, beside the launcher and never in its way.
+"""`subscriber run --http`: serve the status over HTTP, without delaying the launcher.
 
-    /metrics      figures for Prometheus; with the target gone subscriber_target_up 0, and no others
-    /health       200 or 503, as `subscriber status` exits 0 or not, with the reasons as JSON
-    /status.json  `subscriber status --json`; 503 with the error when the target does not answer
+    /metrics      metrics for Prometheus; if the target is down, subscriber_target_up 0 and no other metric
+    /health       200 if `subscriber status` would exit 0, else 503, with the reasons as JSON
+    /status.json  `subscriber status --json`; 503 with the error if the target does not answer
     /             a page for people
 
 Only GET and HEAD requests that name this server as their host are answered, see http_guard.py.
 
-An answer is what `subscriber status` would find: one read of the catalog on a connection of its own, which is closed
-before the publishers are asked, so that neither the workers' sessions nor DROP DATABASE wait for it. It serves all
-requests of a second; who comes meanwhile waits for the one look under way.
+A response shows what `subscriber status` would show. One read of the catalog on a separate connection serves all
+requests of a second; concurrent requests wait for the same read. The connection is closed before the publishers are
+queried, so that neither the workers' sessions nor DROP DATABASE wait for it.
 
-No error leaves serve(): what keeps it from listening is logged once and tried again, for replication must not end
-because a port is taken. Signals are the launcher's. When it is cancelled, connections are cut rather than drained.
+No error leaves serve(). An error that prevents listening is logged once and retried, because replication must not end
+when a port is taken. The launcher handles signals. On cancellation, connections are closed rather than drained.
 """
 
 from __future__ import annotations
@@ -53,23 +53,23 @@ except ModuleNotFoundError as error:
     ) from None
 
 LOCAL = "127.0.0.1"
-MAX_AGE = 1.0  # seconds that an answer is good for
-TARGET_TIMEOUT = 5.0  # seconds for the target to answer; a scrape has ten
+MAX_AGE = 1.0  # seconds for which a response is reused
+TARGET_TIMEOUT = 5.0  # seconds for the target to answer; Prometheus waits ten by default
 RETRY_INTERVAL = 5.0  # seconds between two attempts to listen
-CONNECTIONS = 32  # at the same time; whoever comes then gets 503
+CONNECTIONS = 32  # concurrent connections; further ones get 503
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where to listen."""
+    """An address to listen on."""
 
     host: str
-    port: int  # 0: one that is free
-    names: tuple[str, ...] = ()  # more hosts that requests may name
+    port: int  # 0: any free port
+    names: tuple[str, ...] = ()  # additional hosts that requests may name
 
     @classmethod
     def parse(cls, text: str, names: Sequence[str] = ()) -> Address:
-        """Read `8000`, `0.0.0.0:8000` or `[::1]:8000`, and the `names` by which requests may call the server too.
+        """Parse `8000`, `0.0.0.0:8000` or `[::1]:8000`, and the `names` that requests may use for the server as well.
 
         Raises:
             ValueError: the text is not [HOST:]PORT, or a name is not a host name or an address.
@@ -100,7 +100,11 @@ def _answered_name(text: str) -> str:
 
 
 async def serve(address: Address, target: str, launcher: Launcher) -> None:
-    """Answer at `address` about the subscriptions of `target` until cancelled. `launcher` is this process's own."""
+    """Serve the status of the subscriptions of `target` at `address` until cancelled.
+
+    Args:
+        launcher: the launcher of this process.
+    """
     app = HostGuard(_app(Observer(target), launcher), (address.host, *address.names))
     said = None
     while True:
@@ -110,7 +114,7 @@ async def serve(address: Address, target: str, launcher: Launcher) -> None:
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
             message = f"could not listen on {address}: {reason}"
             if message != said:
-                hint = f"It is tried again every {RETRY_INTERVAL:.0f} s. Replication goes on without it."
+                hint = f"The launcher retries every {RETRY_INTERVAL:.0f} s. Replication continues meanwhile."
                 telemetry.log(telemetry.ERROR, message, hint=hint, event="http.failed")
             said = message
         except Exception as error:
@@ -118,24 +122,24 @@ async def serve(address: Address, target: str, launcher: Launcher) -> None:
         await anyio.sleep(RETRY_INTERVAL)
 
 
-# --- what is seen ---------------------------------------------------------------------------------
+# --- collecting the status ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One look at everything. `look` is None when the target did not answer, which `error` says then."""
+    """One snapshot of all subscriptions. `look` is None if the target did not answer; `error` has the reason then."""
 
     look: StatusSnapshot | None = None
     statuses: Sequence[SubscriptionStatus] = ()
     error: str | None = None
 
     def is_standby(self, launcher: Launcher) -> bool:
-        """Whether another launcher than that one works."""
+        """Return True if a launcher other than `launcher` is active."""
         return self.look is not None and self.look.launcher_pid not in (None, launcher.pid)
 
 
 class Observer:
-    """Looks when somebody asks, once a second at most."""
+    """Takes a snapshot on request, at most once a second."""
 
     def __init__(self, target: str) -> None:
         self._target = target
@@ -162,7 +166,7 @@ class Observer:
         return Seen(look, await collect.assess_all(look, self._seen.look))
 
 
-# --- what is answered -----------------------------------------------------------------------------
+# --- responses ------------------------------------------------------------------------------------
 
 
 def _app(observer: Observer, launcher: Launcher) -> Starlette:
@@ -217,7 +221,7 @@ def _health(seen: Seen, *, standby: bool) -> dict[str, Any]:
 
 
 async def _failed(_request: Request, error: Exception) -> Response:
-    """A bug; uvicorn's own word about it is not asked for."""
+    """Log an unexpected exception as a bug. uvicorn's own message about it is suppressed."""
     telemetry.log_error(error, event="http.failed")
     return PlainTextResponse("internal error, see the log\n", 500)
 
@@ -226,14 +230,14 @@ async def _failed(_request: Request, error: Exception) -> Response:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's, within a program that has an event loop, signals and a log of its own."""
+    """uvicorn's server for a program that has its own event loop, signal handlers and log."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     async def end(self) -> None:
-        """What serve() leaves when it is cancelled: listeners, connections, and requests under way."""
+        """Close everything that a cancelled serve() leaves behind: listeners, connections, and open requests."""
         for listener in getattr(self, "servers", ()):
             listener.close()
         requests = list(self.server_state.tasks)
@@ -272,7 +276,11 @@ async def _serve(address: Address, app: HostGuard) -> None:
 
 
 async def _listen(address: Address, stack: ExitStack) -> list[socket.socket]:
-    """A socket for each address that the host's name has and that this machine has. Raises OSError for none."""
+    """Return a socket for each address of the host name that this machine has.
+
+    Raises:
+        OSError: the machine has none of them.
+    """
     sockets: list[socket.socket] = []
     refused: list[OSError] = []
     for family, _, _, _, place in await anyio.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM):

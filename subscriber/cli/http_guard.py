@@ -1,8 +1,8 @@
-"""Which requests `subscriber run --http` answers: GET and HEAD that name this server as their host.
+"""The requests that `subscriber run --http` answers: GET and HEAD requests that name this server as their host.
 
-A page in the operator's browser can make its own host name resolve to this server (DNS rebinding). To the browser the
-answers then come from the page's own site, so the page may read them. The requests still carry the page's name as Host,
-so only a server that checks it is safe. The port does not matter: it is another one behind a forwarded port.
+A page in the operator's browser can make its own host name resolve to this server (DNS rebinding). To the browser, the
+responses then belong to the page's own site, so the page may read them. The requests still carry the page's name as
+Host, so a server that checks this header is safe. The port is not checked, because it differs behind a forwarded port.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ METHODS = ("GET", "HEAD")
 OWN_NAMES = ("localhost", "127.0.0.1", "::1")
 REFUSED = "this host name is not answered; allow it with: subscriber run --http-host NAME\n"
 
-# The page loads nothing, no answer is worth keeping, and no other site has a use for one.
+# The page loads no other resources, responses must not be stored, and no other site may use them.
 HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": (
@@ -41,7 +41,7 @@ def host_name(text: str) -> str | None:
 
 
 def _normal(host: str) -> str:
-    """One spelling for each address."""
+    """Return a canonical spelling of an address."""
     try:
         return str(ip_address(host.partition("%")[0]))
     except ValueError:
@@ -49,10 +49,10 @@ def _normal(host: str) -> str:
 
 
 class HostGuard:
-    """An ASGI application in front of another one. It adds HEADERS to every answer."""
+    """ASGI middleware that checks the host of every request, and adds HEADERS to every response."""
 
     def __init__(self, app: ASGIApp, names: Iterable[str]) -> None:
-        """`names` are hosts that are answered, besides OWN_NAMES, this machine's and the address connected to."""
+        """Create the guard. It accepts `names`, OWN_NAMES, this machine's name and the address connected to."""
         self._app = app
         self._names = {_normal(name) for name in (*OWN_NAMES, socket.gethostname(), *names)}
 
@@ -70,7 +70,7 @@ class HostGuard:
         await app(scope, receive, send_with_headers)
 
     def _is_own(self, scope: Scope) -> bool:
-        """Return True if the request names this server. One without a Host, or with several, does not."""
+        """Return True if the request names this server. A request without a Host header, or with several, does not."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         host = host_name(hosts[0]) if len(hosts) == 1 else None
         return host is not None and (host in self._names or host == _normal(scope["server"][0]))

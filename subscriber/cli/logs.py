@@ -1,9 +1,9 @@
-"""How log records look: coloured for people, JSON for machines, PostgreSQL's lines for a DBA's tools.
+"""The formats of log records: coloured for people, JSON for programs, PostgreSQL's format for log analyzers.
 
-rich      the time, the message, DETAIL, HINT and CONTEXT below it
-json      one object a line: time, level, message, detail, hint, context and the keys of telemetry.Keys
-postgres  what a server writes to stderr with log_line_prefix = '%m [%p] '; the only format with row
-          values, in the places where PostgreSQL's own log has them
+rich      the time, the message, and DETAIL, HINT and CONTEXT below it
+json      one object on each line: time, level, message, detail, hint, context and the keys of telemetry.Keys
+postgres  a server's stderr log with log_line_prefix = '%m [%p] '; the only format with row values, in the same places
+          as in PostgreSQL's own log
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class LogFormat(StrEnum):
 
 
 def configure(log_format: LogFormat, *, level: int = telemetry.LOG, stream: TextIO | None = None) -> None:
-    """Send all records of this process to `stream` (None: stderr); other libraries' from WARNING on."""
+    """Send all records of this process to `stream` (None: stderr); those of other libraries from WARNING on."""
     stream = stream or sys.stderr
     handler: logging.Handler
     match log_format:
@@ -63,14 +63,14 @@ def configure(log_format: LogFormat, *, level: int = telemetry.LOG, stream: Text
 
 
 class _Redacted(logging.Formatter):
-    """The standard library's format, without passwords of connection strings."""
+    """The standard library's formatter, with the passwords of connection strings removed."""
 
     def format(self, record: logging.LogRecord) -> str:
         return redact(super().format(record))
 
 
 def redact_unconfigured() -> None:
-    """Hide passwords in what libraries log before configure() is called, or where it never is."""
+    """Hide passwords in the log records of libraries until configure() is called, or if it is never called."""
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_Redacted())
 
@@ -84,13 +84,13 @@ def _time(record: logging.LogRecord) -> datetime:
 
 
 def _parts(record: logging.LogRecord, kind: str) -> Parts:
-    """`kind` is parts or exact; a record of another library has a message only."""
+    """Return the parts of a record. `kind` is `parts` or `exact`; a record of another library has only a message."""
     parts = getattr(record, kind, None)
     return parts if isinstance(parts, Parts) else Parts(record.getMessage()).redacted()
 
 
 def _lines(parts: Parts) -> Iterator[tuple[str, str]]:
-    """The lines below the message, in PostgreSQL's order: (label, text)."""
+    """Yield (label, text) of the lines below the message, in PostgreSQL's order."""
     if parts.detail:
         yield "DETAIL", parts.detail
     if parts.hint:
@@ -104,7 +104,7 @@ def _traceback(record: logging.LogRecord) -> str:
 
 
 class PostgresFormatter(logging.Formatter):
-    """The lines of PostgreSQL's stderr log, written by elog.c:send_message_to_server_log()."""
+    """Formats records like PostgreSQL's stderr log. Source: elog.c, send_message_to_server_log()."""
 
     def format(self, record: logging.LogRecord) -> str:
         moment = _time(record)
@@ -117,7 +117,7 @@ class PostgresFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line, keys in a fixed order, nothing that is None."""
+    """Formats one JSON object on each line. Keys are in a fixed order; keys whose value is None are left out."""
 
     def format(self, record: logging.LogRecord) -> str:
         parts = _parts(record, "parts")
@@ -132,7 +132,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class RichHandler(logging.Handler):
-    """For people: colours on a terminal, plain text elsewhere. rich is imported at the first record."""
+    """Formats for people: colours on a terminal, plain text elsewhere. rich is imported at the first record."""
 
     def __init__(self, stream: TextIO) -> None:
         super().__init__()

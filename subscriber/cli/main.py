@@ -1,10 +1,14 @@
 """The command `subscriber`.
 
-Only what --help needs is imported here; what a command needs is imported inside it. `--help` and `exec`
-have to answer within 0.3 s.
+`--help` and `exec` have to answer within 0.3 s. This module therefore imports only what --help needs. Each command
+imports its own modules when it runs.
 
-Exit statuses: 0 done, 1 the answer is no (something differs, a check failed), 2 used wrongly,
-3 an error, printed as psql prints one.
+Exit statuses:
+
+- 0: success.
+- 1: the answer is no (something differs, a check failed).
+- 2: wrong usage.
+- 3: an error, printed as psql prints one.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
 
 FAILED = 3
-BUG = 1  # Python's own
+BUG = 1  # as in Python
 _UsageError: Any = typer.BadParameter.__base__  # Typer does not export it
 
 
 class _Commands(TyperGroup):
-    """The commands. An error of usage that quotes an argument shows no password of a connection string."""
+    """The group of commands. A usage error that quotes an argument shows no password of a connection string."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _redacted_messages():
@@ -62,8 +66,8 @@ app = typer.Typer(
     help="PostgreSQL's logical-replication subscriber, outside the server.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # plain help: rich costs 0.1 s, and help is piped into less
-    pretty_exceptions_enable=False,  # its tracebacks print local variables, passwords among them
+    rich_markup_mode=None,  # plain help: rich costs 0.1 s, and help is often piped into less
+    pretty_exceptions_enable=False,  # its tracebacks print local variables, which include passwords
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -89,7 +93,7 @@ def _options(
 
 
 def _finish(function: Callable[..., Awaitable[int]], *args: Any, **kwargs: Any) -> None:
-    """Run a command to its end and exit with the status it returns."""
+    """Run a command to its end and exit with the status that it returns."""
     raise typer.Exit(run_async(function, *args, **kwargs))
 
 
@@ -103,9 +107,10 @@ def exec_(
 ) -> None:
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
-    They are spelt as in PostgreSQL 18. Silent on success. NOTICE and WARNING lines go to stderr as psql prints
-    them. After an error, which exits 3, nothing is left half done. The role of the DSN owns the subscription.
-    Without any statement ('') it creates or upgrades schema "subscriber" on the target, and nothing else.
+    The syntax is that of PostgreSQL 18. The command prints nothing on success. NOTICE and WARNING lines go to stderr as
+    psql prints them. After an error the command exits 3, and a failed statement has changed nothing. The role of the
+    connection string owns the subscription. An empty text ('') creates or upgrades schema "subscriber" on the target,
+    and nothing else.
     """
     from subscriber.cli.commands.exec import run_statements
 
@@ -116,12 +121,12 @@ def exec_(
 def run(
     target: Target,
     apply_target: ApplyTarget = None,
-    log_format: Annotated[LogFormat, typer.Option(help="How log lines on stderr look.")] = LogFormat.RICH,
-    debug: Annotated[bool, typer.Option("--debug", help="Log DEBUG1 lines too.")] = False,
+    log_format: Annotated[LogFormat, typer.Option(help="Format of the log lines on stderr.")] = LogFormat.RICH,
+    debug: Annotated[bool, typer.Option("--debug", help="Also log DEBUG1 lines.")] = False,
     spool_dir: Annotated[
         str | None,
         typer.Option(
-            help="Where streamed transactions wait until they end.",
+            help="Directory for streamed transactions that have not ended.",
             metavar="DIRECTORY",
             show_default="SUBSCRIBER_SPOOL_DIR, TMPDIR, or /var/tmp",
         ),
@@ -129,7 +134,9 @@ def run(
     spool_limit: Annotated[
         int | None,
         typer.Option(
-            help="How much each worker may keep there, in MiB.", min=1, show_default="half of what is free at its start"
+            help="Limit of each worker's files there, in MiB.",
+            min=1,
+            show_default="half of the free space at its start",
         ),
     ] = None,
     http: Annotated[
@@ -144,20 +151,24 @@ def run(
         list[str] | None,
         typer.Option(
             "--http-host",
-            help="Answer requests to this host name too; may be given several times.",
+            help="Also answer requests to this host name; may be given several times.",
             metavar="NAME",
             show_default="localhost, this machine's name and addresses",
         ),
     ] = None,
     takeover_after: Annotated[
         float,
-        typer.Option(help="Take over from another launcher after this silence.", metavar="SECONDS", min=1),
+        typer.Option(
+            help="Take over from another launcher that has not renewed its lease for this long.",
+            metavar="SECONDS",
+            min=1,
+        ),
     ] = 30.0,
 ) -> None:
-    """Run all enabled subscriptions until SIGTERM or Ctrl-C.
+    """Run all enabled subscriptions of the target database until SIGTERM or Ctrl-C.
 
-    They are those of the target database. Changes of the catalog are noticed at once. Started twice on one
-    database, the second waits and takes over when the first is gone.
+    Changes of the catalog take effect immediately. If you start the command twice on one database, the second waits,
+    and takes over when the first ends.
     """
     from subscriber import telemetry
     from subscriber.cli.commands.run import run
@@ -185,13 +196,13 @@ def status(
         list[str] | None, typer.Argument(help="Only these subscriptions.", metavar="[NAME]...", show_default=False)
     ] = None,
     json: Json = False,
-    watch: Annotated[bool, typer.Option("--watch", help="Go on until Ctrl-C, with rates.")] = False,
-    interval: Annotated[float, typer.Option(help="Seconds between two looks with --watch.", min=0.1)] = 1.0,
+    watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C, with rates.")] = False,
+    interval: Annotated[float, typer.Option(help="Seconds between two snapshots with --watch.", min=0.1)] = 1.0,
 ) -> None:
     """Show subscriptions: state, lag, tables, errors.
 
-    Exits 1 if one of them is stopped, failing or enabled without a launcher. --watch adds rates; with --json
-    it prints one line for each look.
+    Exits 1 if a subscription is stopped, failing, or enabled without a launcher. --watch adds rates. With --json, each
+    snapshot is one line.
     """
     from subscriber.cli.status.collect import show
 
@@ -204,15 +215,15 @@ def tail(
     publications: Publications,
     slot: Annotated[
         str | None,
-        typer.Option(help="Read this slot and confirm what was printed; otherwise a temporary one.", metavar="NAME"),
+        typer.Option(help="Read this slot and confirm printed changes. Default: a temporary slot.", metavar="NAME"),
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after so many changes.", min=1)] = None,
-    json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or words for people.")] = True,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this many changes.", min=1)] = None,
+    json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or text for people.")] = True,
 ) -> None:
     """Print the decoded change stream of a publisher.
 
-    One line for each change, begin and commit. With --slot what has been printed is confirmed, by whole
-    transactions, and does not come again.
+    Prints one line for each change, begin and commit. With --slot, printed changes are confirmed, in whole
+    transactions, and are not sent again.
     """
     from subscriber.cli.commands.tail import follow
 
@@ -223,7 +234,7 @@ def tail(
 def check(
     target: Target,
     name: Annotated[
-        str | None, typer.Argument(help="A subscription that exists.", metavar="[NAME]", show_default=False)
+        str | None, typer.Argument(help="An existing subscription.", metavar="[NAME]", show_default=False)
     ] = None,
     source: MaybeSource = None,
     publications: Annotated[
@@ -231,12 +242,12 @@ def check(
         typer.Option("--publication", "-p", help="A publication; may be given several times.", metavar="NAME"),
     ] = None,
     apply_target: ApplyTarget = None,
-    two_phase: Annotated[bool, typer.Option("--two-phase", help="It is to have two_phase = true.")] = False,
+    two_phase: Annotated[bool, typer.Option("--two-phase", help="Also check for two_phase = true.")] = False,
     fix: Annotated[
         bool, typer.Option("--fix", help="Print statements for roles with the least privileges, for both servers.")
     ] = False,
     execute: Annotated[
-        bool, typer.Option("--execute", help="With --fix: run those of the target, as its superuser.")
+        bool, typer.Option("--execute", help="With --fix: run the target's statements, as its superuser.")
     ] = False,
     credentials: Annotated[
         Path | None,
@@ -248,11 +259,11 @@ def check(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Find what would keep a subscription from working.
+    """Find the problems that would keep a subscription from working.
 
-    Each finding comes with its fix; exits 1 if one of them is an error. Of a subscription that exists give the
-    name, of one that does not yet its source and publications. --fix prints scripts for psql instead: they set up the
-    roles of the launcher, of the session that applies changes, and of the connection to the publisher.
+    Each finding has a fix; exits 1 if a finding is an error. Give the name of an existing subscription, or the source
+    and publications of a new one. --fix prints scripts for psql instead: they set up the roles of the launcher, of the
+    session that applies changes, and of the connection to the publisher.
     """
     from subscriber.cli.check.check import run_checks, run_fix
 
@@ -289,8 +300,8 @@ def copy_(
 ) -> None:
     """Make the initial copy of a subscription's tables with Spark.
 
-    All tables that wait for their copy are cut into parts, which executors copy at the same time. Catching up is done
-    by `subscriber run`, which starts this by itself for subscriptions WITH (copy_engine = spark).
+    All tables that wait for their initial copy are split into partitions, which executors copy in parallel. `subscriber
+    run` then brings the tables up to date. It starts this command itself for subscriptions WITH (copy_engine = spark).
     """
     from subscriber.cli.commands.copy import run_copy
     from subscriber.spark.copy.driver_process import end_with_parent
@@ -318,8 +329,8 @@ def verify_(
 ) -> None:
     """Compare all tables of a subscription with the publisher's.
 
-    Both sides are looked at as of one position, while writes continue; `subscriber run` must be running. Tells which
-    rows differ, by their keys, and in which columns; exits 1 if anything differs or could not be compared.
+    Both sides are compared as of one position, while writes continue; `subscriber run` must be running. Reports the
+    keys of the rows that differ, and in which columns. Exits 1 if a table differs or could not be compared.
     """
     from subscriber.cli.commands.verify import run_verify
 
@@ -328,16 +339,16 @@ def verify_(
 
 @app.command()
 def demo(
-    seconds: Annotated[int, typer.Option(help="How long pgbench writes.", min=1)] = 20,
+    seconds: Annotated[int, typer.Option(help="Seconds for which pgbench writes.", min=1)] = 20,
     scale: Annotated[int, typer.Option(help="pgbench's scale: 100,000 accounts each.", min=1)] = 1,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Leave the servers up until Ctrl-C and print their DSNs.")
+        bool, typer.Option("--keep", help="Keep the servers running until Ctrl-C, and print their connection strings.")
     ] = False,
 ) -> None:
-    """Replicate between two servers of its own, and prove it.
+    """Replicate between two temporary servers, and verify the result.
 
-    While pgbench and a writer of many types write, the worker is killed with -9 and started again. Then both
-    sides are compared row by row; exits 1 if anything differs.
+    While pgbench and a writer of many types write, the worker is killed with SIGKILL and restarted. Then both sides are
+    compared row by row; exits 1 if they differ.
     """
     from subscriber.demo.demo import run_demo
 
@@ -345,7 +356,7 @@ def demo(
 
 
 def _print_errors(*errors: BaseException) -> None:
-    """Print errors of ours as psql prints a server's, a group's members one by one."""
+    """Print our errors as psql prints a server's. The members of a group are printed one after another."""
     from subscriber.cli.commands.exec import print_error
 
     for error in errors:
@@ -357,14 +368,17 @@ def _print_errors(*errors: BaseException) -> None:
 
 
 def _print_bug(error: BaseException) -> None:
-    """Print a traceback. The text of an exception may be the publisher's."""
+    """Print a traceback. It is filtered, because the text of an exception may come from the publisher."""
 
     for line in traceback.format_exception(error):
         sys.stderr.write(printable_lines(redact(line.rstrip("\n")), "") + "\n")
 
 
 def main() -> None:
-    """The entry point: errors of ours become psql's lines on stderr and status 3; a bug is a traceback and status 1."""
+    """Run the command line.
+
+    Our errors become psql's lines on stderr and exit status 3. A bug becomes a traceback and exit status 1.
+    """
     arguments.hide_passwords()
     logs.redact_unconfigured()
     try:
@@ -378,7 +392,7 @@ def main() -> None:
             sys.exit(BUG)
         _print_errors(group)
         sys.exit(FAILED)
-    except BrokenPipeError:  # `subscriber tail | head`: whoever read us has had enough
+    except BrokenPipeError:  # `subscriber tail | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except KeyboardInterrupt:

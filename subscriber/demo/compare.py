@@ -1,8 +1,8 @@
-"""Two databases compared row by row: every table's rows as text, as multisets.
+"""Row-by-row comparison of two databases: the rows of each table as text, as multisets.
 
-Each side sorts a table's rows by their text and sends them with COPY; both streams are read in step, so
-memory stays constant whatever the table's size. Columns are matched by name. A row that is there twice
-on one side and once on the other is a difference.
+Each side sorts a table's rows by their text and sends them with COPY. Both streams are read in parallel, so memory is
+constant for tables of any size. Columns are matched by name. A row that occurs twice on one side and once on the other
+is a difference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.publisher.quoting import identifier, literal, qualified
 
-# Text must not depend on what a role or database has set.
+# The text format must not depend on the settings of a role or database.
 SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -36,14 +36,14 @@ SELECT n.nspname, c.relname FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namesp
 
 @dataclass(slots=True)
 class TableResult:
-    """One table of both sides. Rows that are the same, and rows that only one side has."""
+    """The result of one table: the number of equal rows, and of rows on only one side."""
 
     schema: str
     name: str
     same: int = 0
     only_source: int = 0
     only_target: int = 0
-    note: str | None = None  # why it could not be compared row by row
+    note: str | None = None  # reason why it could not be compared row by row
 
     @property
     def differs(self) -> bool:
@@ -52,7 +52,7 @@ class TableResult:
 
 @asynccontextmanager
 async def _snapshot(dsn: str) -> AsyncIterator[Session]:
-    """A session in a read-only transaction that sees one state of the database."""
+    """Open a session in a read-only transaction that sees one state of the database."""
     session = await open_session(dsn, application_name="subscriber compare", settings=SETTINGS)
     try:
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
@@ -62,9 +62,9 @@ async def _snapshot(dsn: str) -> AsyncIterator[Session]:
 
 
 async def compare(source_dsn: str, target_dsn: str) -> AsyncIterator[TableResult]:
-    """Each table that one of the databases has, one result after another; partitions count, parents do not.
+    """Yield the result of each table that one of the databases has. Partitions are compared, their parents are not.
 
-    Both sides are read in one snapshot each, taken now: nobody should be writing.
+    Each side is read in one snapshot, taken now. No session should write meanwhile.
     """
     async with _snapshot(source_dsn) as source, _snapshot(target_dsn) as target:
         here, there = await _tables(source), await _tables(target)
@@ -96,17 +96,18 @@ async def _compare_table(source: Session, target: Session, result: TableResult) 
     if set(columns) != set(await _columns(target, result)):
         result.note = "has other columns on the target"
         return
-    encoding = literal(target.parameters.get("server_encoding", "UTF8"))  # in which rows are sent, and not converted
+    # Rows are sent in this encoding, and not converted.
+    encoding = literal(target.parameters.get("server_encoding", "UTF8"))
     row = f"ROW({', '.join(identifier(column) for column in columns)})::pg_catalog.text"
     query = f"SELECT pg_catalog.convert_to({row}, {encoding}) AS r FROM ONLY {qualified(result.schema, result.name)}"
-    # In binary form, because the escapes of the text form do not keep the order of the bytes.
+    # Binary, because the escapes of the text format do not keep the order of the bytes.
     statement = f"COPY (SELECT r FROM ({query}) s ORDER BY r) TO STDOUT (FORMAT binary)"
     async with aclosing(_rows(source, statement)) as left, aclosing(_rows(target, statement)) as right:
         await _merge(left, right, result)
 
 
 async def _rows(session: Session, statement: str) -> AsyncGenerator[list[bytes], None]:
-    """The rows of a binary COPY as they come, many at once: _FRONT bytes and one text each; never an empty list."""
+    """Yield the rows of a binary COPY as they arrive, in non-empty lists. A row is _FRONT bytes and one text."""
     async with aclosing(session.copy_out(statement)) as chunks:
         async for rows in chunks:
             if rows[0].startswith(_SIGNATURE):
@@ -116,7 +117,7 @@ async def _rows(session: Session, statement: str) -> AsyncGenerator[list[bytes],
 
 
 async def _merge(left: AsyncIterator[list[bytes]], right: AsyncIterator[list[bytes]], result: TableResult) -> None:
-    """Count what two sorted streams have in common."""
+    """Count the rows that two sorted streams have in common."""
     here: list[bytes] = []
     there: list[bytes] = []
     while True:
@@ -139,7 +140,7 @@ async def _merge(left: AsyncIterator[list[bytes]], right: AsyncIterator[list[byt
 
 
 def _step(here: list[bytes], there: list[bytes], result: TableResult) -> tuple[list[bytes], list[bytes]]:
-    """Merge two blocks until one of them is used up; what is left of both."""
+    """Merge two blocks until one is used up. Returns the remaining rows of both."""
     i = j = 0
     while i < len(here) and j < len(there):
         if here[i] == there[j]:

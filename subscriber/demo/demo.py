@@ -1,13 +1,13 @@
-"""`subscriber demo`: the main job between two servers from the wheel, killed in the middle, and proved.
+"""`subscriber demo`: replicate between two temporary servers, kill the worker in the middle, and verify the result.
 
     publisher ◀── pgbench, a writer of many types        two temporary servers, PostgreSQL 18
         │
-    subscriber run   (a real process, killed with SIGKILL twice and started again)
+    subscriber run   (a real process, killed with SIGKILL twice and restarted)
         ▼
-    target    ── compared with the publisher row by row when everything has arrived
+    target    ── compared with the publisher row by row when all changes have arrived
 
-Writing begins before the subscription is created, so that the tables are copied while they change. The
-first kill comes right after that, the second in the middle of streaming.
+Writing begins before the subscription is created, so that the tables change while they are copied. The first kill
+follows soon after that, the second in the middle of streaming.
 """
 
 from __future__ import annotations
@@ -38,16 +38,16 @@ from subscriber.lsn import Lsn
 if TYPE_CHECKING:
     from subscriber.spark.verification.job import TableComparison
 
-RATE = 1000  # pgbench transactions a second: everything here shares one machine
-LATEST_FIRST_KILL = 0.3  # part of the time after which the worker is killed, should it not be copying by then
-SECOND_KILL = 0.6  # part of the time after which it is killed again, as soon as it is streaming
-LATEST_SECOND_KILL = 0.85  # and if it is not, all the same
-DOWN = 1.0  # seconds until it is started again
+RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
+LATEST_FIRST_KILL = 0.3  # fraction of the run after which the worker is killed even if it is not copying
+SECOND_KILL = 0.6  # fraction of the run after which it is killed again, as soon as it is streaming
+LATEST_SECOND_KILL = 0.85  # fraction after which it is killed even if it is not streaming
+DOWN = 1.0  # seconds until it is restarted
 STUCK = 120.0  # seconds without any progress after the last write
-LOOK = 0.3  # seconds between two looks
+LOOK = 0.3  # seconds between two status checks
 DIFFERENT = 1  # the exit status
 
-# What pgbench keeps equal in each of its transactions, whatever else happens; and where the target is.
+# Sums that pgbench keeps equal in each transaction, and the position of the target.
 _BALANCES = """
 SELECT (SELECT coalesce(sum(abalance), 0) FROM public.pgbench_accounts),
        (SELECT coalesce(sum(tbalance), 0) FROM public.pgbench_tellers),
@@ -55,14 +55,14 @@ SELECT (SELECT coalesce(sum(abalance), 0) FROM public.pgbench_accounts),
        (SELECT coalesce(sum(delta), 0) FROM public.pgbench_history),
        (SELECT remote_lsn::text FROM subscriber.progress WHERE relid = 0)
 """
-_CONFLICT = "conflict detected on relation"  # in the worker's log, which has none unless a change was misplaced
+_CONFLICT = "conflict detected on relation"  # in the worker's log only if a change was applied to the wrong row
 
 
 class Demo:
-    """One run.
+    """One run of the demo.
 
-    `kills` says when the worker was killed; `looks` counts the looks at the target, `torn` those of them that saw
-    part of a transaction.
+    `kills` describes when the worker was killed. `looks` counts the checks of the target, `torn` those that saw part of
+    a transaction.
     """
 
     def __init__(self, source: Server, target: Server, view: View, servers: Servers, seconds: int) -> None:
@@ -78,7 +78,7 @@ class Demo:
         self._ready = False
 
     async def run(self) -> Lsn:
-        """Write, subscribe, kill, catch up; the position at which both sides are to be equal."""
+        """Write, subscribe, kill and catch up. Returns the position at which both sides must be equal."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.writer.run, self._stop_writing)
             self.pgbench.start()
@@ -152,7 +152,7 @@ class Demo:
         return position
 
     async def _catch_up(self, position: Lsn) -> None:
-        """Wait until all tables are ready and the target has durably all before `position`."""
+        """Wait until all tables are ready and all changes before `position` are durable on the target."""
         started = moved = monotonic()
         seen: object = None
         while not self._has_reached(position):
@@ -177,7 +177,7 @@ class Demo:
         return status.publisher.confirmed is not None and status.publisher.confirmed >= position
 
     async def _watch(self) -> None:
-        """Look at the status and the target over and over; show it."""
+        """Check the status and the target repeatedly, and show the status."""
         async with (
             CatalogConnection.open(self.target.dsn(), "subscriber demo") as catalog,
             _connection(self.target) as connection,
@@ -194,7 +194,7 @@ class Demo:
                 await anyio.sleep(LOOK)
 
     async def _look_at_balances(self, connection: Connection) -> None:
-        """A source transaction is seen whole or not at all, once the tables are handed over."""
+        """Check that source transactions are visible as a whole or not at all, once the tables are handed over."""
         if not self._ready and self.latest is not None and _is_handed_over(self.latest[0]):
             self._ready = self.writer.may_truncate = True
         if self._ready:
@@ -211,7 +211,10 @@ class Demo:
 
 
 def _is_handed_over(look: StatusSnapshot) -> bool:
-    """Whether all tables are where the apply worker is; each was copied at a position of its own."""
+    """Return True if all tables have reached the apply worker's position.
+
+    Each table was copied at a position of its own.
+    """
     (subscription,) = look.subscriptions
     relations = look.relations[subscription.oid]
     progress = look.progress.get(subscription.oid, Lsn(0))
@@ -228,7 +231,7 @@ async def _connection(server: Server) -> AsyncIterator[Connection]:
 
 
 async def run_demo(*, seconds: int, scale: int, keep: bool) -> int:
-    """Show it and print what it proved; DIFFERENT if both sides differ."""
+    """Run the demo and print its result. Returns DIFFERENT if the sides differ."""
     async with temporary_servers() as servers:
         with open_view() as view:
             source, target = await _start(servers, view)
@@ -284,7 +287,7 @@ def _has_spark() -> bool:
 
 
 def _spark() -> str:
-    """Spark, and the Java it runs on."""
+    """Return the versions of Spark and of its Java runtime as text."""
     from subscriber.spark.java_runtime import find_java, java_version
 
     home = find_java()
@@ -318,7 +321,7 @@ def _result(table: TableComparison) -> TableResult:
 
 
 def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
-    """Print what was proved; whether both sides are the same."""
+    """Print the result. Returns True if both sides are equal."""
     different = [result for result in results if result.differs]
     rows = sum(result.same for result in results)
     done = processes.transactions_of(demo.pgbench.log.read_text())
@@ -351,7 +354,7 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
 
 
 async def _keep(demo: Demo) -> None:
-    """Print where everything is, and wait to be interrupted."""
+    """Print the addresses and files, and wait for an interrupt."""
     print(
         f"\nThe servers and the worker go on until Ctrl-C (or: kill {os.getpid()}).\n"
         f"  publisher  {demo.source.dsn()}\n"

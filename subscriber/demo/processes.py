@@ -1,8 +1,8 @@
-"""The processes the demo runs beside its servers: the real command, and pgbench.
+"""The processes that the demo runs in addition to its servers: the real command, and pgbench.
 
-Each is in a session of its own, so that Ctrl-C at a terminal reaches the demo alone, which then ends
-them in order. Should the demo itself be killed, the servers' watchdog ends whatever left its process
-id in a file `*.pid` beside the servers.
+Each process has its own session, so that Ctrl-C at a terminal reaches only the demo, which then ends the processes in
+order. If the demo itself is killed, the servers' watchdog ends every process that has written its process id to a file
+`*.pid` next to the servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ POLL = 0.05  # seconds
 
 
 class Process:
-    """One process, started again at will; what it prints is appended to `log`."""
+    """A process that can be restarted. Its output is appended to `log`."""
 
     def __init__(self, name: str, command: list[str], directory: Path) -> None:
         self.name = name
@@ -35,7 +35,7 @@ class Process:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """Return the process id; None if the process does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def start(self) -> None:
@@ -51,11 +51,11 @@ class Process:
         self._pid_file.write_text(f"{self._process.pid}\n")
 
     async def kill9(self) -> None:
-        """End it as the kernel would: it gets to do nothing about it."""
+        """Kill the process with SIGKILL, which it cannot handle."""
         await self._end(signal.SIGKILL)
 
     async def stop(self) -> None:
-        """SIGTERM, and SIGKILL for what is still there after STOP_TIMEOUT."""
+        """Send SIGTERM, and SIGKILL to processes that have not ended after STOP_TIMEOUT."""
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -72,7 +72,7 @@ class Process:
         self._pid_file.unlink(missing_ok=True)
 
     async def wait(self) -> int:
-        """Wait for its end; the exit status."""
+        """Wait for the end of the process. Returns its exit status."""
         assert self._process is not None
         await self._ended(self._process)
         return self._process.returncode
@@ -82,27 +82,27 @@ class Process:
             await anyio.sleep(POLL)
 
     def last_lines(self, number: int = 15) -> str:
-        """The end of what it printed."""
+        """Return the last lines of the output."""
         if not self.log.exists():
             return ""
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-number:])
 
 
 def launcher(target_dsn: str, directory: Path) -> Process:
-    """`subscriber run`, as a person would start it."""
+    """Return a process of `subscriber run`, with the command line that a user would type."""
     command = [sys.executable, "-m", "subscriber", "run", "--target", target_dsn, "--log-format", "postgres"]
     return Process("run", command, directory)
 
 
 def pgbench(server: Server, seconds: int, rate: int, directory: Path) -> Process:
-    """pgbench's own transactions from two clients, `rate` of them a second at most."""
+    """Return a process of pgbench with its own transactions: two clients, at most `rate` transactions per second."""
     options = ["--client=2", f"--time={seconds}", f"--rate={rate}", "--no-vacuum", "--username=postgres"]
     where = ["--host=127.0.0.1", f"--port={server.port}", "postgres"]
     return Process("pgbench", [str(server.bin / "pgbench"), *options, *where], directory)
 
 
 async def execute(target_dsn: str, statement: str) -> None:
-    """`subscriber exec`. Raises SubscriberError with what it printed when it fails."""
+    """Run `subscriber exec`. Raises SubscriberError with its output if it fails."""
     command = [sys.executable, "-m", "subscriber", "exec", "--target", target_dsn, statement]
     done = await anyio.run_process(command, check=False, start_new_session=True)
     if done.returncode:
@@ -110,13 +110,13 @@ async def execute(target_dsn: str, statement: str) -> None:
 
 
 async def copy_schema(source: Server, target: Server) -> None:
-    """Make the source's tables on the target, empty."""
+    """Create the source's tables on the target, without rows."""
     dump = await source.program("pg_dump", "--schema-only", "--no-publications")
     await target.program("psql", "-Xq", "-v", "ON_ERROR_STOP=1", stdin=dump)
 
 
 def transactions_of(pgbench_log: str) -> int:
-    """How many transactions pgbench says it has done. Raises ServersError if it does not say."""
+    """Return the number of transactions in pgbench's output. Raises ServersError if it has none."""
     for line in pgbench_log.splitlines():
         if line.startswith("number of transactions actually processed:"):
             return int(line.split(":")[1].split("/")[0])

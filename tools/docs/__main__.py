@@ -1,7 +1,7 @@
-"""Write the reference from the code and build the site into build/docs; what `make docs` does.
+"""Write the reference from the code and build the site into build/docs, as `make docs` does.
 
 python -m tools.docs            write and build
-python -m tools.docs --serve    the same, and show it at http://127.0.0.1:8000 while pages are edited
+python -m tools.docs --serve    the same, and serve it at http://127.0.0.1:8000 while you edit pages
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ CONFIGURATION = str(reference.ROOT / "mkdocs.yml")
 
 
 def build_site(folder: Path) -> None:
-    """Build all pages into `folder`. Raises Abort, after printing them, for dead links and pages that are left out."""
+    """Build all pages into `folder`.
+
+    Raises Abort, after printing them, for dead links and pages outside the navigation.
+    """
     config = load_config(CONFIGURATION, strict=True, site_dir=str(folder))
     config.plugins.on_startup(command="build", dirty=False)
     build(config)

@@ -1,4 +1,4 @@
-"""docs/reference/python.md: what `import subscriber` gives, from the docstrings; and what else is for programs."""
+"""docs/reference/python.md: the public names of `import subscriber`, from the docstrings, and other public modules."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SPARK = (
     "[Spark](../spark.md) and [the change log](../pipeline.md) tell how these are used. They need the extra `spark`."
 )
 
-# heading -> what it begins with, and which names it has
+# heading -> introduction, names
 GROUPS: dict[str, tuple[str, list[str]]] = {
     "A target": (
         "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
@@ -41,7 +41,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip
 
-# What a class has for its own package; a dataclass's fields are all shown.
+# Members that a class has for its own package. A dataclass's fields are all shown.
 INTERNAL = {
     "Stream": {"acknowledge", "pull", "drop", "refill", "boundary", "hold", "confirm", "bare", "ended"},
     "Transaction": {"number", "held_number", "handed_out", "over", "pass_over", "leave", "set_time"},
@@ -88,7 +88,7 @@ def _value(thing: Any) -> str:
 
 
 def _module(module: ModuleType) -> Iterator[str]:
-    """The public classes of a module, those that its text defines."""
+    """Yield the public classes that the module's own source defines."""
     yield _prose(module.__doc__)
     for name, thing in vars(module).items():
         if inspect.isclass(thing) and thing.__module__ == module.__name__ and not name.startswith("_"):
@@ -108,7 +108,7 @@ def _class(name: str, thing: type) -> str:
 
 
 def _members(thing: type) -> Iterator[tuple[str, Any]]:
-    """Public methods and properties of the class's own that say something about themselves."""
+    """Yield the class's own public methods and properties that have a docstring."""
     for member, value in vars(thing).items():
         value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
         public = not member.startswith("_") and member not in INTERNAL.get(thing.__name__, ())
@@ -118,7 +118,7 @@ def _members(thing: type) -> Iterator[tuple[str, Any]]:
 
 
 def _fields(thing: type) -> list[str]:
-    """Members of an enum, or fields of a dataclass, with the comments beside them in the source."""
+    """Return the members of an enum, or the fields of a dataclass, with their end-of-line comments."""
     text = Path(inspect.getsourcefile(thing) or "").read_text()
     if dataclasses.is_dataclass(thing):
         comments = source.field_comments(text, thing.__name__)
@@ -146,7 +146,7 @@ def _function(name: str, function: Any, level: str, *, self_too: bool = True) ->
 
 
 def _signature(name: str, function: Any, self_too: bool) -> str:
-    """As written, from the source: annotations as they stand there, without the body."""
+    """Return the signature from the source, with its annotations and without the body."""
     written = ast.parse(inspect.cleandoc("\n" + inspect.getsource(inspect.unwrap(function)))).body[0]
     assert isinstance(written, ast.FunctionDef | ast.AsyncFunctionDef)
     for arguments in (written.args.posonlyargs, written.args.args):
@@ -169,7 +169,7 @@ def _signature(name: str, function: Any, self_too: bool) -> str:
 
 
 def _prose(doc: str | None) -> str:
-    """A docstring as Markdown: what is aligned in columns, or indented, keeps its shape."""
+    """Convert a docstring to Markdown. Aligned columns and indented text keep their layout."""
     paragraphs = re.split(r"\n\n+", inspect.cleandoc(doc or ""))
     return "\n\n".join(_paragraph(paragraph) for paragraph in paragraphs)
 

@@ -1,7 +1,7 @@
 """docs/reference/catalog.md: tables and views of schema "subscriber" in the target, with their columns.
 
-Tables are told by SQLAlchemy's, which a test holds to be what the migrations make. Views are told here, and
-tests/catalog/test_schema.py compares them with the server's.
+The tables are those of SQLAlchemy; a test compares them with the result of the migrations. The views are described
+here, and tests/catalog/test_schema.py compares them with the server's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/reference/commands.md: each command with its arguments and options, as `--help` knows them."""
+"""docs/reference/commands.md: each command with its arguments and options, from `--help`."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ that file, which nobody but its owner may read. An option that names a variable 
 
 
 def commands() -> dict[str, typer.core.TyperCommand]:
-    """All commands by name, in the order of `subscriber --help`."""
+    """Return all commands by name, in the order of `subscriber --help`."""
     group = typer.main.get_command(app)
     assert isinstance(group, typer.core.TyperGroup)
     return {name: command for name, command in group.commands.items() if isinstance(command, typer.core.TyperCommand)}
@@ -56,10 +56,10 @@ def _command(name: str, command: typer.core.TyperCommand) -> str:
 
 
 def _parameters(command: typer.core.TyperCommand) -> Iterator[tuple[str, list[str]]]:
-    """Of each parameter its place in the usage line, empty for an option, and its row of the table."""
+    """Yield each parameter's place in the usage line (empty for an option), and its row of the table."""
     types = get_type_hints(command.callback)
     for parameter in command.params:
-        if getattr(parameter, "hidden", False):  # not for people
+        if getattr(parameter, "hidden", False):  # not for users
             continue
         assert isinstance(parameter, typer.core.TyperArgument | typer.core.TyperOption)
         assert parameter.name in types
@@ -78,7 +78,7 @@ def _spelling(parameter: typer.core.TyperArgument | typer.core.TyperOption, anno
 
 
 def _kind(annotation: Any) -> str:
-    """The choices of an enum; else INTEGER, NUMBER or TEXT."""
+    """Return the choices of an enum; else INTEGER, NUMBER or TEXT."""
     kinds = [kind for kind in get_args(annotation) or (annotation,) if kind is not NoneType]
     if issubclass(kinds[0], StrEnum):
         return "|".join(kinds[0])

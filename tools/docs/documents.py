@@ -1,4 +1,4 @@
-"""The documents of the checkout, and the examples in them."""
+"""The documents of the checkout, and their examples."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ DOCUMENTS = sorted(
 )
 
 _BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
-_END = "|&;<>()\n"  # what a call ends with
+_END = "|&;<>()\n"  # characters that end a call
 
 
 def blocks(document: Path, language: str) -> list[str]:
-    """The examples of a document in that language, in their order."""
+    """Return the examples of a document in a language, in document order."""
     found = _BLOCK.findall((ROOT / document).read_text())
     return [textwrap.dedent(text) for _, name, text in found if name == language]
 
@@ -35,12 +35,12 @@ def all_blocks(language: str) -> list[tuple[Path, str]]:
 
 
 def prose(document: Path) -> str:
-    """A document without its blocks."""
+    """Return the text of a document without its examples."""
     return _BLOCK.sub("", (ROOT / document).read_text())
 
 
 def commands(shell: str, program: str) -> Iterator[list[str]]:
-    """The arguments of each call of `program`, a regular expression, in lines of a shell."""
+    """Yield the arguments of each call of `program`, a regular expression, in lines of a shell."""
     shell = re.sub(r"\\\n", " ", re.sub(r"(^|\s)#.*", r"\1", shell))
     for call in re.finditer(rf"(?:^|[|;&(]|[\w]=\S+)\s*(?:{program})(?= |$)", shell, re.MULTILINE):
         lexer = shlex.shlex(shell[call.end() :], posix=True, punctuation_chars=_END)
@@ -50,5 +50,5 @@ def commands(shell: str, program: str) -> Iterator[list[str]]:
             if set(token) <= set(_END):
                 break
             arguments.append(token)
-        # The 2 of 2> is none of them.
+        # The 2 of 2> is not an argument.
         yield arguments[:-1] if arguments[-1:] == ["2"] else arguments

@@ -1,4 +1,4 @@
-"""docs/reference/environment.md: the variables that are read, ours and libpq's."""
+"""docs/reference/environment.md: the environment variables that are read, ours and libpq's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/reference/errors.md: every class of error, its SQLSTATE, and what becomes of a subscription that meets it."""
+"""docs/reference/errors.md: every error class, its SQLSTATE, and how a subscription's worker reacts to it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ THEN = {
     Reaction.STOP: "stops until the subscription is altered",
 }
 
-# Classes that live beside the code that raises them.
+# Classes defined in the module that raises them.
 ELSEWHERE = [
     publisher_connection.PublisherUnreachable,
     lexer.StatementSyntaxError,
@@ -50,7 +50,7 @@ ELSEWHERE = [
     ServersError,
 ]
 
-# Of these no worker hears.
+# No worker gets these errors.
 NO_WORKERS = (StatementError, ServersError, ChangeLogError)
 
 STATES = """
@@ -86,7 +86,7 @@ def _name(error: type[SubscriberError], depth: int) -> str:
 
 
 def _says(error: type[SubscriberError]) -> str:
-    """The first paragraph of its docstring, and what errors.py says can be done."""
+    """Return the first paragraph of the docstring, and the advice of errors.py."""
     says = " ".join((inspect.getdoc(error) or "").split("\n\n")[0].split())
     remedy = re.search(rf"[─│└├ ]{error.__name__}  +.*?: (.*)", errors.__doc__ or "")
     assert says, f"{error} says nothing about itself"

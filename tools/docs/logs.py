@@ -1,4 +1,4 @@
-"""docs/reference/logs.md: the formats, keys and events of log records, and where the figures are."""
+"""docs/reference/logs.md: the formats, keys and events of log records, and the sources of metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` comes with `-
 `log_min_messages` asks for it.
 """.strip()
 
-# event -> when
+# event -> occasion
 EVENTS = {
     "apply.conflict": "a change met a row that it should not meet, and the stream goes on",
     "apply.skip": "a transaction is passed over, and the position to skip is cleared",
@@ -122,7 +122,7 @@ def _metrics() -> list[list[str]]:
 
 
 def _events() -> set[str]:
-    """Every event that is given to a call anywhere in the package."""
+    """Return every event that is passed to a call in the package."""
     found = set()
     for module, text in source.modules():
         for call in source.calls(text):

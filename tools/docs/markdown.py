@@ -1,4 +1,4 @@
-"""Pieces of Markdown."""
+"""Helpers that write Markdown."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterable, Sequence
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; cells are Markdown already, in one line each."""
+    """Return a table. Cells are single lines of Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def code(text: str) -> str:
-    """As code, also inside a table."""
+    """Return the text as code that is valid also inside a table."""
     return "`" + text.replace("|", "\\|") + "`" if text else ""
 
 
 def page(title: str, *parts: str) -> str:
-    """A whole page."""
+    """Return a whole page."""
     return "\n\n".join([f"# {title}", "<!-- Written from the code by `make docs`. -->", *parts]) + "\n"

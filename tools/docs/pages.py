@@ -1,7 +1,8 @@
-"""What MkDocs calls: pages that are kept elsewhere in the checkout, and the links to them.
+"""Hooks for MkDocs: pages outside of docs/, and the links to them.
 
-Documents link to each other, and to examples and benchmarks, as they lie in the checkout, so that the links work where
-the checkout is shown. The site has the same documents under other addresses: each link is mended as its page is read.
+Documents, examples and benchmarks link to each other by their paths in the checkout, so that the links work in a
+repository browser. The site has the same documents under other addresses, so each link is rewritten when its page is
+read.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from mkdocs.structure.pages import Page
 ROOT = Path(__file__).resolve().parent.parent.parent
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 
-# In the checkout -> on the site. What is in docs/ keeps its name.
+# Path in the checkout -> path on the site. Files of docs/ keep their names.
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
@@ -29,7 +30,7 @@ ELSEWHERE = {
 } | {f"examples/{name}": f"examples.md#{name.removesuffix('.py')}" for name in EXAMPLES}
 ORIGINS = {page: origin for origin, page in ELSEWHERE.items() if "#" not in page}
 
-# In a list, where Markdown as MkDocs knows it has no fences.
+# In a list, where MkDocs's Markdown has no fences.
 NESTED = re.compile(r"^( +)```\w*\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"(?<=\]\()([^)#:\s]*)(#[^)\s]*)?(?=\))")
 CODE = re.compile(r"(```.*?```|`[^`\n]*`)", re.DOTALL)
@@ -47,7 +48,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     markdown = NESTED.sub(lambda block: re.sub("^(?=.)", "    ", block[2], flags=re.MULTILINE), markdown)
     parts = CODE.split(markdown)
     parts[0::2] = [LINK.sub(lambda link: _mended(link, origin, here), part) for part in parts[0::2]]
-    parts[1::2] = [part.replace("\\|", "|") for part in parts[1::2]]  # a table's code needs no escape here
+    parts[1::2] = [part.replace("\\|", "|") for part in parts[1::2]]  # code in a table needs no escape here
     return "".join(parts)
 
 
@@ -65,12 +66,12 @@ def _example(name: str) -> str:
 
 
 def _mended(link: re.Match[str], origin: str, here: str) -> str:
-    """The address on the site for a link as it lies in the checkout; others as they are."""
+    """Return the site's address for a link of the checkout; other links are unchanged."""
     path, anchor = link[1], link[2] or ""
     if not path:
         return link[0]
     place = posixpath.normpath(posixpath.join(posixpath.dirname(origin), path))
     there = ELSEWHERE.get(place) or place.removeprefix("docs/")
     if not place.startswith("docs/") and place not in ELSEWHERE:
-        return link[0]  # nowhere on the site: MkDocs says so
+        return link[0]  # not on the site: MkDocs reports it
     return posixpath.relpath(there, posixpath.dirname(here) or ".") + ("" if "#" in there else anchor)

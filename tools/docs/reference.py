@@ -1,4 +1,4 @@
-"""The pages of docs/reference and who makes each of them."""
+"""The pages of docs/reference and the generator of each page."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write() -> None:
-    """Write all pages anew, and remove what is none of them."""
+    """Write all pages, and remove files that are not pages."""
     FOLDER.mkdir(exist_ok=True)
     for file in FOLDER.iterdir():
         if file.name not in PAGES:

@@ -1,4 +1,4 @@
-"""The package's source as it is written, for what no object knows: comments, and calls that are made somewhere."""
+"""The package's source text, for facts that objects do not have: comments, and calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).parent.parent.parent / "subscriber"
 
 
 def modules() -> Iterator[tuple[str, str]]:
-    """(name from the package on, text) of every module."""
+    """Yield (name within the package, text) of every module."""
     for file in sorted(PACKAGE.rglob("*.py")):
         yield str(file.relative_to(PACKAGE)), file.read_text()
 
@@ -23,7 +23,7 @@ def calls(text: str) -> Iterator[ast.Call]:
 
 
 def field_comments(text: str, name: str) -> dict[str, str]:
-    """The annotated names of class `name`, each with the comment behind it; empty for those without one."""
+    """Return the annotated names of class `name`, each with its end-of-line comment; empty without one."""
     found = [node for node in ast.parse(text).body if isinstance(node, ast.ClassDef) and node.name == name]
     comments = {
         token.start[0]: token.string.removeprefix("#").strip()
@@ -38,5 +38,5 @@ def field_comments(text: str, name: str) -> dict[str, str]:
 
 
 def member_comments(text: str, name: str) -> dict[str, str]:
-    """The same of an enum's members."""
+    """Return the members of enum `name`, each with its end-of-line comment; empty without one."""
     return field_comments(re.sub(r"^(    \w+) = ", r"\1: object = ", text, flags=re.MULTILINE), name)

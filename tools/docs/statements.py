@@ -1,4 +1,4 @@
-"""docs/reference/statements.md: the grammar as its module says it, and every option with its default."""
+"""docs/reference/statements.md: the grammar from its module, and every option with its default."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ all; and `false`, `off`, `0`.
 
 OURS = "not PostgreSQL's"
 
-# option -> (since, what it may be, what it does)
+# option -> (first PostgreSQL version, values, effect)
 MEANING: dict[str, tuple[str, str, str]] = {
     "connect": ("10", "boolean", "Connect to the publisher now. False creates nothing there, copies nothing, and leaves "
                 "the subscription disabled."),

@@ -1,8 +1,7 @@
-"""`subscriber check`: what would keep a subscription from working.
+"""`subscriber check`: find the problems that would keep a subscription from working.
 
-For a subscription that does not exist yet the publisher and the publications are given; for one that does,
-its name is. Every question that a server does not answer becomes a finding itself, and the others are
-asked all the same.
+The command takes the publisher and the publications for a new subscription, and the name of an existing one. A question
+that a server does not answer becomes a finding, and the other questions are still asked.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
 from subscriber.subscription import Subscription, TwoPhaseState
 
-OBSTACLE = 1  # the exit status when there is an error among the findings
+OBSTACLE = 1  # the exit status if a finding is an error
 NAME = "subscriber check"
 TIMEOUT = 10.0  # seconds for connecting
 
@@ -49,12 +48,13 @@ async def run_checks(
     """Print each finding with its fix.
 
     Args:
-        name: a subscription that exists; the source and publications are its own. None: one that does not exist yet.
-        apply_target: the connection string of the role that applies changes; None: `target_dsn`.
-        two_phase: the subscription is to have two_phase, if it does not have it already.
+        name: an existing subscription, whose source and publications are used. None: the subscription does not exist
+            yet.
+        apply_target: the connection string of the role that applies changes. None: `target_dsn`.
+        two_phase: check for two_phase as well if the subscription does not have it yet.
 
     Returns:
-        OBSTACLE if one of the findings is an error, else 0.
+        OBSTACLE if a finding is an error, else 0.
 
     Raises:
         StatementError: there is no subscription called `name`.
@@ -79,12 +79,13 @@ async def run_fix(
     execute: bool = False,
     credentials: Path | None = None,
 ) -> int:
-    """Print the recipe of least privilege; with `execute` do the target's part, and print the publisher's.
+    """Print the recipe of least privilege. With `execute`, run the target's part and print the publisher's part.
 
     Args:
-        name: a subscription that exists, whose publisher is part of the recipe; None: that of `source_dsn`, if any.
-        apply_target: the connection string of the role that applies changes; None: the recipe creates one.
-        credentials: with `execute`, the directory for connection strings; None: they are printed.
+        name: an existing subscription, whose publisher is part of the recipe. None: the publisher is that of
+            `source_dsn`, if given.
+        apply_target: the connection string of the role that applies changes. None: the recipe creates a role.
+        credentials: with `execute`, the directory for connection strings. None: they are printed.
 
     Returns:
         OBSTACLE if a server did not answer, else 0.
@@ -113,7 +114,7 @@ async def collect(
     apply_target: str | None = None,
     two_phase: bool = False,
 ) -> Facts:
-    """Ask both servers. Raises StatementError if there is no subscription called `name`."""
+    """Collect the facts from both servers. Raises StatementError if there is no subscription called `name`."""
     facts = Facts(is_new=name is None, two_phase=TwoPhaseState.PENDING if two_phase else TwoPhaseState.DISABLED)
     try:
         connection = await connect(target_dsn, application_name=NAME, timeout=TIMEOUT)
@@ -151,7 +152,8 @@ async def _ask_both(
     tables = []
     if source_dsn is not None:
         tables = await _ask_publisher(source_dsn, publications, subscription, facts)
-    # A program's hooks may send their rows to tables of other names and columns: it checks them when it starts.
+    # Hooks may send rows to tables with other names and columns. The program that has the hooks checks them when it
+    # starts.
     with_hooks = set() if subscription is None else {*(await hooked_tables.sources(target, subscription.oid)).values()}
     facts.tables = [
         (table, await check_collect.read_target_table(target, table, rows=subscription is None))
@@ -176,7 +178,7 @@ async def _ask_apply(
     apply_target: str | None,
     facts: Facts,
 ) -> None:
-    """Ask a session of the role that applies changes."""
+    """Collect the facts of a session of the role that applies changes."""
     assert facts.target is not None
     by_superuser = facts.target.origins_by_superuser
     if apply_target is None:

@@ -1,4 +1,4 @@
-"""What `subscriber check` asks both servers. Nothing is changed on either."""
+"""The queries of `subscriber check` on both servers. They change nothing on either server."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _MAY_CREATE = """
 SELECT pg_catalog.has_database_privilege(current_database(), 'CREATE')
    AND pg_catalog.pg_has_role(current_user, 'pg_create_subscription', 'USAGE')
 """
-# Schema subscriber, or who would create it now.
+# The owner of schema "subscriber", or the role that would create it now.
 _OWNED_BY_SUPERUSER = """
 SELECT coalesce((SELECT r.rolsuper FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
                   WHERE n.nspname = 'subscriber'), current_setting('is_superuser')::bool)
@@ -146,7 +146,7 @@ async def read_publications(session: Session, names: Sequence[str]) -> list[Publ
 
 
 async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFacts | None:
-    """None: the subscription has no slot."""
+    """Return the state of the subscription's slot, or None if the subscription has no slot."""
     if subscription.slot_name is None:
         return None
     slot = await publisher.slot(subscription.slot_name)
@@ -158,7 +158,7 @@ async def read_slot(publisher: Publisher, subscription: Subscription) -> SlotFac
 async def read_source_tables(
     publisher: Publisher, publications: Sequence[str], facts: Facts
 ) -> list[CheckedSourceTable]:
-    """The tables that are published; one that cannot be looked at becomes a failure in `facts`."""
+    """Return the published tables. A table that cannot be read becomes a failure in `facts`."""
     tables = []
     for schema_name, name in await publisher.tables(publications):
         try:
@@ -218,7 +218,7 @@ async def read_target(connection: Connection) -> TargetFacts:
 async def read_target_table(
     connection: Connection, source: CheckedSourceTable, *, rows: bool
 ) -> CheckedTargetTable | None:
-    """The target table of that name; None if there is none. `rows`: look whether it has any."""
+    """Return the target table of the same name, or None if there is none. `rows`: also check whether it has any."""
     version = connection.get_server_version().major
     query = _TARGET_TABLE.format(
         membership="SET" if version >= 16 else "MEMBER", generated="a.attgenerated <> ''" if version >= 12 else "false"
@@ -250,7 +250,7 @@ async def read_apply(
     *,
     origins_by_superuser: bool,
 ) -> ApplyFacts | None:
-    """Ask the session that applies changes about its role and the tables.
+    """Query the session that applies changes about its role and the tables.
 
     Args:
         connection: a session of that role.
@@ -259,7 +259,7 @@ async def read_apply(
         origins_by_superuser: functions of schema "subscriber" set the replica role.
 
     Returns:
-        None without schema "subscriber", whose functions know foreign code.
+        None if schema "subscriber" does not exist, because its functions find foreign code.
     """
     if await schema.current_revision(connection) != schema.HEAD:
         return None
@@ -289,7 +289,7 @@ async def read_apply(
 
 
 async def find_subscription(connection: Connection, name: str) -> Subscription | None:
-    """By its name; None if there is none, or no catalog."""
+    """Return the subscription of that name. None if it does not exist, or if there is no catalog."""
     if await schema.current_revision(connection) is None:
         return None
     return await store.find_subscription(connection, name)

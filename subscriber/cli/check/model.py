@@ -1,4 +1,4 @@
-"""What `subscriber check` knows: the servers' answers, and the findings that become of them."""
+"""The data of `subscriber check`: the facts about both servers, and the findings derived from the facts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`fix` is SQL for the server that `subject` names, or words; None where nothing is to do."""
+    """A finding. `fix` is SQL for the server that `subject` names, or text. None if there is nothing to fix."""
 
     level: Level
     subject: str  # publisher, target, publication p, table s.t
@@ -52,12 +52,12 @@ class PublicationFacts:
     updates: bool = True
     deletes: bool = True
     truncates: bool = True
-    own_tables: tuple[str, ...] = ()  # of schema "subscriber"
+    own_tables: tuple[str, ...] = ()  # those of schema "subscriber"
 
 
 @dataclass(frozen=True, slots=True)
 class SlotFacts:
-    """The slot of a subscription that exists already."""
+    """The slot of an existing subscription."""
 
     name: str
     exists: bool
@@ -71,9 +71,9 @@ class SlotFacts:
 @dataclass(frozen=True, slots=True)
 class ColumnFacts:
     name: str
-    type: str  # as format_type() prints it
+    type: str  # as format_type() formats it
     is_generated: bool = False
-    is_required: bool = False  # NOT NULL without default: only looked at on the target
+    is_required: bool = False  # NOT NULL without default; only read on the target
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class CheckedSourceTable:
     replica_identity: str  # pg_class.relreplident
     partitioned: bool
     columns: tuple[ColumnFacts, ...]  # the published ones
-    key: tuple[str, ...]  # columns of the replica identity's index; empty: there is none
+    key: tuple[str, ...]  # columns of the replica identity's index; empty if there is none
     readable: bool  # SELECT for the initial copy
 
 
@@ -91,12 +91,12 @@ class CheckedSourceTable:
 class CheckedTargetTable:
     relkind: str
     columns: tuple[ColumnFacts, ...]
-    key: tuple[str, ...]  # of the index named by REPLICA IDENTITY, else of the primary key; empty: none
+    key: tuple[str, ...]  # of the index named by REPLICA IDENTITY, else of the primary key; empty if there is none
     owner: str
     may_act_as_owner: bool
     row_security: bool  # and the owner is not exempt
-    has_rows: bool | None  # None: not looked at
-    deferrable: bool = False  # its primary key is, and so is no key here
+    has_rows: bool | None  # None: not checked
+    deferrable: bool = False  # its primary key is deferrable, and therefore cannot serve as key here
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,16 +112,16 @@ class TargetFacts:
     may_set_replication_role: bool
     origins: int
     max_origins: int
-    origins_setting: str  # its name: max_active_replication_origins since 18
+    origins_setting: str  # the setting's name: max_active_replication_origins since 18
     database: str
     max_prepared: int  # max_prepared_transactions
     may_create_schema: bool = True
-    origins_by_superuser: bool = True  # schema "subscriber" is a superuser's, or will be, and so has origins
+    origins_by_superuser: bool = True  # schema "subscriber" belongs to a superuser, or will, and so has origins
 
 
 @dataclass(frozen=True, slots=True)
 class AppliedTable:
-    """A table of the target, for the session that applies changes."""
+    """A table of the target, as seen by the session that applies changes."""
 
     schema: str
     name: str
@@ -136,23 +136,23 @@ class ApplyFacts:
 
     role: str
     is_superuser: bool
-    is_admitted: bool  # it may use the functions of schema "subscriber"
+    is_admitted: bool  # it may call the functions of schema "subscriber"
     tables: tuple[AppliedTable, ...] = ()
 
 
 @dataclass(slots=True)
 class Facts:
-    """Everything that is known; None or empty where a server could not be asked."""
+    """All facts that are known. A field is None or empty if the server could not be queried."""
 
     publisher: PublisherFacts | None = None
     target: TargetFacts | None = None
     publications: Sequence[PublicationFacts] = ()
     is_new: bool = True  # the subscription does not exist yet
-    slot: SlotFacts | None = None  # of the subscription that exists; None: it has none
-    two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # pending: wanted, of one that does not exist yet too
+    slot: SlotFacts | None = None  # of the existing subscription; None: it has none
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # PENDING also for a new subscription that wants it
     tables: Sequence[tuple[CheckedSourceTable, CheckedTargetTable | None]] = ()
-    failures: list[Finding] = field(default_factory=list)  # what could not be asked, and why
-    apply: ApplyFacts | None = None  # None also without schema "subscriber"
+    failures: list[Finding] = field(default_factory=list)  # failed queries, with the reason
+    apply: ApplyFacts | None = None  # also None without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege
     publisher_roles: PublisherRoles | None = None
     encoding: str | None = None  # of the target's database, in which rows are sent

@@ -1,13 +1,13 @@
 """The least privileges that replication needs, as statements for both servers. No I/O here.
 
-**Purpose.** Three roles take part, none of them a superuser:
+**Purpose.** Replication uses three roles, none of them a superuser:
 
-    launcher    runs the subscriptions, and owns them; it reads the publisher's password and applies nothing
-    apply       applies changes; it may act as the owners of the tables, and may do no more than they
+    launcher    runs and owns the subscriptions; reads the publisher's password and applies no changes
+    apply       applies changes; may act as the owners of the tables, with no more rights than theirs
     publisher   reads the publisher's tables and its WAL
 
-**Invariants.** The recipe may run again: it creates what is missing and grants what is there. Each step names the
-consequence of leaving it out. No statement has a password.
+**Invariants.** The recipe can run again: it creates missing roles and grants missing privileges. Each step names the
+consequence of leaving it out. No statement contains a password.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WI
 
 LAUNCHER, APPLY, PUBLISHER = "subscriber_launcher", "subscriber_apply", "subscriber_publisher"
 
-OWN_CREATE = 160000  # the first target on which a role without SUPERUSER creates subscriptions
-GRANT_OPTIONS = 160000  # the first server with GRANT … WITH INHERIT, SET
-SET_PARAMETER = 150000  # the first server with GRANT SET ON PARAMETER
+OWN_CREATE = 160000  # the first target version on which a role without SUPERUSER can create subscriptions
+GRANT_OPTIONS = 160000  # the first server version with GRANT … WITH INHERIT, SET
+SET_PARAMETER = 150000  # the first server version with GRANT SET ON PARAMETER
 
 
 class RecipeSide(StrEnum):
@@ -36,10 +36,10 @@ class RecipeStep:
     """One step of the recipe. Its parts run in the order of the fields, on the server `side`."""
 
     side: RecipeSide
-    key: str  # what the step is about, in one word or a few
+    key: str  # the subject of the step, in a few words
     what: str  # a sentence
-    without: str  # what is lost without the step
-    exec: str | None = None  # for `subscriber exec`; empty text: it creates schema "subscriber"
+    without: str  # the consequence of leaving the step out
+    exec: str | None = None  # for `subscriber exec`; empty text creates schema "subscriber"
     statements: tuple[str, ...] = ()
     password_of: str | None = None  # a role that gets a password
 
@@ -53,7 +53,7 @@ class OwnedTable:
     owner: str
     owner_is_superuser: bool
     everybody_uses_schema: bool = False  # PUBLIC has USAGE
-    code_of: tuple[str, ...] = ()  # the roles whose code its changes run, but for superusers
+    code_of: tuple[str, ...] = ()  # roles, except superusers, whose code the table's changes run
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,29 +62,29 @@ class OwnedSubscription:
     owner: str
     owner_is_superuser: bool
     run_as_owner: bool
-    has_password: bool  # its connection string
+    has_password: bool  # its connection string has a password
     trusted_owners: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TargetRoles:
-    """What the recipe has to know of the target."""
+    """The facts about the target that the recipe needs."""
 
     version: int  # server_version_num
     version_text: str
     database: str
     launcher: str
     apply: str
-    roles: frozenset[str]  # those of the two that exist
-    logins: frozenset[str]  # those of them that may log in
-    has_schema: bool  # schema "subscriber", at the newest revision
-    schema_by_superuser: bool  # it is a superuser's, or will be
+    roles: frozenset[str]  # those of the two roles that exist
+    logins: frozenset[str]  # those of `roles` that may log in
+    has_schema: bool  # schema "subscriber" exists, at the newest revision
+    schema_by_superuser: bool  # it belongs to a superuser, or will
     everybody_connects: bool  # PUBLIC has CONNECT on the database
-    reserved_connections: int  # the setting; 0 where there is none
+    reserved_connections: int  # the setting; 0 on servers without it
     subscriptions: tuple[OwnedSubscription, ...] = ()
     tables: tuple[OwnedTable, ...] = ()
-    is_new: bool = True  # a subscription is still to be created
-    launcher_creates: bool = False  # the launcher's role may create it already
+    is_new: bool = True  # the subscription does not exist yet
+    launcher_creates: bool = False  # the launcher's role may already create it
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,20 +99,23 @@ class PublishedTableAccess:
 
 @dataclass(frozen=True, slots=True)
 class PublisherRoles:
-    """What the recipe has to know of the publisher."""
+    """The facts about the publisher that the recipe needs."""
 
     version_text: str
     database: str
     role: str
     role_exists: bool
-    replication_role: str | None  # of a managed service, in place of the attribute REPLICATION
+    replication_role: str | None  # the role of a managed service that replaces the attribute REPLICATION
     everybody_connects: bool
     tables: tuple[PublishedTableAccess, ...] = ()
 
 
 @dataclass(slots=True)
 class Recipe:
-    """The steps in the order in which they run, and what no statement can do; None: that server did not answer."""
+    """The steps in execution order, and notes for the parts that have no statement.
+
+    None: that server did not answer.
+    """
 
     target: TargetRoles | None = None
     publisher: PublisherRoles | None = None
@@ -121,7 +124,7 @@ class Recipe:
 
 
 def write_recipe(target: TargetRoles | None, publisher: PublisherRoles | None) -> Recipe:
-    """Return the whole recipe for servers as they are."""
+    """Return the whole recipe for the servers' current state."""
     recipe = Recipe(target, publisher)
     if target is not None:
         recipe.steps += target_steps(target)
@@ -136,7 +139,7 @@ def write_recipe(target: TargetRoles | None, publisher: PublisherRoles | None) -
 
 
 def target_steps(facts: TargetRoles) -> Iterator[RecipeStep]:
-    """The steps for the target, in their order."""
+    """Yield the steps for the target, in execution order."""
     launcher, apply = sql_identifier(facts.launcher), sql_identifier(facts.apply)
     if not facts.has_schema:
         yield _on_target(
@@ -202,14 +205,14 @@ def _creation(facts: TargetRoles) -> Iterator[RecipeStep]:
     )
     yield _on_target(
         "database",
-        "Who creates subscriptions needs CREATE on the database, as in PostgreSQL.",
+        "A role that creates subscriptions needs CREATE on the database, as in PostgreSQL.",
         f"permission denied for database {facts.database}",
         statements=(f"GRANT CREATE ON DATABASE {sql_identifier(facts.database)} TO {launcher};",),
     )
 
 
 def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
-    """The launcher runs the subscriptions whose owner it is, or inherits from."""
+    """Yield the steps that let the launcher run subscriptions: it must own them, or inherit from their owner."""
     inherited = set[str]()
     for subscription in facts.subscriptions:
         if subscription.owner_is_superuser:
@@ -231,12 +234,12 @@ def _ownership(facts: TargetRoles) -> Iterator[RecipeStep]:
 
 
 def table_owners(facts: TargetRoles) -> list[str]:
-    """The owners of the tables, but for superusers."""
+    """Return the owners of the tables, except superusers."""
     return sorted({table.owner for table in facts.tables if not table.owner_is_superuser} - {facts.launcher})
 
 
 def _acted_as(facts: TargetRoles) -> list[str]:
-    """The roles that the apply role has to act as."""
+    """Return the roles that the apply role has to act as."""
     if not facts.subscriptions or facts.is_new or any(not s.run_as_owner for s in facts.subscriptions):
         owners = set(table_owners(facts))
     else:
@@ -250,7 +253,7 @@ def _acted_as(facts: TargetRoles) -> list[str]:
 
 
 def target_notes(facts: TargetRoles) -> Iterator[str]:
-    """What has to be decided, or has no statement."""
+    """Yield notes about decisions to make, and about steps that have no statement."""
     launcher = sql_identifier(facts.launcher)
     yield (
         "pg_hba.conf lets both roles connect with a password: "
@@ -276,7 +279,7 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
     if not facts.schema_by_superuser:
         yield f"schema subscriber does not belong to a superuser: {WITHOUT_ORIGINS}"
         if facts.version < SET_PARAMETER:
-            yield f"before PostgreSQL 15 nobody can grant it: {WITHOUT_REPLICA_ROLE}"
+            yield f"before PostgreSQL 15 this privilege cannot be granted: {WITHOUT_REPLICA_ROLE}"
         else:
             grant = f"GRANT SET ON PARAMETER session_replication_role TO {sql_identifier(facts.apply)};"
             yield f"a superuser grants this: {grant} Without it: {WITHOUT_REPLICA_ROLE}"
@@ -293,7 +296,7 @@ def target_notes(facts: TargetRoles) -> Iterator[str]:
 
 
 def apply_statements(facts: TargetRoles) -> list[str]:
-    """The statements that set up the role that applies changes."""
+    """Return the statements that set up the role that applies changes."""
     keys = {"apply", "admit apply", *(f"apply as {owner}" for owner in _acted_as(facts))}
     return [statement for step in target_steps(facts) if step.key in keys for statement in step.statements]
 
@@ -302,7 +305,7 @@ def apply_statements(facts: TargetRoles) -> list[str]:
 
 
 def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
-    """The steps for the publisher, in their order."""
+    """Yield the steps for the publisher, in execution order."""
     role = sql_identifier(facts.role)
     yield _login(
         RecipeSide.PUBLISHER, "role", "The role of the subscriptions' connections.", facts.role, facts.role_exists
@@ -311,7 +314,7 @@ def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
     yield RecipeStep(
         RecipeSide.PUBLISHER,
         "replication",
-        "It reads the WAL, and creates and drops replication slots.",
+        "The role reads the WAL, and creates and drops replication slots.",
         "could not connect to the publisher: no walsender starts for the role",
         statements=(f"GRANT {sql_identifier(managed)} TO {role};" if managed else f"ALTER ROLE {role} REPLICATION;",),
     )
@@ -323,7 +326,7 @@ def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
         yield RecipeStep(
             RecipeSide.PUBLISHER,
             "schemas",
-            "It reads tables of these schemas for the initial copy.",
+            "The role reads tables of these schemas for the initial copy.",
             f"permission denied for schema {schemas[0]}: no table is copied",
             statements=(f"GRANT USAGE ON SCHEMA {names} TO {role};",),
         )
@@ -332,21 +335,21 @@ def publisher_steps(facts: PublisherRoles) -> Iterator[RecipeStep]:
         yield RecipeStep(
             RecipeSide.PUBLISHER,
             "tables",
-            "It reads the published tables for the initial copy. Changes need no privilege.",
+            "The role reads the published tables for the initial copy. Changes need no privilege.",
             f"permission denied for table {facts.tables[0].name}: no table is copied",
             statements=(f"GRANT SELECT ON TABLE {tables} TO {role};",),
         )
 
 
 def publisher_notes(facts: PublisherRoles) -> Iterator[str]:
-    """What has to be decided, or has no statement."""
+    """Yield notes about decisions to make, and about steps that have no statement."""
     role, database = sql_identifier(facts.role), sql_identifier(facts.database)
-    yield f"pg_hba.conf asks for the password: host {database} {role} ADDRESS scram-sha-256"
+    yield f"pg_hba.conf requires the password: host {database} {role} ADDRESS scram-sha-256"
     for table in facts.tables:
         if table.row_security:
             yield (
-                f"table {sql_name(table.schema, table.name)} has row-level security, which holds for its copy: a "
-                f"policy for {role}, or ALTER ROLE {role} BYPASSRLS"
+                f"table {sql_name(table.schema, table.name)} has row-level security, which also filters its copy: "
+                f"create a policy for {role}, or ALTER ROLE {role} BYPASSRLS"
             )
 
 

@@ -1,4 +1,4 @@
-"""What the recipe of least privilege asks both servers. Nothing is changed on either."""
+"""The queries of the recipe of least privilege on both servers. They change nothing on either server."""
 
 from __future__ import annotations
 
@@ -62,12 +62,12 @@ async def read_target_roles(
     *,
     is_new: bool,
 ) -> TargetRoles:
-    """Ask the target.
+    """Collect the facts about the target.
 
     Args:
-        published: the publisher's tables, where they are known.
-        apply_role: the role of --apply-target; None: there is none.
-        is_new: a subscription is to be created.
+        published: the publisher's tables, as far as they are known.
+        apply_role: the role of --apply-target; None: the option was not given.
+        is_new: the subscription does not exist yet.
     """
     launcher = LAUNCHER if facts.is_superuser else facts.role
     row = await connection.fetchrow(_TARGET, [launcher, APPLY, apply_role])
@@ -125,7 +125,7 @@ async def _owned_table(connection: Connection, schema_name: str, name: str, *, h
 async def read_publisher_roles(
     session: Session, facts: PublisherFacts, tables: Sequence[CheckedSourceTable]
 ) -> PublisherRoles:
-    """Ask the publisher. `tables` are the published ones."""
+    """Collect the facts about the publisher. `tables` are the published tables."""
     ((is_superuser,),) = await session.rows(_IS_SUPERUSER)
     role = PUBLISHER if is_superuser == "t" else facts.role
     rows = await session.rows(_PUBLISHER.format(role=literal(role)))

@@ -1,10 +1,11 @@
-r"""`subscriber check --fix`: the recipe as a script for psql, and `--execute`: its target's part done.
+r"""`subscriber check --fix`: print the recipe as scripts for psql. With `--execute`, run the target's part.
 
-**Purpose.** A script is SQL, `\! subscriber exec …` for statements about subscriptions, and `\password ROLE`, with
-which psql asks for a password and sends the verifier of it.
+**Purpose.** A script consists of SQL, of `\! subscriber exec …` for statements about subscriptions, and of `\password
+ROLE`, with which psql prompts for a password and sends its verifier.
 
-**Invariants.** A password is in a connection string that was asked for, in a file of mode 0600 or once on stdout, and
-nowhere else: the server gets its verifier. A file is written before the server gets the password.
+**Invariants.** The server gets only the verifier of a password. The password itself appears in exactly one place: in a
+connection string that you asked for, in a file of mode 0600, or once on stdout. A file is written before the server
+gets the password.
 """
 
 from __future__ import annotations
@@ -27,11 +28,12 @@ from subscriber.connection.scram import new_password, scram_verifier
 from subscriber.display import json_text, printable, shell_word, sql_identifier, sql_literal
 from subscriber.errors import StatementError
 
-OF_A_PERSON = ("sslcert", "sslkey", "sslpassword", "passfile")  # of a connection string: who connects, but for the user
+# Options of a connection string, besides the user, that identify the client.
+OF_A_PERSON = ("sslcert", "sslkey", "sslpassword", "passfile")
 
 
 def script(recipe: Recipe, side: RecipeSide) -> str:
-    """Return the part of the recipe for one server, as a script for psql; empty if that server is not part of it."""
+    """Return one server's part of the recipe as a script for psql. Empty if the recipe has no part for that server."""
     server = recipe.target if side is RecipeSide.TARGET else recipe.publisher
     return "" if server is None else "\n".join(_lines(recipe, side, server)) + "\n"
 
@@ -51,7 +53,7 @@ def _lines(recipe: Recipe, side: RecipeSide, server: TargetRoles | PublisherRole
         yield from _parts(step)
     notes = [note for where, note in recipe.notes if where is side]
     if notes:
-        yield from ("", "-- What no statement here does:", *(f"-- * {printable(note)}" for note in notes))
+        yield from ("", "-- Not done by these statements:", *(f"-- * {printable(note)}" for note in notes))
 
 
 def _parts(step: RecipeStep) -> Iterator[str]:
@@ -63,7 +65,7 @@ def _parts(step: RecipeStep) -> Iterator[str]:
 
 
 def print_recipe(recipe: Recipe, *, json: bool) -> None:
-    """Print both parts, the publisher's behind the target's."""
+    """Print both parts, the target's before the publisher's."""
     if json:
         notes = [{"side": side, "text": text} for side, text in recipe.notes]
         print(json_text({"steps": [asdict(step) for step in recipe.steps], "notes": notes}))
@@ -75,14 +77,15 @@ def print_recipe(recipe: Recipe, *, json: bool) -> None:
 
 
 async def execute_recipe(recipe: Recipe, target_dsn: str, credentials: Path | None) -> None:
-    """Do the target's part as the superuser of `target_dsn`, and write connection strings for roles that are new.
+    """Run the target's part as the superuser of `target_dsn`, and write connection strings for new roles.
 
     Args:
-        credentials: a directory for the files `launcher` and `apply`; None: the strings go to stdout.
+        credentials: a directory for the files `launcher` and `apply`. None: the connection strings are printed on
+            stdout.
 
     Raises:
-        StatementError: the role is no superuser, or a file is already there.
-        ServerError: a statement failed. Then no role has been changed.
+        StatementError: the role is not a superuser, or a file already exists.
+        ServerError: a statement failed. No role has been changed then.
     """
     facts = recipe.target
     assert facts is not None
@@ -133,17 +136,17 @@ async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str
 
 
 def connection_string(dsn: str, database: str, role: str, password: str) -> str:
-    """Return `dsn` for another role."""
+    """Return `dsn` changed for another role."""
     given = Conninfo.parse(dsn)
     kept = {keyword: value for keyword, value in given.parameters.items() if keyword not in OF_A_PERSON}
     return str(Conninfo(kept).with_(dbname=database, user=role, password=password))
 
 
 def write_credentials(directory: Path, strings: Mapping[str, str]) -> list[Path]:
-    """Write each string to a file of that name, which only we may read. Return the files.
+    """Write each string to a file of that name that only this user can read. Returns the files.
 
     Raises:
-        StatementError: a file is already there, or cannot be written. Then none is left.
+        StatementError: a file already exists, or cannot be written. Files written before the error are removed.
     """
     written: list[Path] = []
     try:

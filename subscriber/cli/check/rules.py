@@ -1,7 +1,9 @@
-"""`subscriber check`: from facts about both servers to findings, each with its fix. No I/O here.
+"""`subscriber check`: turn facts about both servers into findings, each with its fix. No I/O here.
 
-An error keeps the subscription from working; a warning does not, or not yet. What PostgreSQL demands is in
-logical-replication-config, relation.c (logicalrep_rel_open) and execReplication.c (CheckCmdReplicaIdentity).
+An error keeps the subscription from working. A warning does not, or not yet.
+
+Source: PostgreSQL's requirements are in logical-replication-config, relation.c (logicalrep_rel_open) and
+execReplication.c (CheckCmdReplicaIdentity).
 """
 
 from __future__ import annotations
@@ -26,15 +28,15 @@ from subscriber.publisher.quoting import qualified
 from subscriber.subscription import TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
-OLDEST = 100000  # the first server with logical replication
+OLDEST = 100000  # the first server version with logical replication
 OLDEST_TESTED = 130000
-OLDEST_TWO_PHASE = 150000  # the first publisher that sends prepared transactions
-PREPARED = 10  # max_prepared_transactions to recommend where the publisher's is not known
-SYNC_WORKERS = 2  # tables copied at once, each with a slot and a walsender of its own
+OLDEST_TWO_PHASE = 150000  # the first publisher version that sends prepared transactions
+PREPARED = 10  # recommended max_prepared_transactions if the publisher's value is not known
+SYNC_WORKERS = 2  # tables copied at the same time, each with its own slot and walsender
 
 
 def findings(facts: Facts) -> list[Finding]:
-    """All findings, those that are fine among them, in the order one would mend them."""
+    """Return all findings, including those without a problem, in the order in which to fix them."""
     found = list(facts.failures)
     if facts.publisher is not None:
         found += publisher_findings(facts.publisher, facts.is_new)
@@ -88,13 +90,18 @@ def _version(who: str, version: int, text: str) -> Iterator[Finding]:
     if version < OLDEST:
         yield Finding(Level.ERROR, who, f"PostgreSQL {text} has no logical replication", "Upgrade to 10 or later.")
     elif version < OLDEST_TESTED:
-        yield Finding(Level.WARNING, who, f"PostgreSQL {text} is older than what subscriber is tested with")
+        yield Finding(
+            Level.WARNING, who, f"PostgreSQL {text} is older than the versions that subscriber is tested with"
+        )
     else:
         yield Finding(Level.OK, who, f"PostgreSQL {text}")
 
 
 def _free(who: str, what: str, setting: str, used: int, limit: int, wanted: int, needed: bool) -> Iterator[Finding]:
-    """`needed`: at least one must be free, or it is an error; tables can be copied one after another."""
+    """Compare free slots, workers or walsenders with the number wanted.
+
+    With `needed`, none free is an error, else a warning.
+    """
     free = limit - used
     if free >= wanted:
         yield Finding(Level.OK, who, f"{free} of {limit} {what} are free")
@@ -183,7 +190,9 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
         database = sql_identifier(facts.database)
         grant = f"GRANT pg_create_subscription TO {role}; GRANT CREATE ON DATABASE {database} TO {role};"
         if facts.version < 160000:
-            grant = f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 only the owner of schema subscriber may, too"
+            grant = (
+                f"ALTER ROLE {role} SUPERUSER; -- before PostgreSQL 16 superusers and the owner of schema subscriber"
+            )
         yield Finding(Level.ERROR, who, f'role "{facts.role}" may not create subscriptions', grant)
     if facts.origins_by_superuser:  # functions of schema "subscriber" do both
         return
@@ -192,12 +201,12 @@ def target_findings(facts: TargetFacts) -> Iterator[Finding]:
         if facts.version < 150000:
             fix = f"{before}ALTER ROLE {role} SUPERUSER; -- the privilege can be granted since PostgreSQL 15"
         yield Finding(Level.WARNING, who, WITHOUT_REPLICA_ROLE, fix)
-    fix = "Have a superuser run any subscriber exec on this database before anybody else does."
+    fix = "Have a superuser run the first subscriber exec on this database."
     yield Finding(Level.WARNING, who, WITHOUT_ORIGINS, fix)
 
 
 def apply_findings(facts: Facts) -> Iterator[Finding]:
-    """Findings about the session that applies changes: whose code it runs, and what that code could do there."""
+    """Return findings about the session that applies changes: the code that it runs, and the rights of that code."""
     session = facts.apply
     if session is None:
         return
@@ -254,7 +263,7 @@ def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterato
 
 
 def two_phase_findings(facts: Facts) -> Iterator[Finding]:
-    """Of a subscription that has two_phase, or is to have it."""
+    """Return findings about a subscription that has two_phase, or is to have it."""
     publisher, target = facts.publisher, facts.target
     if publisher is not None and publisher.version < OLDEST_TWO_PHASE:
         message = f"PostgreSQL {publisher.version_text} does not send prepared transactions until they are committed"
@@ -306,22 +315,22 @@ def _source_table(source: CheckedSourceTable, facts: Facts) -> Iterator[Problem]
             f'role "{facts.publisher.role}" may not read it for the initial copy',
             f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON TABLE {name} TO {role};",
         )
-    if not changes or source.partitioned:  # of a partitioned table each partition has its own
+    if not changes or source.partitioned:  # of a partitioned table, each partition has its own
         return
-    mend = f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
+    fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…); -- or: ALTER TABLE {name} REPLICA IDENTITY FULL;"
     if source.replica_identity == "n":
-        yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", mend
+        yield Level.WARNING, f"has REPLICA IDENTITY NOTHING: {what} on the publisher", fix
     elif source.replica_identity == "f":
         return
     elif not source.key:
-        yield Level.WARNING, f"has no replica identity: {what} on the publisher", mend
+        yield Level.WARNING, f"has no replica identity: {what} on the publisher", fix
 
 
 def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None, facts: Facts) -> Iterator[Problem]:
     name = sql_name(source.schema, source.name)
     if target is None:
         if facts.target is not None:
-            table = shell_word(qualified(source.schema, source.name))  # a pattern, in which quotes are SQL's
+            table = shell_word(qualified(source.schema, source.name))  # a pattern, in which quotes have SQL's meaning
             dump = f"pg_dump --schema-only --table={table} (publisher) | psql (target)"
             yield Level.ERROR, "does not exist on the target", dump
         return
@@ -333,11 +342,11 @@ def _target_table(source: CheckedSourceTable, target: CheckedTargetTable | None,
         yield from _privileges(target, facts.target)
     if target.row_security:
         fix = f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY;"
-        yield Level.ERROR, "has row-level security that holds for its owner too, as whom changes are applied", fix
+        yield Level.ERROR, "has row-level security that also applies to its owner, as which changes are applied", fix
     yield from _search(source, target, name, facts)
     if target.has_rows and facts.is_new:
         fix = f"TRUNCATE {name}; -- or: CREATE SUBSCRIPTION … WITH (copy_data = false)"
-        yield Level.WARNING, "has rows on the target already, and the initial copy adds to them", fix
+        yield Level.WARNING, "already has rows on the target, to which the initial copy adds", fix
 
 
 def _columns(source: CheckedSourceTable, target: CheckedTargetTable, name: str) -> Iterator[Problem]:
@@ -370,7 +379,7 @@ def _privileges(target: CheckedTargetTable, facts: TargetFacts) -> Iterator[Prob
 
 
 def _search(source: CheckedSourceTable, target: CheckedTargetTable, name: str, facts: Facts) -> Iterator[Problem]:
-    """Whether the rows to update or delete can be found: the target's own identity decides how."""
+    """Check that the rows to update or delete can be found. The target table's own identity decides how."""
     changes = any(p.updates or p.deletes for p in facts.publications)
     full = source.replica_identity == "f"
     if not changes or source.partitioned or not (full or source.key):

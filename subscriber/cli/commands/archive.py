@@ -27,7 +27,7 @@ MIB = 1024 * 1024
 def writer(
     directory: Path, segment_size: int, segment_age: float, keep_size: int | None, keep_age: float | None
 ) -> ChangeLogWriter:
-    """A writer as the command's options say: sizes in MiB, ages in seconds and in hours."""
+    """Return a writer for the command's options: sizes in MiB, `segment_age` in seconds, `keep_age` in hours."""
     return ChangeLogWriter(
         directory,
         segment_size=segment_size * MIB,

@@ -28,7 +28,10 @@ async def run_catchup(
     master: str,
     json: bool,
 ) -> int:
-    """Bring the subscription to `until`, or to the end of the log, and enable it if asked to; the exit status."""
+    """Bring the subscription to `until` or to the end of the log, and enable it if requested.
+
+    Returns the exit status.
+    """
     log = ChangeLog(log_directory)
     began = time.monotonic()
 

@@ -1,4 +1,4 @@
-"""`subscriber copy`: the initial copy with Spark, and how far it is."""
+"""`subscriber copy`: run the initial copy with Spark, and show its progress."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from subscriber.spark.copy.job import TableProgress, copy_tables
 if TYPE_CHECKING:
     from rich.progress import TaskID
 
-PLAIN_INTERVAL = 5.0  # seconds between two lines where there is no terminal
+PLAIN_INTERVAL = 5.0  # seconds between two lines if stdout is not a terminal
 
 
 class Plain:
-    """A line now and then."""
+    """Shows progress as a line at regular intervals."""
 
     def __init__(self) -> None:
         self._shown = 0.0
@@ -33,7 +33,7 @@ class Plain:
 
 
 class Bars:
-    """A bar for each table that is being copied, and one for all."""
+    """Shows progress as a bar for each table that is being copied, and one bar for all tables."""
 
     LARGEST = 12  # tables with a bar of their own
 
@@ -61,13 +61,13 @@ class Bars:
 
 
 def describe(table: TableProgress) -> str:
-    """`120,000 rows, 14.2 MiB of about 30.0 MiB, 12 s left`"""
+    """Format a table's progress: `120,000 rows, 14.2 MiB of about 30.0 MiB, 12 s left`."""
     words = f"{table.rows:,} rows, {formatting.in_bytes(table.bytes)} of about {formatting.in_bytes(table.total_bytes)}"
     return f"{words}, {formatting.in_seconds(table.seconds_left)} left" if table.seconds_left else words
 
 
 def summary(tables: Sequence[TableProgress]) -> str:
-    """All tables in one line."""
+    """Format the progress of all tables as one line."""
     complete = sum(table.parts_done == table.parts for table in tables)
     rows, size = sum(table.rows for table in tables), sum(table.bytes for table in tables)
     left = max((table.seconds_left or 0 for table in tables if table.parts_done < table.parts), default=0)
@@ -78,7 +78,7 @@ def summary(tables: Sequence[TableProgress]) -> str:
 async def run_copy(
     target: str, name: str, *, apply_target: str | None, master: str, part_bytes: int, indexes: bool, quiet: bool
 ) -> int:
-    """Copy, show how far it is, and print what was copied; the exit status."""
+    """Copy the tables, show progress, and print a summary. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
         show = (lambda _phase, _tables: None) if quiet else Bars(stack) if sys.stdout.isatty() else Plain()

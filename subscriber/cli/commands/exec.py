@@ -1,4 +1,4 @@
-"""`subscriber exec`: statements in, psql's lines out."""
+"""`subscriber exec`: execute statements, and print messages as psql does."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from subscriber.redaction import RedactedStatement
 
 FAILED = 3
 
-DISPLAY_WIDTH = 60  # columns of the statement that psql shows of a syntax error
-RIGHT_MARGIN = 10  # of them at least this many after the error
+DISPLAY_WIDTH = 60  # columns of the statement that psql shows for a syntax error
+RIGHT_MARGIN = 10  # at least this many columns after the error
 
 
 def run_statements(target: str, statements: str) -> int:
-    """Execute statements on the database `target` names; returns the exit status, 0 or 3.
+    """Execute statements on the database that `target` names. Returns the exit status, 0 or 3.
 
-    What PostgreSQL would say goes to stderr as psql prints it, and nothing else does.
+    Writes nothing but PostgreSQL's messages, to stderr, as psql prints them.
     """
     try:
         asyncio.run(execute_statements(target, statements, sys.stderr))
@@ -30,7 +30,7 @@ def run_statements(target: str, statements: str) -> int:
 
 
 async def execute_statements(target: str, statements: str, output: TextIO) -> None:
-    """Connect, bring the schema up to date, execute; notices are printed as they come.
+    """Connect, upgrade the schema, and execute the statements. Notices are printed as they arrive.
 
     A text without statements creates or upgrades the schema, and nothing else.
     """
@@ -43,7 +43,7 @@ async def execute_statements(target: str, statements: str, output: TextIO) -> No
     def notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
         print_message(severity, message, detail, hint, output)
 
-    parse(statements)  # there is no use in connecting for a misspelt statement
+    parse(statements)  # report a syntax error before connecting
     connection = await connect(target, application_name="subscriber exec", settings={"synchronous_commit": "on"})
     try:
         await refuse_standby(connection)
@@ -60,7 +60,7 @@ def print_message(severity: str, message: str, detail: str | None, hint: str | N
 
 
 def print_error(error: SubscriberError, statements: str, output: TextIO) -> None:
-    """Print the error as psql does; a syntax error with the line of `statements` and a caret under the place."""
+    """Print the error as psql does. A syntax error shows the line of `statements` with a caret below the position."""
     _print_parts(output, ("ERROR", error.message))
     position = getattr(error, "position", None)
     if statements and position is not None:
@@ -70,16 +70,21 @@ def print_error(error: SubscriberError, statements: str, output: TextIO) -> None
 
 
 def _print_parts(output: TextIO, *parts: tuple[str, str | None]) -> None:
-    """Print what there is of `parts`, each with its label; a line that goes on starts with a tab, as in the log."""
+    """Print the non-empty `parts`, each with its label.
+
+    A continuation line starts with a tab, as in the server's log.
+    """
     for label, text in parts:
         if text:
             print(f"{label}:  {printable_lines(text)}", file=output)
 
 
 def point_at(text: str, position: int) -> str:
-    """The line of `text` that has character `position`, cut to DISPLAY_WIDTH around it, and a caret below.
+    """Return the line of `text` that has character `position`, cut to DISPLAY_WIDTH around it, and a caret below.
 
-    Follows reportErrorPosition() in src/interfaces/libpq/fe-protocol3.c; every character is one column wide here.
+    Every character is one column wide here.
+
+    Source: reportErrorPosition() in src/interfaces/libpq/fe-protocol3.c.
     """
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)

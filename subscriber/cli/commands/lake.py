@@ -1,4 +1,4 @@
-"""`subscriber lake`: bring a lake up to the end of a change log, or keep it there."""
+"""`subscriber lake`: bring a lake to the end of a change log, or keep it there."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from subscriber.spark.lake.lake import BATCH, Lake, LakeBatch
 from subscriber.spark.lake.load import load
 from subscriber.spark.session import spark_session
 
-IDLE = 1.0  # seconds between two looks at a log that has nothing new
+IDLE = 1.0  # seconds between two checks of a log that has nothing new
 
 
 class LakeProgressLines:
-    """What the command prints: lines for people, or one JSON object each."""
+    """Prints the command's progress: lines for people, or one JSON object for each."""
 
     def __init__(self, json: bool) -> None:
         self._json = json
 
     def rows(self, table: str, number: int) -> None:
-        """So many rows of a table have been loaded."""
+        """Report that `number` rows of a table have been loaded."""
         if not self._json and sys.stderr.isatty():
             print(f"\r{printable(table)}: {count(number, 'row')}\x1b[K", end="", file=sys.stderr)
 
@@ -67,7 +67,7 @@ def run_lake(
     master: str,
     json: bool,
 ) -> int:
-    """Load the lake if it is not there yet, then bring it to `until` (None: the end of the log), or follow the log."""
+    """Load the lake if it does not exist. Then bring it to `until` (None: the end of the log), or follow the log."""
     log, lake, lines = ChangeLog(log_directory), Lake(lake_directory), LakeProgressLines(json)
     as_text, wanted = frozenset(text), frozenset(tables) or None
     if not lake.exists:
@@ -99,7 +99,7 @@ async def _load(
 
 
 def describe(directory: Path, *, json: bool) -> int:
-    """Print what the lake in `directory` has. Raises StatementError where there is none."""
+    """Print the contents of the lake in `directory`. Raises StatementError if there is none."""
     lake = Lake(directory)
     boundaries = [str(lsn) for lsn in lake.boundaries()]
     position, tables = lake.position(), lake.tables()

@@ -1,9 +1,9 @@
-"""`subscriber tail`: the decoded change stream of a publisher, one line for each change.
+"""`subscriber tail`: print the decoded change stream of a publisher, one line for each change.
 
-Without --slot a temporary one is made, which is gone with the connection: the stream begins now. With
---slot the stream begins where that slot stands, and what was printed is confirmed: the position that
-is confirmed is the end of a transaction whose last line has been written to stdout and flushed. A reader
-that stops taking lines stops the stream; the publisher is answered meanwhile.
+Without --slot the command creates a temporary slot, which the server drops with the connection; the stream starts now.
+With --slot the stream starts at that slot's position, and printed transactions are confirmed. The confirmed position is
+the end of a transaction whose last line has been written to stdout and flushed. If the reader of stdout stops, the
+stream stops; the publisher still gets its status updates.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.worker.exception_groups import root_cause
 
-STATUS_INTERVAL = 5.0  # seconds between two status updates that nobody asked for
+STATUS_INTERVAL = 5.0  # seconds between two unrequested status updates
 
 Write = Callable[[str], None]
 
@@ -36,9 +36,9 @@ Write = Callable[[str], None]
 async def follow(
     source_dsn: str, publications: Sequence[str], *, slot: str | None, limit: int | None, json: bool
 ) -> int:
-    """Print changes until `limit` (None: for ever), read from `slot` (None: a temporary one).
+    """Print changes until `limit` (None: without end), read from `slot` (None: a temporary one).
 
-    With a slot the transaction in which the limit is reached is printed to its end, or it would come again.
+    With a slot, the transaction that reaches the limit is printed to its end. Otherwise it would be sent again.
     """
     publisher = await Publisher.connect(source_dsn, application_name="subscriber tail")
     try:
@@ -78,9 +78,10 @@ async def _check(publisher: Publisher, publications: Sequence[str], slot: str | 
 
 
 def _to_stdout(text: str) -> None:
-    """Write all of it; raises BrokenPipeError when nobody reads any more.
+    """Write the whole text to stdout. Raises BrokenPipeError if the reader is gone.
 
-    Not with sys.stdout.write(): under PYTHONUNBUFFERED that drops what a pipe did not take at once, silently.
+    sys.stdout.write() is no alternative: under PYTHONUNBUFFERED it silently drops the part that a full pipe did not
+    accept.
     """
     left = memoryview(text.encode(errors="replace"))
     while left:
@@ -88,7 +89,7 @@ def _to_stdout(text: str) -> None:
 
 
 class Tail:
-    """One stream being printed. `confirmed` is the position up to which everything has been printed."""
+    """A stream that is being printed. `confirmed` is the position up to which all changes have been printed."""
 
     def __init__(
         self,
@@ -99,7 +100,10 @@ class Tail:
         *,
         confirm: bool,
     ) -> None:
-        """`write` takes whole lines and returns when they are flushed; it may block, and runs in a thread."""
+        """Create the printer. `write` gets whole lines and returns when they are flushed.
+
+        It may block, and runs in a thread.
+        """
         self.confirmed = Lsn(0)
         self._stream = stream
         self._left = limit
@@ -113,7 +117,7 @@ class Tail:
         self._status_wanted = anyio.Event()
 
     async def run(self) -> None:
-        """Until the limit, an error, or cancelled."""
+        """Print until the limit, an error, or cancellation."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._send_statuses)
@@ -124,7 +128,7 @@ class Tail:
             raise root_cause(group) from group
 
     def send_status(self) -> None:
-        """Tell the publisher how far we are; a temporary slot may forget everything that was received."""
+        """Send the printed position to the publisher. With a temporary slot, send the received position."""
         flushed = self.confirmed if self._confirm else self._received
         if self._stream.session.error is None:
             self._stream.send_status(self._received, flushed, flushed)
@@ -137,7 +141,7 @@ class Tail:
             self.send_status()
 
     async def _print(self, frames: list[bytes]) -> bool:
-        """Print what some frames say; true when the limit is reached."""
+        """Print some frames. Returns True if the limit is reached."""
         text: list[str] = []
         confirmed, done = self.confirmed, False
         for frame in frames:
@@ -161,7 +165,10 @@ class Tail:
         return done
 
     def _message(self, envelope: XLogData, text: list[str]) -> tuple[Lsn, bool]:
-        """Add a message's line; the position it completes (0: none), and whether the limit is reached."""
+        """Add a message's line.
+
+        Returns the position that the message completes (0: none), and whether the limit is reached.
+        """
         self._received = max(self._received, envelope.start)
         try:
             message = self._decoder.decode(envelope.payload)

@@ -1,4 +1,4 @@
-"""`subscriber verify`: what differs between both sides, on the screen or as JSON."""
+"""`subscriber verify`: print the differences between both sides, for people or as JSON."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from subscriber.cli import formatting
 from subscriber.display import json_text, printable
 from subscriber.spark.verification.job import Comparison, Key, TableComparison, verify
 
-DIFFERENT = 1  # the exit status
-NAMED = 5  # rows named on the screen for each table and kind of difference
+DIFFERENT = 1  # the exit status if anything differs
+NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 
 async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
-    """Compare, print the result, and give the exit status."""
+    """Compare the tables and print the result. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
 
         def show(phase: str) -> None:
-            """Nothing, but on a terminal."""
+            """Show the current phase; does nothing if stderr is not a terminal."""
 
         if not json and sys.stderr.isatty():
             from rich.console import Console
@@ -43,7 +43,7 @@ async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
 
 
 def describe(found: Comparison) -> Iterator[str]:
-    """Line by line: each table, what differs in it, and the sum."""
+    """Yield the lines of the result: each table, its differences, and the sum."""
     for table in found.tables:
         yield describe_table(table)
         yield from _named("missing", [_key(table, key) for key in table.missing], table.missing_count)
@@ -57,7 +57,7 @@ def describe(found: Comparison) -> Iterator[str]:
 
 
 def describe_table(table: TableComparison) -> str:
-    """`same       public.t: 1,000 rows`"""
+    """Format the summary of a table: `same       public.t: 1,000 rows`."""
     if table.note is not None:
         return f"DIFFERENT  {table.name}: not compared, {table.note}"
     if table.is_same:
@@ -65,7 +65,7 @@ def describe_table(table: TableComparison) -> str:
     if table.differing_buckets:
         return (
             f"DIFFERENT  {table.name}: {formatting.count(table.rows, 'row')} on the publisher, "
-            f"{table.target_rows:,} on the target; too many differences to name"
+            f"{table.target_rows:,} on the target; too many differences to list"
         )
     counts = {"missing": table.missing_count, "extra": table.extra_count, "changed": table.changed_count}
     said = ", ".join(f"{number:,} {kind}" for kind, number in counts.items() if number)
@@ -86,7 +86,7 @@ def _named(kind: str, rows: list[str], count: int) -> Iterator[str]:
 
 
 def as_json(found: Comparison) -> dict[str, Any]:
-    """The same as values. Keys are lists of texts in the order of `key`."""
+    """Return the result as a JSON value. Keys are lists of texts in the order of `key`."""
     return {
         "lsn": str(found.lsn),
         "same": found.is_same,

@@ -1,7 +1,7 @@
-"""`subscriber status`: what the subscriptions of a target are doing.
+"""`subscriber status`: collect and print the state of a target's subscriptions.
 
-The catalog is read on one connection; each publisher is asked for its position on another, all at once
-and for PUBLISHER_TIMEOUT seconds at most, so that one that cannot be reached delays nothing else.
+One connection reads the catalog. Each publisher is queried for its position on a connection of its own. These queries
+run concurrently and for at most PUBLISHER_TIMEOUT seconds, so that an unreachable publisher delays nothing else.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 PUBLISHER_TIMEOUT = 3.0  # seconds
-LOCK_TIMEOUT = "5s"  # for somebody's lock on the tables of schema "subscriber"
+LOCK_TIMEOUT = "5s"  # for another session's lock on the tables of schema "subscriber"
 LOCK_NOT_AVAILABLE = "55P03"
-WRONG = 1  # the exit status when a subscription is not as it should be
+WRONG = 1  # the exit status if a subscription has a problem
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
 _PROGRESS = """
@@ -52,7 +52,7 @@ _STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.sub
 _PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
 """
-# Waits of one session of a subscription for another one of it are its own affair.
+# Not included: waits of one session of a subscription for another session of the same subscription.
 _LOCK_WAITS = """
 WITH ours AS (
     SELECT s.subid, s.pid FROM subscriber.session s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid
@@ -83,7 +83,8 @@ SELECT DISTINCT t.schemaname, t.tablename FROM pg_catalog.pg_publication_tables 
 """
 
 
-# Whoever keeps others from reading a table of ours: ALTER TABLE and the like do, statements on subscriptions do not.
+# Sessions whose lock keeps others from reading one of our tables. ALTER TABLE takes such a lock; statements on
+# subscriptions do not.
 _CATALOG_LOCKS = """
 SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name)
   FROM pg_catalog.pg_locks l JOIN pg_catalog.pg_class c ON c.oid = l.relation
@@ -94,9 +95,10 @@ SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name
 
 
 async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
-    """Print the subscriptions called `names` (empty: all); every `interval` seconds anew with `watch`.
+    """Print the subscriptions called `names` (empty: all), with `watch` every `interval` seconds.
 
-    Returns WRONG when a subscription has a problem (problems.py), else 0.
+    Returns:
+        WRONG if a subscription has a problem (problems.py), else 0.
     """
     if watch:
         await _watch(target_dsn, names, json=json, interval=interval)
@@ -112,13 +114,13 @@ async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool
 
 
 async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) -> StatusSnapshot:
-    """Everything the catalog knows about the subscriptions called `names` (empty: all), and their tables.
+    """Read the state of the subscriptions called `names` (empty: all), and of their tables, from the catalog.
 
     Raises:
         StatementError: a name does not exist.
         CatalogMoved: the catalog belongs to another database.
-        ConnectionLost: the target is a standby, or is lost.
-        ServerError: the target refuses, or somebody keeps a lock on the catalog for longer than its lock_timeout.
+        ConnectionLost: the target is a standby, or the connection is lost.
+        ServerError: the target refuses the query, or another session locks the catalog for longer than lock_timeout.
     """
     try:
         async with catalog.use() as connection:
@@ -129,7 +131,7 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
                 await identity.refuse_standby(connection)
                 await schema.restore(
                     connection
-                )  # a crash of the server empties the tables, the subscriptions are there
+                )  # a crash of the server empties these tables, but not that of the subscriptions
                 await identity.check(connection)
                 subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
                 look = await _read(connection, subscriptions)
@@ -145,7 +147,7 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
 async def _locked(catalog: CatalogConnection, error: ServerError) -> ServerError:
     async with catalog.use() as connection:
         holders = [row[0] for row in await connection.fetch(_CATALOG_LOCKS)]
-    held = f"It is held by {', '.join(holders)}." if holders else "Nobody holds it any more."
+    held = f"It is held by {', '.join(holders)}." if holders else "No session holds it any more."
     pids = holders[0].split()[1] if holders else ""
     return ServerError(
         {
@@ -188,7 +190,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
 
 
 async def assess_all(look: StatusSnapshot, before: StatusSnapshot | None = None) -> list[SubscriptionStatus]:
-    """Ask all publishers at once, and put together what is known."""
+    """Query all publishers concurrently, and combine the answers with the catalog's rows."""
     answers: dict[int, PublisherAnswer] = {}
 
     async def ask(subscription: Subscription) -> None:
@@ -201,7 +203,11 @@ async def assess_all(look: StatusSnapshot, before: StatusSnapshot | None = None)
 
 
 async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
-    """The publisher's position and the state of the subscription's slot; an answer with `error` if it cannot say."""
+    """Query the publisher for its position and for the state of the subscription's slot.
+
+    Returns:
+        The answer. It has only `error` if the publisher cannot be queried.
+    """
     slot = subscription.slot_name
     try:
         with anyio.fail_after(PUBLISHER_TIMEOUT):
@@ -226,7 +232,7 @@ async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
 
 
 def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) -> PublisherAnswer:
-    """Raises ProtocolError for an answer that is none."""
+    """Parse the publisher's rows. Raises ProtocolError if they are malformed."""
     with parsing("its position"):
         ((position, exists, active, confirmed, wal_status, retained, replay_lag, now),) = rows
         return PublisherAnswer(
@@ -245,7 +251,7 @@ def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) 
 
 
 def to_json(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
-    """One line."""
+    """Format the status as one line of JSON."""
     document: dict[str, Any] = {
         "time": look.at.isoformat(timespec="milliseconds"),
         "launcher_pid": look.launcher_pid,
@@ -255,7 +261,7 @@ def to_json(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str
 
 
 def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str:
-    """Plain lines, for a pipe."""
+    """Format the status as plain lines, for a pipe."""
     if not statuses:
         return "no subscriptions"
     lines = []
@@ -267,7 +273,7 @@ def to_text(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> str
 
 
 def to_rich(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> RenderableType:
-    """The same for a terminal."""
+    """Format the status for a terminal."""
     from rich.console import Group
     from rich.panel import Panel
     from rich.table import Table
@@ -301,7 +307,7 @@ def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None
 
 
 async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
-    """Until interrupted; a target that goes away is said so and waited for."""
+    """Print snapshots until interrupted. If the target is unreachable, print the error and retry."""
     if json or not sys.stdout.isatty():
         await _watch_plain(target_dsn, names, json=json, interval=interval)
         return
@@ -327,7 +333,7 @@ async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, int
 async def _looks(
     target_dsn: str, names: Sequence[str], interval: float
 ) -> AsyncGenerator[tuple[StatusSnapshot, list[SubscriptionStatus]] | str, None]:
-    """One look after another, or the words of the error that prevented it."""
+    """Yield one snapshot after another, or the text of the error that prevented it."""
     before: StatusSnapshot | None = None
     while True:
         try:

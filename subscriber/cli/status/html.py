@@ -1,4 +1,4 @@
-"""The page for people at /: `subscriber status` as HTML that loads itself again, and needs nothing but itself."""
+"""The page for people at /: `subscriber status` as HTML that reloads itself and loads no other resources."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ td {{ overflow-wrap: anywhere; }}
 
 
 def page(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], *, standby: bool) -> str:
-    """All subscriptions. `standby`: another launcher works, and this one waits."""
+    """Return the page of all subscriptions. `standby`: another launcher is active, and this one waits."""
     wrong = [status.name for status in statuses if status.is_wrong]
     title = f"subscriber: {', '.join(wrong)}" if wrong else "subscriber"
     role = "another launcher works; this one is its standby" if standby else "this launcher works"
@@ -51,7 +51,7 @@ def page(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus], *, standb
 
 
 def page_without_target(error: str) -> str:
-    """While the target does not answer, and so nothing is known."""
+    """Return the page for the case that the target does not answer."""
     body = f'<p class="wrong">target: {_shown(error)}</p>'
     return _PAGE.format(refresh=REFRESH, title="subscriber: no target", body=body)
 

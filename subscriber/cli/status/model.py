@@ -1,4 +1,4 @@
-"""What `subscriber status` says: from rows of the catalog and the publisher's answer to words. No I/O here.
+"""The data of `subscriber status`: from catalog rows and the publisher's answer to text and JSON. No I/O here.
 
     rows ── assess() ─▶ SubscriptionStatus ── as_json() ─▶ a dictionary with stable keys
                                            └─ describe() ─▶ lines for people, plain or coloured
@@ -37,21 +37,24 @@ TABLE_STATES = {
     "r": "ready",
 }
 SYNC_FAILED = "failed"
-_SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems have lines already
-LATE = 15.0  # seconds; the worker hears of the publisher every 10 s, and reports every second
+_SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems already have lines
+LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and the worker reports every second
 
 
 @dataclass(frozen=True, slots=True)
 class PublisherAnswer:
-    """What the publisher says about a subscription's slot. All None but `error`: it could not be asked."""
+    """The publisher's answer about a subscription's slot.
 
-    position: Lsn | None = None  # end of its WAL; on a standby what it has replayed
+    If it could not be queried, all fields but `error` are None.
+    """
+
+    position: Lsn | None = None  # end of its WAL; on a standby the replay position
     confirmed: Lsn | None = None  # the slot's confirmed_flush_lsn; None without the slot
     slot_exists: bool | None = None
     slot_active: bool | None = None
     wal_status: str | None = None  # reserved, extended, unreserved, lost
-    retained_bytes: int | None = None  # WAL it keeps because of the slot
-    replay_lag: float | None = None  # seconds, as the publisher measures it; None when nothing is outstanding
+    retained_bytes: int | None = None  # bytes of WAL retained because of the slot
+    replay_lag: float | None = None  # seconds, as the publisher measures it; None if nothing is unconfirmed
     now: datetime | None = None  # its clock
     published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
     error: str | None = None
@@ -59,7 +62,7 @@ class PublisherAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """Between two looks, per second."""
+    """Rates per second between two snapshots."""
 
     transactions: float
     changes: float
@@ -68,7 +71,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionStatus:
-    """Everything about one subscription at one moment; None where it is not known."""
+    """The status of one subscription at one moment. A field is None if its value is not known."""
 
     name: str
     state: str  # one of STATES
@@ -76,7 +79,7 @@ class SubscriptionStatus:
     publications: tuple[str, ...]
     slot: str | None
     retry_in: float | None  # seconds
-    error: str | None  # the apply worker's last, until it is past the position of the error
+    error: str | None  # the apply worker's last error, until the worker is past the position of the error
     error_hint: str | None
     error_time: datetime | None
     received: Lsn | None
@@ -84,54 +87,58 @@ class SubscriptionStatus:
     publisher: PublisherAnswer
     lag_bytes: int | None
     lag_seconds: float | None
-    rates: Rates | None  # None on a first look
+    rates: Rates | None  # None in the first snapshot
     transactions: int  # since the worker started
     changes: int
     bytes: int
-    tables: Mapping[str, int]  # state in words -> how many
+    tables: Mapping[str, int]  # state as text -> number of tables
     not_ready: tuple[TableStatus, ...]
     apply_errors: int
     sync_errors: int
     skip_lsn: Lsn | None = None
-    limits: tuple[str, ...] = ()  # what has to be done without on this target
-    one_by_one: Mapping[str, int] = field(default_factory=dict)  # changes not applied set-based, by the reason why
+    limits: tuple[str, ...] = ()  # capabilities that this target lacks, as warnings
+    one_by_one: Mapping[str, int] = field(default_factory=dict)  # number of changes applied row by row, by reason
     unfinished: OpenTransactions = field(default_factory=OpenTransactions)
-    conflicts: Mapping[str, int] = field(default_factory=dict)  # how many of each type there were
-    format: str | None = None  # how values are received: binary or text; None: no stream yet
-    format_reason: str | None = None  # why as text, where the subscription does not say
+    conflicts: Mapping[str, int] = field(default_factory=dict)  # number of conflicts, by type
+    format: str | None = None  # value format of the stream: binary or text; None: no stream yet
+    format_reason: str | None = None  # reason for text, if the subscription does not set the format
     absent: Absent = field(default_factory=Absent)
 
     problems: tuple[Problem, ...] = ()
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the subscription has a problem."""
+        """Return True if the subscription has a problem."""
         return bool(self.problems)
 
 
 @dataclass(frozen=True, slots=True)
 class StatusSnapshot:
-    """The rows of one look at the catalog."""
+    """The catalog rows of one snapshot."""
 
     at: datetime  # the target's clock
-    launcher_pid: int | None  # of its backend on the target; None: no launcher runs
+    launcher_pid: int | None  # process id of its backend on the target; None: no launcher runs
     subscriptions: Sequence[Subscription]
     workers: Sequence[WorkerStatus]
     relations: Mapping[int, Sequence[SubscriptionRel]]  # by subid
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
     errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
-    conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: how many of each type
-    launcher_age: float | None = None  # seconds since the launcher has renewed its lease; None: not known
-    lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long ones
+    conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: number of conflicts by type
+    launcher_age: float | None = None  # seconds since the launcher renewed its lease; None: not known
+    lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long waits
     lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
-    sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: whose rows tables with hooks take
+    sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
 
 
 def assess(
     subscription: Subscription, look: StatusSnapshot, publisher: PublisherAnswer, before: StatusSnapshot | None = None
 ) -> SubscriptionStatus:
-    """Put together what is known. `before` is the look the rates are counted from."""
+    """Combine the facts about one subscription.
+
+    Args:
+        before: the previous snapshot, from which rates are computed. None: no rates.
+    """
     worker = _apply_worker(look, subscription.oid)
     state = status_problems.state_of(subscription, look, worker)
     worker_alive = None if state in ("no launcher", "disabled") else worker
@@ -196,7 +203,7 @@ def _apply_worker(look: StatusSnapshot, subid: int) -> WorkerStatus | None:
 def _lag_seconds(
     state: str, lag_bytes: int | None, worker: WorkerStatus | None, publisher: PublisherAnswer
 ) -> float | None:
-    """How long ago the publisher wrote what is confirmed now; None when that cannot be known."""
+    """Return the age of the last confirmed change in seconds; None if it cannot be computed."""
     if lag_bytes == 0:
         return 0.0
     found = [] if publisher.replay_lag is None else [publisher.replay_lag]
@@ -206,10 +213,10 @@ def _lag_seconds(
             found.append(max(0.0, (publisher.now - worker.last_msg_send_time).total_seconds()))
     if worker is not None and worker.latest_end_time is not None and publisher.now is not None:
         behind = (publisher.now - worker.latest_end_time).total_seconds()
-        if behind > LATE or worker.error is not None:  # else the next keepalive may say that nothing is outstanding
+        if behind > LATE or worker.error is not None:  # else the next keepalive may report that nothing is unconfirmed
             found.append(behind)
     if not found and state == "streaming" and publisher.position is not None:
-        return 0.0  # connected, and the publisher waits for nothing
+        return 0.0  # connected, and the publisher has nothing unconfirmed
     return max(found, default=None)
 
 
@@ -218,7 +225,7 @@ def _rates(worker: WorkerStatus | None, look: StatusSnapshot, before: StatusSnap
         return None
     earlier = _apply_worker(before, worker.subid)
     seconds = (look.at - before.at).total_seconds()
-    if earlier is None or seconds <= 0 or earlier.bytes > worker.bytes:  # it was restarted in between
+    if earlier is None or seconds <= 0 or earlier.bytes > worker.bytes:  # the worker was restarted in between
         return None
     return Rates(
         (worker.transactions - earlier.transactions) / seconds,
@@ -265,11 +272,11 @@ def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, l
     )
 
 
-# --- words ----------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def state_in_words(status: SubscriptionStatus) -> str:
-    """`waiting to retry in 3 s`, `stopped: needs you`, …"""
+    """Return the state as text: `waiting to retry in 3 s`, `stopped: needs you`, …"""
     match status.state:
         case "waiting to retry" if status.retry_in is not None:
             return (
@@ -284,7 +291,7 @@ def state_in_words(status: SubscriptionStatus) -> str:
 
 
 def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]:
-    """(label, text) of the lines below a subscription's name; the tables not ready have lines of their own."""
+    """Return (label, text) of the lines below a subscription's name. Tables that are not ready have separate lines."""
     lines = []
     for problem in status.problems:
         if problem.kind in _SHOWN:
@@ -346,7 +353,10 @@ def _slot(status: SubscriptionStatus) -> str:
 
 
 def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
-    """The same as values: positions as text, times in ISO 8601, sizes in bytes, times passed in seconds."""
+    """Return the status as a JSON value.
+
+    Positions are text, times are in ISO 8601, sizes in bytes, durations in seconds.
+    """
     publisher = status.publisher
     return {
         "name": status.name,

@@ -1,10 +1,10 @@
-"""What is wrong with a subscription. No I/O here.
+"""The problems of a subscription. No I/O here.
 
-A subscription is well if it has no problems. `subscriber status` exits 1, /health answers 503, the page is red, and
-metric subscriber_subscription_ok is 0, all where find() returns a problem.
+A subscription is healthy if it has no problems. If find() returns a problem, `subscriber status` exits 1, /health
+answers 503, the page is red, and metric subscriber_subscription_ok is 0.
 
-A report proves nothing when it is old: a frozen process does not report that it is frozen. So the age of the launcher's
-lease and of the worker's report count before what the report says.
+An old report proves nothing: a frozen process does not report that it is frozen. The age of the launcher's lease and of
+the worker's report is therefore checked before the contents of the report.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ STATES = (
     "no launcher",
     "not responding",
 )
-# Kinds of problems, which are values of a label in metrics.
+# Kinds of problems, which are label values in metrics.
 NO_LAUNCHER = "no launcher"
 NOT_RESPONDING = "not responding"
 FAILING = "failing"
@@ -42,13 +42,13 @@ SLOT = "slot"
 TABLE = "table"
 KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE)
 
-SILENCE = 20.0  # seconds without a renewed lease (every 10 s), or without a report (every 5 s)
+SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that needs attention. `kind` is one of KINDS."""
+    """A problem that needs attention. `kind` is one of KINDS."""
 
     kind: str
     message: str
@@ -57,7 +57,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class LockWait:
-    """A session of a subscription that waits for a lock on the target."""
+    """A session of a subscription that is blocked by a lock on the target."""
 
     pid: int
     seconds: float
@@ -141,7 +141,7 @@ def _find(
 
 
 def _silence(look: StatusSnapshot, worker: WorkerStatus | None) -> str | None:
-    """Which report is too old; None if none is."""
+    """Return the problem of a report that is too old; None if none is."""
     if look.launcher_age is not None and look.launcher_age > SILENCE:
         return f"the launcher has not renewed its lease for {formatting.in_seconds(round(look.launcher_age))}"
     if worker is not None and worker.updated_at is not None:

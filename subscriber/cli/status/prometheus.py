@@ -1,8 +1,8 @@
-"""The figures of /metrics, filled from what `subscriber status` knows at the moment they are asked for.
+"""The metrics of /metrics, computed from the status at the moment of the request.
 
-Names are Prometheus's way (base units, `_total` for what only grows), labels are names of subscriptions and words of
-ours: nothing that comes from rows or connection strings. A figure that is not known is left out rather than 0, so that
-no rate is taken from it. Counters of a worker begin anew with the worker, as Prometheus expects of counters.
+Names follow Prometheus's conventions (base units, `_total` for counters). Labels are subscription names and fixed
+words, never values from rows or connection strings. A metric without a known value is left out rather than set to 0, so
+that no rate is computed from it. A worker's counters restart from 0 with the worker, as Prometheus expects.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from subscriber.cli.status.problems import KINDS, STATES
 
 Family = CounterMetricFamily | GaugeMetricFamily
 
-# Of this process and its target: name -> what it says.
+# Metrics of this process and its target: name -> help text.
 GENERAL = {
-    "subscriber_target_up": "whether the target answers; without it nothing else is known",
-    "subscriber_launcher_up": "whether a launcher works on the target",
+    "subscriber_target_up": "whether the target answers; if not, there are no other metrics",
+    "subscriber_launcher_up": "whether a launcher is active on the target",
     "subscriber_launcher_standby": "whether this process waits for another launcher to end",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One figure of each subscription. With `label` there is one for each of the values that `of` gives."""
+    """A metric of each subscription. With `label` there is one metric for each value that `of` returns."""
 
     name: str
     says: str
@@ -58,21 +58,23 @@ def _oldest_prepared(status: SubscriptionStatus, now: datetime) -> float:
 
 
 def _runs(status: SubscriptionStatus) -> bool:
-    """Whether there is a worker whose counters count."""
+    """Return True if there is a worker with valid counters."""
     return status.state not in ("no launcher", "disabled")
 
 
 FIGURES: Sequence[MetricSpec] = (
     MetricSpec("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
     MetricSpec("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
-    MetricSpec("subscriber_subscription_enabled", "whether it is to run", lambda s, _: s.enabled),
-    MetricSpec("subscriber_subscription_state", "1 for the state that it is in", _states, "state"),
+    MetricSpec("subscriber_subscription_enabled", "whether the subscription is enabled", lambda s, _: s.enabled),
+    MetricSpec("subscriber_subscription_state", "1 for the current state", _states, "state"),
     MetricSpec("subscriber_publisher_up", "whether the publisher answers", lambda s, _: s.publisher.error is None),
     MetricSpec(
-        "subscriber_lag_bytes", "WAL that the publisher has and the target has not durably", lambda s, _: s.lag_bytes
+        "subscriber_lag_bytes",
+        "bytes of the publisher's WAL that are not yet durable on the target",
+        lambda s, _: s.lag_bytes,
     ),
     MetricSpec(
-        "subscriber_lag_seconds", "how long ago the publisher wrote what is confirmed", lambda s, _: s.lag_seconds
+        "subscriber_lag_seconds", "age of the last confirmed change on the publisher", lambda s, _: s.lag_seconds
     ),
     MetricSpec("subscriber_received_lsn_bytes", "position received up to", lambda s, _: s.received),
     MetricSpec("subscriber_confirmed_lsn_bytes", "position confirmed up to", lambda s, _: s.confirmed),
@@ -95,20 +97,20 @@ FIGURES: Sequence[MetricSpec] = (
     ),
     MetricSpec(
         "subscriber_one_by_one_changes_total",
-        "changes that were not applied set by set since the worker started, by the reason",
+        "changes applied row by row since the worker started, by reason",
         lambda s, _: s.one_by_one,
         "reason",
     ),
     MetricSpec("subscriber_apply_errors_total", "errors of the apply worker", lambda s, _: s.apply_errors),
     MetricSpec("subscriber_sync_errors_total", "errors of table synchronization", lambda s, _: s.sync_errors),
     MetricSpec(
-        "subscriber_conflicts_total", "conflicts by PostgreSQL's names for them", lambda s, _: s.conflicts, "type"
+        "subscriber_conflicts_total", "conflicts by type, with PostgreSQL's names", lambda s, _: s.conflicts, "type"
     ),
     MetricSpec("subscriber_tables", "tables in each state", _tables, "state"),
     MetricSpec("subscriber_parallel_workers", "parallel apply workers", lambda s, _: len(s.unfinished.parallel_pids)),
     MetricSpec(
         "subscriber_lock_waiting",
-        "1: waits for somebody's lock, or 10 s and more for the target",
+        "1: waits for another session's lock, or for 10 s or more for the target",
         lambda s, _: s.unfinished.waiting_for is not None,
     ),
     MetricSpec(
@@ -118,21 +120,23 @@ FIGURES: Sequence[MetricSpec] = (
     ),
     MetricSpec(
         "subscriber_streamed_bytes",
-        "what they have sent so far",
+        "bytes that these transactions have sent so far",
         lambda s, _: sum(transaction.bytes for transaction in s.unfinished.streamed),
     ),
     MetricSpec(
         "subscriber_prepared_transactions",
-        "transactions prepared on the target, which hold their locks",
+        "prepared transactions on the target, which hold locks",
         lambda s, _: len(s.unfinished.prepared),
     ),
-    MetricSpec("subscriber_prepared_oldest_seconds", "how long the oldest of them has been prepared", _oldest_prepared),
+    MetricSpec(
+        "subscriber_prepared_oldest_seconds", "age of the oldest transaction prepared on the target", _oldest_prepared
+    ),
 )
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # the registry keeps it by its identity
+@dataclass(frozen=True, slots=True, eq=False)  # the registry identifies collectors by identity
 class _Figures(Collector):
-    """All figures of one moment. `look` is None while the target does not answer."""
+    """All metrics of one moment. `look` is None if the target does not answer."""
 
     look: StatusSnapshot | None
     statuses: Sequence[SubscriptionStatus]
@@ -166,9 +170,14 @@ def _family(figure: MetricSpec, statuses: Sequence[SubscriptionStatus], now: dat
 def exposition(
     look: StatusSnapshot | None, statuses: Sequence[SubscriptionStatus], *, standby: bool, accept: str
 ) -> tuple[bytes, str]:
-    """The text for a client that takes `accept`, and its content type; with memory and processor time of this process.
+    """Return the metrics for a client that accepts `accept`, and their content type.
 
-    `look` is None while the target does not answer. `standby`: another launcher works.
+    Memory and processor time of this process are included.
+
+    Args:
+        look: the snapshot; None if the target does not answer.
+        standby: another launcher is active.
+        accept: the request's Accept header.
     """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""What `subscriber status` says of a table that is not ready. No I/O here."""
+"""The part of `subscriber status` about tables that are not ready. No I/O here."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ class TableStatus:
 
     name: str  # schema.table
     state: str  # a value of TABLE_STATES, or SYNC_FAILED
-    activity: str | None  # what its sync worker does just now; None without one
+    activity: str | None  # current activity of its table sync worker; None without a worker
     copy_rows: int
     copy_bytes: int
-    copy_total_bytes: int  # an estimate: bytes on the publisher's disk
-    copy_seconds: float | None  # since the copy began, None: not known
+    copy_total_bytes: int  # estimate: bytes on the publisher's disk
+    copy_seconds: float | None  # since the copy began; None: not known
     error: str | None
     error_hint: str | None
 
     @property
     def seconds_left(self) -> float | None:
-        """Of the copy, if it goes on as it did; None while that cannot be said. As much an estimate as the size."""
+        """Return the estimated remaining seconds of the copy at its present rate; None if there is no estimate yet."""
         if self.percent is None or not self.copy_bytes or self.copy_seconds is None:
             return None
         return self.copy_seconds * max(0, self.copy_total_bytes - self.copy_bytes) / self.copy_bytes
 
     @property
     def percent(self) -> int | None:
-        """Of the copy; None before its size is known. 99 at most: the size is an estimate."""
+        """Return the copied percentage; None before the size is known. At most 99, because the size is an estimate."""
         if not self.copy_total_bytes or self.state != "copying":
             return None
         return min(99, self.copy_bytes * 100 // self.copy_total_bytes)
 
 
 def describe(table: TableStatus) -> str:
-    """What happens with a table that is not ready."""
+    """Describe the progress of a table that is not ready."""
     if table.error:
         return f"failed: {table.error}" + (f" HINT: {table.error_hint}" if table.error_hint else "")
     words = table.activity if table.activity and table.state != "copying" else table.state
@@ -53,7 +53,7 @@ def describe(table: TableStatus) -> str:
 
 
 def as_json(table: TableStatus) -> dict[str, Any]:
-    """The same as values: sizes in bytes, times in seconds."""
+    """Return the table's progress as a JSON value: sizes in bytes, times in seconds."""
     return {
         "table": table.name,
         "state": table.state,

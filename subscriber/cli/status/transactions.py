@@ -1,4 +1,4 @@
-"""What `subscriber status` says of transactions that are not over, streamed and prepared, and of who waits. No I/O."""
+"""The part of `subscriber status` about open transactions, streamed and prepared, and about waits. No I/O here."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 from subscriber.catalog.store import StreamedStatus, WorkerStatus
 from subscriber.cli import formatting
 
-SHOWN = 5  # of each kind, for people; in JSON there are all
+SHOWN = 5  # of each kind in text; JSON has all
 PARALLEL = "parallel apply"
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A transaction that waits on the target, prepared."""
+    """A prepared transaction on the target."""
 
     gid: str  # on the target
     publisher_gid: str | None
@@ -25,18 +25,25 @@ class Prepared:
 
 @dataclass(frozen=True, slots=True)
 class OpenTransactions:
-    """Of one subscription, at one moment."""
+    """The open transactions of one subscription, at one moment."""
 
     streamed: tuple[StreamedStatus, ...] = ()
     prepared: tuple[Prepared, ...] = ()
-    parallel_pids: tuple[int, ...] = ()  # backends of parallel apply workers on the target, whether busy or not
-    waiting_for: str | None = None  # what keeps the apply worker, for a second or more; None: nothing
+    parallel_pids: tuple[int, ...] = ()  # backends of parallel apply workers on the target, both busy and idle
+    waiting_for: str | None = (
+        None  # the lock holder that has blocked the apply worker for a second or more; None: nothing
+    )
 
 
 def find(
     worker: WorkerStatus | None, workers: Iterable[WorkerStatus], prepared: Sequence[Prepared]
 ) -> OpenTransactions:
-    """`worker`: the apply worker, if it lives; `workers`: all there are, of any subscription."""
+    """Collect the open transactions of a subscription.
+
+    Args:
+        worker: the apply worker, if it runs.
+        workers: all running workers of any subscription.
+    """
     if worker is None:
         return OpenTransactions(prepared=tuple(prepared))
     pids = [w.pid for w in workers if w.subid == worker.subid and w.worker_type == PARALLEL and w.pid is not None]
@@ -44,7 +51,7 @@ def find(
 
 
 def describe(unfinished: OpenTransactions, now: datetime) -> list[tuple[str, str]]:
-    """(label, text) of each line."""
+    """Return (label, text) of each line."""
     lines = []
     if unfinished.waiting_for is not None:
         lines.append(("waiting for", unfinished.waiting_for))
@@ -75,7 +82,7 @@ def _prepared(transaction: Prepared, now: datetime) -> str:
 
 
 def as_json(unfinished: OpenTransactions, now: datetime) -> dict[str, Any]:
-    """Sizes in bytes, ages in seconds."""
+    """Return the transactions as a JSON value: sizes in bytes, ages in seconds."""
     return {
         "waiting_for": unfinished.waiting_for,
         "parallel_pids": list(unfinished.parallel_pids),

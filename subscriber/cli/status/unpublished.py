@@ -1,4 +1,4 @@
-"""What `subscriber status` says of published tables whose changes cannot be applied. No I/O here."""
+"""The part of `subscriber status` about published tables whose changes cannot be applied. No I/O here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from subscriber.catalog.table_names import LostTable
 from subscriber.display import sql_identifier
 from subscriber.publisher.own_schema import OWN_SCHEMA
 
-NAMES_SHOWN = 10  # of published tables that are not subscribed; in JSON there are all
+NAMES_SHOWN = 10  # of published tables that are not subscribed; JSON has all
 
 
 @dataclass(frozen=True, slots=True)
 class Absent:
     """Published tables of one subscription that have no table on the target, or no row in the subscription."""
 
-    lost: tuple[LostTable, ...] = ()  # a change of them is an error
+    lost: tuple[LostTable, ...] = ()  # a change of these tables is an error
     not_subscribed: tuple[str, ...] = ()  # schema.table; their changes are not applied
 
 
@@ -33,7 +33,7 @@ def find(
 
     Args:
         published: schema and name of the publications' tables; None if the publisher does not answer.
-        sources: whose rows tables with hooks take.
+        sources: the source tables of tables with hooks.
     """
     if published is None:
         return Absent(tuple(lost))
@@ -47,7 +47,7 @@ def find(
 
 
 def describe(absent: Absent, subscription: str) -> list[tuple[str, str]]:
-    """(label, text) of each line."""
+    """Return (label, text) of each line."""
     lines = []
     for table in absent.lost:
         error = table.error()
@@ -60,7 +60,7 @@ def describe(absent: Absent, subscription: str) -> list[tuple[str, str]]:
 
 
 def as_json(absent: Absent) -> dict[str, Any]:
-    """The same as values."""
+    """Return the tables as a JSON value."""
     return {
         "lost": [{"table": table.label, "what": table.what} for table in absent.lost],
         "not_subscribed": list(absent.not_subscribed),
