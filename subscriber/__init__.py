@@ -55,8 +55,10 @@ if TYPE_CHECKING:
     )
     from subscriber.lsn import Lsn
     from subscriber.subscription import Subscription
+    from subscriber.targets.base import Target
     from subscriber.targets.postgres.conflicts.resolution import Resolver
     from subscriber.targets.sqlalchemy.hooks_from_metadata import hooks_from
+    from subscriber.worker.apply.custom_target import apply_to
     from subscriber.worker.mirror.mirror import mirror
 
 __version__ = "0.1.0"
@@ -95,9 +97,11 @@ __all__ = [
     "Stream",
     "SubscriberError",
     "Subscription",
+    "Target",
     "Transaction",
     "Truncate",
     "Update",
+    "apply_to",
     "connect",
     "consume",
     "hooks_from",
@@ -130,6 +134,8 @@ _HOMES = {
     "Database": "subscriber.database",
     "Hook": "subscriber.apply.hooks.config",
     "Hooks": "subscriber.apply.hooks.config",
+    "Target": "subscriber.targets.base",
+    "apply_to": "subscriber.worker.apply.custom_target",
     "connect": "subscriber.database",
     "hooks_from": "subscriber.targets.sqlalchemy.hooks_from_metadata",
     "mirror": "subscriber.worker.mirror.mirror",

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import anyio
 
@@ -42,6 +42,10 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
+from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.targets.base import Target
+from subscriber.worker.apply.custom_target import ApplyUntil
+from subscriber.worker.apply.loop import ApplyLoop
 
 FIRST = Lsn(0x1000000)
 TIME = 800_000_000_000_000  # microseconds since 2000-01-01 UTC: of everything that happens here
@@ -316,6 +320,14 @@ class FakePublisher:
         )
         async with opened as stream:
             await drive(consumer, stream)
+
+    async def apply(self, target: Target) -> None:
+        """Like subscriber.apply_to(), of what is written by now."""
+        connection, timeout = await self.start(target.position)
+        connection.ask()  # the answer says that there is nothing more
+        stream, hooks = cast(ReplicationStream, connection), ApplyUntil(self.position)
+        await ApplyLoop(stream, target, target.position, hooks=hooks, sender_timeout=timeout).run()
+        connection.send_status(target.position, target.position, target.position)
 
     def _spooled(self) -> SpooledReader:
         return SpooledReader(Path(tempfile.gettempdir()) / f"subscriber-testing-{uuid.uuid4().hex[:12]}", None)

@@ -254,6 +254,29 @@ def map_relation(remote: Relation, local: LocalRelation, codec: str = UTF8) -> R
     )
 
 
+def map_same_columns(remote: Relation, codec: str = UTF8) -> RelationMapping:
+    """Map a published table to one of the same name and columns, in which rows are found by the replica identity.
+
+    For targets that have no description of their own tables.
+
+    Args:
+        remote: the published table.
+        codec: of the texts in its changes, see protocol/encodings.py.
+    """
+    full = remote.replica_identity is ReplicaIdentity.FULL
+    local = LocalRelation(
+        oid=remote.relid,
+        schema=remote.schema,
+        name=remote.name,
+        partitioned=False,
+        owner="",
+        columns=tuple(LocalColumn(column.name, "", None, "=", False, False) for column in remote.columns),
+        identity=() if full else tuple(column.name for column in remote.columns if column.is_key),
+        shape="",
+    )
+    return map_relation(remote, local, codec)
+
+
 def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> None:
     """Raises MappingError (42501) if one of `foreign` must not run in the session."""
     exceeded = [code for code in foreign if code.exceeded]

@@ -1,7 +1,7 @@
 """The contract between the apply loop and a target: what to implement in order to apply changes somewhere else.
 
 Purpose. `worker/apply/loop.py` decodes the change stream and calls a Target. `targets/postgres/` applies to PostgreSQL;
-`examples/list_target.py` is a complete target in a few lines; `subscriber.testing.target_contract` tests any of them.
+`examples/list_target.py` is a complete target in a few lines; `subscriber/target_contract.py` tests any of them.
 
 Invariants.
 
@@ -31,10 +31,31 @@ from collections.abc import Callable, Mapping
 import anyio
 
 from subscriber.apply.batch.batch import AppendedChanges, AppendResult, CommitCallbacks
-from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping
+from subscriber.apply.relation_map import LocalRelation, RelationMap, RelationMapping, map_same_columns
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.protocol.tuple_data import UNCHANGED as UNCHANGED_VALUE
+
+# All that a target has to import.
+__all__ = [
+    "UNCHANGED_VALUE",
+    "AppendResult",
+    "AppendedChanges",
+    "CommitCallbacks",
+    "Delete",
+    "Insert",
+    "Lsn",
+    "Relation",
+    "RelationMap",
+    "RelationMapping",
+    "RemoteTransaction",
+    "ShouldApply",
+    "Target",
+    "Truncate",
+    "Update",
+    "map_same_columns",
+]
 
 # (table of the target, finish LSN of the transaction) -> whether changes of the table are to be applied
 ShouldApply = Callable[[LocalRelation, Lsn], bool]
@@ -68,8 +89,8 @@ class Target(ABC):
             remote: the published table: names, OIDs of types, replica identity.
 
         Returns:
-            The mapping, made by `map_relation()` of `apply/relation_map.py`, which checks the columns. Later calls get
-            the same object.
+            The mapping. A target that knows its tables makes it with `map_relation()` of `apply/relation_map.py`,
+            which checks the columns; any other with `map_same_columns()`. Later calls get the same object.
 
         Raises:
             MappingError: there is no such table, or its columns do not fit.
@@ -89,8 +110,11 @@ class Target(ABC):
         Args:
             transaction: the same object until its `commit()`.
             mapping: from `map_relation()`.
-            change: with rows as the publisher sent them (`TupleData.split()`), in the order of
-                `mapping.remote.columns`. A row without a replica identity has no old row.
+            change: rows are as the publisher sent them. `TupleData.split()` gives a status byte and a value for each of
+                `mapping.remote.columns`: None is NULL, and a status of UNCHANGED_VALUE means that the value is the old
+                one. `old` has the values that `mapping.search` finds the row by; an UPDATE without `old` has not
+                changed them. `mapping.search` is None where all values of `old` have to be equal: then one such row
+                is changed.
 
         Raises:
             ApplyError: the target cannot apply the change, now or an earlier one.

@@ -37,7 +37,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
         ["stream", "Stream", "Transaction", "Kind", "Change", "Insert", "Update", "Delete", "Truncate", "Message", "Row",
          "Relation", "Column", "Missing", "UNCHANGED", "NOT_SENT", "consume", "Consumer"],
     ),
-    "Other databases": ("[Other databases](../other-databases.md) as target.", ["mirror"]),
+    "Other databases": ("[Other databases](../other-databases.md) as target.", ["mirror", "apply_to", "Target"]),
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip
 

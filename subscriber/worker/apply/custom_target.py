@@ -1,0 +1,62 @@
+"""Apply a publication to a target of your own: any implementation of targets/base.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from subscriber.lsn import Lsn
+from subscriber.publisher.commands import StreamOptions
+from subscriber.publisher.connection import Publisher
+from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.targets.base import Target
+from subscriber.worker.apply.loop import ApplyLoop
+from subscriber.worker.apply.worker import log_notice, read_sender_timeout
+from subscriber.worker.apply_hooks import ApplyHooks
+
+
+class ApplyUntil(ApplyHooks):
+    """Ends the loop at a position; None: never."""
+
+    def __init__(self, until: Lsn | None) -> None:
+        self._until = until
+
+    def needs_boundary(self, position: Lsn) -> bool:
+        return self._until is not None
+
+    async def on_boundary(self, position: Lsn) -> bool:
+        return self._until is not None and position >= self._until
+
+
+async def apply_to(
+    target: Target, dsn: str, *, slot: str, publications: Sequence[str], until: Lsn | None = None
+) -> None:
+    """Apply the changes of publications to `target`, each transaction once, in commit order.
+
+    There is no initial copy: the slot is created where there is none, and what was committed before is not sent.
+
+    Args:
+        target: begins at `target.position`; is not closed at the end.
+        dsn: the publisher's connection string.
+        slot: the name of the replication slot, of plugin pgoutput.
+        publications: their names.
+        until: the position at which to stop; None: apply until an error or a cancellation.
+
+    Raises:
+        ConnectionLost: the publisher is away. Call this function again: it resumes at `target.position`.
+        PublisherError: the slot or the stream cannot be used.
+        SubscriberError: what the target raises, with its CONTEXT.
+
+    Cancellation: the open transaction is not committed. The publisher sends it again.
+    """
+    publisher = await Publisher.connect(dsn, application_name=slot, client_encoding="UTF8")
+    try:
+        if await publisher.slot(slot) is None:
+            await publisher.create_slot(slot, snapshot="nothing")
+        timeout = await read_sender_timeout(publisher)
+        options = StreamOptions(publications=tuple(publications))
+        stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=log_notice)
+        await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), sender_timeout=timeout).run()
+        stream.send_status(target.position, target.position, target.position)
+        await stream.stop()
+    finally:
+        publisher.session.abort()

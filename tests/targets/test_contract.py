@@ -1,0 +1,69 @@
+"""The contract of targets, passed by those of the package and by the example."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from examples.list_target import ListTarget, Storage
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.target_contract import DDL, TargetContract, Values
+from subscriber.targets.base import Target
+from subscriber.worker.session.apply_session import claim, open_target, resume_progress
+from tests.plugins.fix_cluster import Database
+from tests.targets.conftest import SUBID, subscription
+
+
+class TestListTarget(TargetContract):
+    def setup_method(self) -> None:
+        self.storage = Storage()
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Target]:
+        yield ListTarget(self.storage)
+
+    async def rows(self, table: str) -> list[Values]:
+        found = self.storage.tables.get(f"public.{table}", [])
+        return [tuple(None if value is None else value.decode() for value in row) for row in found]
+
+
+def test_the_example_is_short() -> None:
+    lines = (Path(__file__).parents[2] / "examples" / "list_target.py").read_text().splitlines()
+    assert len(lines) < 100
+
+
+class PostgresContract(TargetContract):
+    batching: bool
+
+    @pytest.fixture(autouse=True)
+    async def _database(self, db: Database) -> None:
+        self.db = db
+        await db.execute(*DDL, "ALTER TABLE entry REPLICA IDENTITY FULL")
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[Target]:
+        async with AsyncExitStack() as stack:
+            catalog = await stack.enter_async_context(CatalogConnection.open(self.db.dsn(), "test"))
+            opening = open_target(
+                self.db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription(), batching=self.batching
+            )
+            target = await stack.enter_async_context(opening)
+            claimed = await claim(catalog, subscription(), 0)
+            assert claimed is not None
+            await resume_progress(target, claimed)
+            yield target
+
+    async def rows(self, table: str) -> list[Values]:
+        rows = await self.db.rows(f"SELECT * FROM {table}")
+        return [tuple(None if value is None else str(value) for value in row) for row in rows]
+
+
+class TestRowByRow(PostgresContract):
+    batching = False
+
+
+class TestBatches(PostgresContract):
+    batching = True
