@@ -46,6 +46,7 @@ SELECT c.key, c.value::bigint FROM {}, jsonb_each_text(to_jsonb(s)) c WHERE s.su
 """
 NATIVE_COUNTERS = COUNTERS.format("pg_stat_subscription_stats s")
 OUR_COUNTERS = COUNTERS.format("subscriber.pg_stat_subscription_stats s")
+WRITTEN_WITHIN = 1.5  # seconds: how often either writes its counters, and half as much again
 COUNTED_AFTER = 20.0  # seconds in which both have told what they have counted
 
 
@@ -190,9 +191,14 @@ class Beside:
         return native, CONFLICT.findall(self.subscriber.log.text()[self.seen[1] :])
 
     async def count_from_here(self) -> None:
-        """Conflicts up to now are not those that compare_counters() compares."""
+        """Conflicts up to now are not those that compare_counters() compares. Both count them a moment later."""
         self.conflicts_so_far()
-        self.counted = await self._counters()
+        now = await self._counters()
+        while True:
+            await anyio.sleep(WRITTEN_WITHIN)
+            self.counted, now = now, await self._counters()
+            if self.counted == now:
+                return
 
     async def compare_counters(self) -> Counter[str]:
         """Both have met the same conflicts since, table for table, and have counted what they have logged.
