@@ -3,7 +3,7 @@
     from pyspark.sql import SparkSession
     from subscriber.spark import copy_tables, verify
 
-What is public is what `__all__` names. It needs the extra `spark`. Each name is imported when it is first used.
+The names in `__all__` are public. The package needs the extra `spark`. Each name is imported when it is first used.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
     "verify",
 ]
 
-# Where each is, and its name there.
+# Public name -> module, and name in that module.
 _HOMES = {
     "Comparison": ("subscriber.spark.verification.job", "Comparison"),
     "Lake": ("subscriber.spark.lake.lake", "Lake"),

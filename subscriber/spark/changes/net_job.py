@@ -1,12 +1,13 @@
-"""The net effect of a range of the change log, computed by Spark and handed to a sink on the executors.
+"""The net effect of a range of the change log, computed by Spark and passed to a sink on the executors.
 
     pieces of the log ─▶ a net for each piece and table ─▶ shuffled by table and key, in the pieces' order
                       ─▶ folded into one net for each part of a table ─▶ sink(table, net, part) ─▶ results
 
-A table of which rows have changed their keys, or that was truncated, stays in one part: what belongs together
-cannot be told by the key. All others are divided among the executors.
+**Invariants.**
 
-A task may be tried again, or run twice: what a sink does must be harmless then. Only what it returns counts.
+- A table with rows that changed their keys, or with a TRUNCATE, stays in one part, because the key does not identify
+  the related changes. All other tables are divided among the executors.
+- A task may be retried or run twice, so a sink must be idempotent. Only its returned value counts.
 """
 
 from __future__ import annotations
@@ -35,23 +36,23 @@ R_co = TypeVar("R_co", covariant=True)
 R = TypeVar("R")
 Described: TypeAlias = tuple[Relation, ...]
 
-# For a session of our own: the JVM only passes bytes on, and compiling that thoroughly takes longer than it saves.
+# For a session created here: the JVM only passes bytes on, so thorough compilation costs more than it saves.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 LARGEST = 64 * 1024 * 1024  # bytes of the log that one task nets in memory
-PARTS = 8  # that a table is divided into at most, if there are as many executors
+PARTS = 8  # maximum number of parts of a table, if there are as many executors
 
 _INSERT, _UPDATE, _TRUNCATE, _NEW = b"IUTN"
 
 
 class Sink(Protocol[R_co]):
-    """What is done with a part of a table's net, on an executor; picklable, and so is its result."""
+    """Processes a part of a table's net on an executor. It and its result must be picklable."""
 
     def __call__(self, table: NetTable, net: Net, part: int) -> R_co: ...
 
 
 @dataclass(frozen=True, slots=True)
 class NetTable:
-    """A table as the publisher describes it. A net's columns may be fewer or more: those of its last change."""
+    """A table as the publisher describes it. A net may have other columns: those of its last change."""
 
     schema: str
     name: str
@@ -59,18 +60,18 @@ class NetTable:
 
     @property
     def label(self) -> str:
-        """schema.name"""
+        """Return schema.name."""
         return f"{self.schema}.{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
 class RowKeys:
-    """Which columns are a table's key. `named` are those that are not the publisher's replica identity, by table."""
+    """The key columns of tables. `named` has, by table, the keys that are not the publisher's replica identity."""
 
     named: Mapping[str, tuple[str, ...]]
 
     def of(self, relation: Relation) -> tuple[int, ...] | None:
-        """Indexes of the key columns; None for a table whose rows are known by all their values, or only added."""
+        """Return the indexes of the key columns; None if rows are identified by all their values, or only inserted."""
         columns = self.named.get(f"{relation.schema}.{relation.name}")
         if columns is not None:
             names = [column.name for column in relation.columns]
@@ -91,15 +92,24 @@ def net_changes(
     wanted: frozenset[str] | None,
     sink: Sink[R],
 ) -> list[tuple[str, int, R]]:
-    """(schema.table, part, what the sink returned) for the net effect of (start, end].
+    """Compute the net effect of (start, end] and pass it to `sink` on the executors.
 
-    `wanted` are the tables, None all. Blocks: call it in a thread. Raises ApplyError where changes contradict each
-    other, and SubscriberError when a sink keeps failing.
+    This call blocks, so call it in a thread.
+
+    Args:
+        wanted: the tables, as schema.table; None: all.
+
+    Returns:
+        (schema.table, part, result of the sink) for each part.
+
+    Raises:
+        ApplyError: changes contradict each other.
+        SubscriberError: a sink failed in every attempt.
     """
     from pyspark import StorageLevel
 
     context = spark.sparkContext
-    # Large pieces: a row that changes in several of them travels as often.
+    # Large pieces: a row that changes in several pieces is shuffled several times.
     size = log.reach(start).size // (2 * context.defaultParallelism)
     pieces = log.pieces(start, end, size=min(max(size, PIECE), LARGEST))
     if not pieces:
@@ -131,12 +141,12 @@ def net_changes(
 
 
 class PieceNet(NamedTuple):
-    """What a piece of the log makes of one part of a table; or what is wrong with the piece."""
+    """The net of a piece of the log for one part of a table, or the error of the piece."""
 
     relation: str  # schema.name
     part: int
     piece: int  # number
-    whole: bool  # all of the table has to be one part
+    whole: bool  # the table must not be divided
     net: tuple[NetTable, bytes] | SubscriberError
 
 
@@ -152,7 +162,7 @@ Place: TypeAlias = tuple[str, int, int]  # relation, part, piece: also the order
 
 
 class _Place:
-    """On an executor: where a net belongs, when `whole` are the tables that are not divided."""
+    """Assigns each net a place, on an executor. `whole` are the tables that are not divided."""
 
     def __init__(self, whole: frozenset[str]) -> None:
         self._whole = whole
@@ -163,12 +173,12 @@ class _Place:
 
 
 def _partition(place: Place) -> int:
-    """The parts of one table go to different executors, and small tables to all of them."""
+    """Distribute the parts of one table over different executors, and small tables over all executors."""
     return place[1] + crc32(place[0].encode())
 
 
 class NetPieces:
-    """On an executor: the nets of some pieces."""
+    """Computes the nets of pieces, on an executor."""
 
     def __init__(self, directory: Path, keys: RowKeys, wanted: frozenset[str] | None, parts: int) -> None:
         self._directory = directory
@@ -181,7 +191,7 @@ class NetPieces:
         try:
             with _uncollected():
                 found = self.nets(piece)
-        except SubscriberError as error:  # what trying again cannot help
+        except SubscriberError as error:  # a retry would not help
             yield PieceNet("", 0, number, False, error)
             return
         for table, net in found:
@@ -191,9 +201,10 @@ class NetPieces:
                 yield PieceNet(table.label, part, number, whole, (table, some.dump()))
 
     def nets(self, piece: Piece) -> list[tuple[NetTable, Net]]:
-        """Each table that changes in it, and its net. Raises ApplyError."""
+        """Return each table that changes in the piece, with its net. Raises ApplyError."""
         tables: dict[str, tuple[NetTable, Net]] = {}
-        known: dict[int, tuple[Described, Net]] = {}  # by id() of the tuple, which stays taken while it is kept here
+        # The keys are id() of the tuples, which stay valid because the tuples are referenced here.
+        known: dict[int, tuple[Described, Net]] = {}
         where = None
         try:
             for begin, number, relations, payload in scan(self._directory, piece, wanted=self._wants):
@@ -231,9 +242,9 @@ class NetPieces:
 
 
 def _add(net: Net, payload: bytes) -> None:
-    """Take a change of a row."""
+    """Add the change of a row to the net."""
     letter = payload[0]
-    # Most changes are these two, and a row of theirs begins after letter, relation, N and the number of columns.
+    # Most changes are these two. Their row begins after letter, relation, N and the number of columns.
     if letter == _UPDATE and payload[5] == _NEW:
         net.replace(payload[8:])
     elif letter == _INSERT:
@@ -250,7 +261,7 @@ def _context(begin: Begin, number: int, relations: Described) -> str:
 
 
 class _Fold(Generic[R]):
-    """On an executor: the nets of each part, which come together and in order, folded and given to the sink."""
+    """Folds the nets of each part, which arrive in order, and passes them to the sink; on an executor."""
 
     def __init__(self, sink: Sink[R]) -> None:
         self._sink = sink
@@ -265,7 +276,7 @@ class _Fold(Generic[R]):
                     table, folded = _folded(net for _, net in nets)
                 result = self._sink(table, folded, part)
             except ConnectionLost:
-                raise  # another attempt may not meet it
+                raise  # it may not occur in another attempt
             except SubscriberError as error:
                 result = error
             yield relation, part, result
@@ -273,7 +284,7 @@ class _Fold(Generic[R]):
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without the garbage collector, which would look at millions of tuples again and again; there are no cycles."""
+    """Disable the garbage collector. It would check millions of tuples repeatedly, and there are no cycles."""
     gc.disable()
     try:
         yield
@@ -282,7 +293,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _folded(nets: Iterator[tuple[NetTable, bytes]]) -> tuple[NetTable, Net]:
-    """One net of those that follow each other, and the table as the last one knows it."""
+    """Return the combination of consecutive nets, and the table as the last net describes it."""
     table, dumped = next(nets)
     folded = Net.load(dumped)
     for table, dumped in nets:

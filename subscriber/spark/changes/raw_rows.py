@@ -1,8 +1,8 @@
-"""Rows as pgoutput has them, for work that looks into few of them. No I/O.
+"""Rows in pgoutput's format, for code that reads few of their values. No I/O.
 
-A raw row is TupleData.raw: of each column a status byte (n, u, t, b), and after t and b a length and the value. Rows
-that are replaced before anybody asks for their values are never cut into them: nets of long logs are made of such.
-What was sent is what was checked: a row is walked whole only by values(), so by whoever writes it somewhere.
+A raw row is TupleData.raw: for each column a status byte (n, u, t, b), and after t and b a length and the value. Rows
+that are replaced before their values are read are never split into values; the nets of long logs consist mostly of such
+rows. Rows are validated lazily: only `values()` walks a whole row.
 """
 
 from __future__ import annotations
@@ -17,25 +17,26 @@ from subscriber.errors import ApplyError, ProtocolError
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT
 from subscriber.protocol.tuple_data import UNCHANGED as NOT_SENT
 
-UNCHANGED: Final = ...  # the one value that is neither a value nor NULL
+UNCHANGED: Final = ...  # marks a value that was not sent, as distinct from NULL
 Value: TypeAlias = bytes | EllipsisType | None
 Values: TypeAlias = tuple[Value, ...]
-Key: TypeAlias = bytes  # the key's columns as a raw row of their own
+Key: TypeAlias = bytes  # the key's columns as a raw row
 
 _length_at = struct.Struct(">I").unpack_from
 _UNSENT = b"u"
-# Before the end, or before a column of less than 16 MiB: a NUL, which no text has. Where a value ends in u, too.
+# Matches u at the end, or before a column of less than 16 MiB: the next byte is NUL, which no text contains. Also
+# matches some values that end in u.
 _seems_unsent = re.compile(rb"u[nu]*(?:[tb]\x00|\Z)").search
 _LONG = 1 << 24
 
 
 def values(raw: bytes, ncols: int) -> Values:
-    """The row's values. Raises ProtocolError for anything else than a whole row of `ncols` columns."""
+    """Return the row's values. Raises ProtocolError if it is not a whole row of `ncols` columns."""
     return tuple([_value(cell) for cell in cells(raw, ncols)])
 
 
 def cells(raw: bytes, ncols: int) -> list[bytes]:
-    """Each column's bytes, status first. Raises ProtocolError."""
+    """Return each column's bytes, status byte first. Raises ProtocolError."""
     found: list[bytes] = []
     pos = 0
     try:
@@ -63,7 +64,7 @@ def _value(cell: bytes) -> Value:
 
 
 def raw_row(row: Values) -> bytes:
-    """What values() cuts, as text."""
+    """Return the raw row of `row`, the inverse of values(), with values as text."""
     parts = []
     for value in row:
         if isinstance(value, bytes):
@@ -74,14 +75,14 @@ def raw_row(row: Values) -> bytes:
 
 
 def lacks(raw: bytes, ncols: int) -> bool:
-    """Whether something in the row was not sent because it did not change. Quick where that is not so."""
+    """Return True if a value of the row was not sent because it did not change. Fast if all values were sent."""
     if _UNSENT not in raw or (_seems_unsent(raw) is None and len(raw) < _LONG):
         return False
     return _UNSENT in cells(raw, ncols)
 
 
 def over(before: bytes, after: bytes, ncols: int, columns: Sequence[int] | None = None) -> bytes:
-    """`after`, with what was not sent in it as it was before; only `columns` (indexes), None: all."""
+    """Return `after`, with its unsent values replaced by those of `before`. `columns` are indexes; None: all."""
     old, new = cells(before, ncols), cells(after, ncols)
     for index in range(ncols) if columns is None else columns:
         if new[index] == _UNSENT:
@@ -90,12 +91,12 @@ def over(before: bytes, after: bytes, ncols: int, columns: Sequence[int] | None 
 
 
 def nothing(ncols: int) -> bytes:
-    """A row of which nothing is known."""
+    """Return a row without any sent value."""
     return _UNSENT * ncols
 
 
 def key_of(raw: bytes, columns: Sequence[int], ncols: int) -> Key:
-    """The key of a row. Raises ApplyError when it is not all there."""
+    """Return the key of a row. Raises ApplyError if a value of the key was not sent or is NULL."""
     if columns == (0,) and raw[0] == TEXT:
         return raw[: 5 + _length_at(raw, 1)[0]]
     found = cells(raw, ncols)

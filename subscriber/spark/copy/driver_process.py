@@ -1,7 +1,7 @@
-"""A Spark driver as a process of its own: python -m subscriber.spark.copy.driver_process
+"""A Spark driver as a separate process: python -m subscriber.spark.copy.driver_process
 
-It gets its work on stdin and writes the results to stdout, both pickled. Its parent may kill it, or may be killed: the
-end of stdin ends it at once, and the JVM and the executors with it.
+It reads its tasks from stdin and writes the results to stdout, both pickled. Its parent may kill it, or may be killed.
+The end of stdin ends the process immediately, and the JVM and the executors with it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,12 @@ KILLED = "the Spark driver has ended before its work was done"
 
 
 async def run_driver(master: str, tasks: Sequence[tuple[PartTask, ...]]) -> list[list[Failure]]:
-    """Have the parts copied by a driver that is started for it; the results, in the order in which they were begun.
+    """Copy the parts with a driver started for them. Returns the results in the order of execution.
 
-    Raises SubscriberError when it ends early, with what it said last.
+    Raises:
+        SubscriberError: the driver ended early; the detail is the last line that it printed.
+
+    Cancellation: the driver is killed.
     """
     order = pickle.dumps((master, list(tasks)))
     command = [sys.executable, "-m", "subscriber.spark.copy.driver_process"]
@@ -62,7 +65,7 @@ async def _send(stream: anyio.abc.ByteSendStream, data: bytes) -> None:
     try:
         await stream.send(data)
     except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-        return  # it has ended already; its status tells
+        return  # the process has ended; its exit status has the reason
 
 
 async def _collect(stream: anyio.abc.ByteReceiveStream | None, into: bytearray) -> None:
@@ -72,10 +75,10 @@ async def _collect(stream: anyio.abc.ByteReceiveStream | None, into: bytearray) 
 
 
 def main() -> None:
-    """Do the work that comes on stdin."""
+    """Run the tasks that arrive on stdin."""
     size = int.from_bytes(sys.stdin.buffer.read(8), "big")
     master, tasks = pickle.loads(sys.stdin.buffer.read(size))
-    end_with_parent(tempfile.gettempdir())  # which our parent made for us
+    end_with_parent(tempfile.gettempdir())  # created by the parent for this process
     with spark_session(master=master, java_options=QUICK) as spark:
         results = run_tasks(spark, copy_parts, spread(tasks, spark.sparkContext.defaultParallelism))
     sys.stdout.buffer.write(pickle.dumps(results))
@@ -83,10 +86,10 @@ def main() -> None:
 
 
 def end_with_parent(directory: str | None = None) -> None:
-    """Have this process end, without a word, when stdin does: the pipe from its parent ends when the parent does.
+    """End this process silently when stdin ends. The pipe from its parent ends with the parent.
 
     Args:
-        directory: removed then; None: nothing is.
+        directory: removed before the end; None: none.
     """
 
     def watch() -> None:

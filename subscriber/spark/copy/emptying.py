@@ -1,8 +1,8 @@
-"""Removing the rows of a table whose copy has to begin again, in a session of the role that applies changes.
+"""Removal of the rows of a table whose copy has to start again, in a session of the role that applies changes.
 
-That session cannot store in the same transaction that the table is empty. So the keeper marks the table's parts as
-missing first (catalog/copy_jobs.py: spoil()), and stores that the copy of the table begins again afterwards. A keeper
-that is killed in between leaves a table that the next keeper empties once more.
+**Failure cases.** That session cannot record in the same transaction that the table is empty. The keeper therefore
+first marks the table's parts as missing (catalog/copy_jobs.py: spoil()), and afterwards records that the copy of the
+table starts again. If the keeper is killed between the two, the next keeper empties the table once more.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.session.statement_context import StatementContext
 
-# Tables that others refer to cannot be truncated alone.
+# Tables referenced by other tables cannot be truncated alone.
 _IS_REFERRED_TO = (
     "SELECT true FROM pg_catalog.pg_constraint WHERE confrelid = $1::pg_catalog.oid AND contype = 'f' LIMIT 1"
 )
@@ -25,8 +25,13 @@ _IS_REFERRED_TO = (
 async def empty(target: str, subscription: Subscription, table: SubscriptionRel) -> None:
     """Remove the rows of a table that was empty before its parts were copied.
 
-    `target` is the connection string of the role that applies changes. Raises MappingError, ServerError and
-    ConnectionLost.
+    Args:
+        target: the connection string of the role that applies changes.
+
+    Raises:
+        MappingError: the table does not match.
+        ServerError: the target refuses a statement.
+        ConnectionLost: the connection is lost.
     """
     session = await open_session(target, application_name=APPLICATION_NAME)
     try:

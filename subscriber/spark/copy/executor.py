@@ -1,12 +1,14 @@
 """Parts of tables, copied by an executor: COPY from the publisher into COPY to the target, byte for byte.
 
-One transaction on the target holds the part's row in subscriber.copy_done and the part's rows, so a part is there
-whole and once, whoever is killed and however often it is begun: the row is inserted first, which waits for an earlier
-attempt that is still alive, and finds out whether that one came through. Small parts are copied together: their rows
-of copy_done are inserted in one order by everybody, before anything else, so that attempts wait for each other and
-never in a circle.
+**Invariants.**
 
-Nothing of a row's values is decoded here, or can get into an error that leaves here.
+- One transaction on the target holds the part's row in subscriber.copy_done and the part's rows. A part is therefore
+  copied completely and once, no matter which process is killed and how often the part is retried.
+- The row of copy_done is inserted first. The insert waits for an earlier attempt that is still running, and finds out
+  whether that one was committed.
+- Small parts are copied together. Every attempt inserts their rows of copy_done in the same order, before anything
+  else, so that attempts wait for each other without a deadlock.
+- No value of a row is decoded here, or appears in an error that leaves this module.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from subscriber.targets.postgres.session.schema_check import TableGuard
 from subscriber.targets.postgres.sql.row_statements import copy_from
 
 APPLICATION_NAME = "subscriber copy"
-# Classes of SQLSTATE that another attempt may not meet: connections, resources, shutdowns, deadlocks.
+# Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
 TRANSIENT = ("08", "40", "53", "57")
 
 SOURCE_SETTINGS = {
@@ -46,7 +48,8 @@ SOURCE_SETTINGS = {
     "extra_float_digits": "3",
     **NO_TIMEOUTS,
 }
-# What table synchronization sets; a commit need not wait for the disk, as the state that tells of it will.
+# The settings of table synchronization. A commit need not wait for the disk, because the commit that records the state
+# does.
 TARGET_SETTINGS = {
     "row_security": "off",
     "synchronous_commit": "off",
@@ -60,26 +63,26 @@ SELECT pg_catalog.pg_relation_filenode(heap::pg_catalog.regclass)
 
 @dataclass(frozen=True, slots=True)
 class PartTask:
-    """All that an executor has to know. Connection strings are part of it, so it is never printed."""
+    """The data that an executor needs. It includes connection strings, so it is never printed."""
 
     source: str
     must_use_password: bool  # on the publisher
-    target: str  # of the role that applies changes
+    target: str  # connection string of the role that applies changes
     snapshot: str  # exported by the publisher
     copyid: int
     fence: bytes  # of the copy
     relid: int  # of the target's table
-    number: int  # of the part in its table
+    number: int  # number of the part in its table
     part: TablePartition
     select: str  # the query that reads it
     schema: str  # of the target's table
     name: str
-    columns: tuple[str, ...]  # of the target's table, in the order of the query's
-    role: str  # to insert as; "none": the session's own
+    columns: tuple[str, ...]  # of the target's table, in the order of the query's columns
+    role: str  # the role that inserts; "none": the session's own
     guard: TableGuard | None  # None: the table needs none
     runs_foreign_code: bool
     binary: bool
-    size: int  # about, in bytes
+    size: int  # estimated bytes
     is_whole: bool  # the only part of its table
 
     def __repr__(self) -> str:
@@ -88,7 +91,7 @@ class PartTask:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a part cannot be copied, however often one tries."""
+    """A permanent error that prevents the copy of a part."""
 
     relid: int
     message: str
@@ -97,31 +100,36 @@ class Failure:
 
 
 def copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
-    """Copy the parts that have not been, all between the same two servers, together in one transaction of each.
+    """Copy the missing parts of `tasks` in one transaction on each server. All parts are of the same two servers.
 
-    One that cannot be copied costs the others nothing but being begun again. Raises ConnectionLost for what another
-    attempt may not meet.
+    If one part cannot be copied, the others are started again without it.
+
+    Returns:
+        The parts that cannot be copied.
+
+    Raises:
+        ConnectionLost: an error that may not occur in another attempt.
     """
     _spare_collector()
     return anyio.run(_copy_parts, tasks)
 
 
 def _spare_collector() -> None:
-    """Spark's workers collect garbage after each task: 25 ms with all that was imported, unless it is set apart."""
+    """Exclude imported objects from garbage collection, which Spark's workers run after each task: it took 25 ms."""
     if not gc.get_freeze_count():
         gc.freeze()
 
 
 async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
     waiting, failures = deque([tasks]), list[Failure]()
-    while waiting:  # a failure costs the connections
+    while waiting:  # the connections are lost with a failure
         error = await _attempt(waiting)
         if error is None:
             break
         if error.sqlstate.startswith(TRANSIENT):
             raise ConnectionLost(error.message)
         failed = waiting.popleft()
-        if len(failed) > 1:  # one by one, which tells whose error it is
+        if len(failed) > 1:  # copy them separately to find the part that fails
             waiting.extendleft((task,) for task in reversed(failed))
         else:
             failures.append(Failure(failed[0].relid, error.message, error.hint, error.sqlstate))
@@ -129,7 +137,7 @@ async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
 
 
 async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | None:
-    """Copy what is together off the front; what went wrong with the first that is left, None when nothing is."""
+    """Copy groups from the front of `waiting`. Returns the error of the first remaining group; None if none remains."""
     first = waiting[0][0]
     try:
         session = await open_session(first.target, application_name=APPLICATION_NAME, settings=TARGET_SETTINGS)
@@ -156,20 +164,21 @@ async def _attempt(waiting: deque[tuple[PartTask, ...]]) -> SubscriberError | No
 
 
 def first_error(error: BaseException) -> BaseException:
-    """Of what two connections have met the first, which tells; the other followed from it."""
+    """Return the first error of two connections. It is the cause; the other error followed from it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
 
 
 class _Target:
-    """The session that the rows go to."""
+    """The session that receives the rows."""
 
     def __init__(self, session: Session, means: TargetCapabilities) -> None:
         self.session = session
         self.pipeline = Pipeline(session)
         self.pipeline.unnamed = True  # foreign code may run in the session
-        self._again = [f"SET client_encoding = '{session.encoding}'"]  # all else was set when the session began
+        # All other settings were set at the start of the session.
+        self._again = [f"SET client_encoding = '{session.encoding}'"]
         if means.replica_role:
             self._again.append(BECOME_REPLICA if means.by_function else SET_REPLICA)
 
@@ -179,20 +188,20 @@ class _Target:
         await self.pipeline.sync()
 
     async def set_role(self, role: str) -> None:
-        """For the rest of the transaction."""
+        """Set the role for the rest of the transaction."""
         await self.pipeline.rows("SELECT pg_catalog.set_config('role', $1, true)", role)
 
     async def set_again(self) -> None:
-        """After foreign code, which may have changed any setting, and the role."""
+        """Reset all settings and the role, which foreign code may have changed."""
         await self.run("RESET ROLE", "RESET ALL", *self._again)
 
     async def clean(self) -> None:
-        """After the transaction: what foreign code may have left behind besides."""
+        """Discard the session state that foreign code may have created, after the transaction."""
         await self.run("DISCARD ALL")
         await self.set_again()
 
     async def copy(self, statement: str, chunks: AsyncIterator[bytes]) -> int:
-        """The number of rows."""
+        """Copy in; returns the number of rows."""
         tag = await self.session.copy_in(statement, chunks)
         self.pipeline.attach()
         return int(tag.split()[-1])
@@ -227,7 +236,10 @@ async def _copy(tasks: tuple[PartTask, ...], source: Session, target: _Target) -
 
 
 async def _lock(tasks: list[PartTask], source: Session) -> None:
-    """Until its end the transaction keeps the locks, and with them the heaps as they are."""
+    """Lock the tables of the parts until the end of the transaction.
+
+    The locks keep the heaps as they are. Raises SubscriberError if a table was rewritten since the plan.
+    """
     heaps = [task.part.heap for task in tasks]
     await source.query(f"LOCK TABLE {', '.join(heaps)} IN ACCESS SHARE MODE")
     rows = await source.rows(_FILENODES.format(heaps=", ".join(map(literal, heaps))))
@@ -243,7 +255,7 @@ async def _lock(tasks: list[PartTask], source: Session) -> None:
 
 
 async def _pipe(task: PartTask, source: Session, target: _Target) -> tuple[int, int]:
-    """COPY out of one into the other; rows and bytes."""
+    """COPY a part from the publisher to the target. Returns rows and bytes."""
     size = 0
 
     async def chunks() -> AsyncIterator[bytes]:
@@ -253,6 +265,6 @@ async def _pipe(task: PartTask, source: Session, target: _Target) -> tuple[int, 
             size += sum(map(len, payloads))
             for chunk in joined(payloads):
                 yield chunk
-                del chunk  # a large one is not kept while the next one is received
+                del chunk  # a large one must not be kept while the next one is received
 
     return await target.copy(copy_from(task.schema, task.name, task.columns, task.binary), chunks()), size

@@ -1,19 +1,24 @@
-"""Indexes of the publisher's tables that the target's lack, made when the rows are there.
+"""Indexes of the publisher's tables that the target's tables lack, built after the copy.
 
-An index that is filled row by row costs the copy more than one that is built at once. So the tables are made with
-their keys alone, and what else the publisher has is built after the copy, from its definitions. Nothing that is there
-is dropped or changed: an index of a name that the target knows is left out, as are those of constraints and of
-partitioned tables.
+**Purpose.** An index that is filled row by row costs the copy more than one that is built at the end. The tables can
+therefore be created with only their keys, and the publisher's other indexes are built after the copy, from their
+definitions.
 
-No text of the publisher's is run: a definition is taken apart and put together again (publisher/index_definition.py).
-It runs alone in a statement of the extended protocol, as the table's owner and with an empty search_path. The functions
-of its expressions cannot leave that role, since CREATE INDEX runs them in a security-restricted operation.
+**Invariants.**
 
-Kill points considered: an index is built in the transaction that stores its table as complete. Before that the table
-is one of which all parts are there and which is not complete yet; the next keeper builds what is missing, if it is
-told to. Since 14 the target notices while it builds that the keeper is gone; an older one builds that index to its
-end, and until then another keeper finds somebody at work. A build that fails costs its table nothing else: it is
-stored as complete, and the failure is told.
+- No existing index is dropped or changed. An index whose name exists on the target is skipped, and so are indexes of
+  constraints and of partitioned tables.
+- No text of the publisher is executed: a definition is parsed and written again (publisher/index_definition.py). It
+  runs alone in a statement of the extended protocol, as the table's owner and with an empty search_path. The functions
+  of its expressions cannot leave that role, because CREATE INDEX runs them in a security-restricted operation.
+
+**Failure cases.**
+
+- Keeper killed while an index is built: the index is built in the transaction that marks its table as complete, so the
+  table is still incomplete although all its parts exist. The next keeper builds the missing indexes, if it has the
+  option. A target since 14 notices that the keeper is gone and stops building. An older one builds the index to its
+  end, and until then the next keeper finds the table locked.
+- Index cannot be built: its table is marked as complete without the index, and the error is reported.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure
 from subscriber.subscription import Subscription
 
-NOTICED = "1s"  # after which the target gives up an index, and our locks, when we are gone
+NOTICED = "1s"  # delay after which the target stops building an index, and releases our locks, if this process is gone
 
 _PUBLISHED = """
 SELECT i.relname, pg_catalog.pg_get_indexdef(x.indexrelid)
@@ -55,9 +60,18 @@ SELECT pg_catalog.pg_get_userbyid(c.relowner)::text, ARRAY(SELECT o.relname::tex
 async def complete_with_indexes(
     subscription: Subscription, connection: Connection, tables: Sequence[tuple[int, str, str]]
 ) -> list[Failure]:
-    """Build what (relid, schema, name) of the target lack, and store each as complete; what could not be built.
+    """Build the missing indexes of `tables` on the target, and mark each table as complete.
 
-    Raises ConnectionLost, ServerError and PublisherError where the publisher cannot be asked.
+    Args:
+        tables: (relid, schema, name) on the target.
+
+    Returns:
+        The indexes that could not be built.
+
+    Raises:
+        ConnectionLost: a server cannot be reached, or the connection is lost.
+        ServerError: the publisher refuses a query.
+        PublisherError: the publisher cannot serve the subscription.
     """
     failures: list[Failure] = []
     source = await open_session(
@@ -88,7 +102,7 @@ async def complete_with_indexes(
 
 
 def _statements(published: Sequence[tuple[str | None, ...]], schema: str, name: str) -> dict[str, str]:
-    """By the index's name, what makes it on the target. Raises ProtocolError for what is no definition of an index."""
+    """Return CREATE INDEX by index name. Raises ProtocolError if a definition cannot be parsed."""
     with parsing(f'the indexes of table "{schema}.{name}"'):
         return {
             index or "": IndexDefinition.parse(text or "", schema, name).create(index or "", schema, name)
@@ -97,8 +111,8 @@ def _statements(published: Sequence[tuple[str | None, ...]], schema: str, name: 
 
 
 async def _notice_our_end(connection: Connection) -> None:
-    """Have statements of this transaction canceled when our process is gone."""
-    with suppress(asyncpg.PostgresError):  # older servers do not know it, and not every system can
+    """Have the server cancel statements of this transaction if this process is gone."""
+    with suppress(asyncpg.PostgresError):  # older servers do not have the setting, and some systems do not support it
         async with connection.transaction():
             await connection.execute(f"SET LOCAL client_connection_check_interval = '{NOTICED}'")
 
@@ -109,10 +123,10 @@ async def _complete(connection: Connection, subid: int, relid: int, statements: 
         if missing := [statement for name, statement in statements.items() if name not in there]:
             await _notice_our_end(connection)
             await connection.execute("SET LOCAL standard_conforming_strings = on")
-            # What an index calls must not run with our rights.
+            # Functions that an index calls must not run with our privileges.
             await connection.execute(f"SET LOCAL ROLE {identifier(owner)}")
             await connection.execute("SET LOCAL search_path = ''")
             for statement in missing:
-                await connection.fetch(statement, timeout=None)  # not execute(), which takes several statements
+                await connection.fetch(statement, timeout=None)  # execute() would accept several statements
             await connection.execute("RESET ROLE")
         await store.set_relation_state(connection, subid, relid, TableState.FINISHEDCOPY, None)

@@ -5,33 +5,35 @@
         ╎           │              ▼
         keeper ──▶ driver       catalog ──▶ launcher: all tables caught up and handed over together
 
-The keeper is this module: it makes a slot with an exported snapshot, keeps the connection that the snapshot hangs on,
-cuts the tables into parts, has them copied, and stores which tables are complete. It runs no Spark in its own
-process, unless it is given a session, so that the death of a driver is an event like any other: the next one copies
-what is missing, from the same snapshot.
+**Purpose.** This module is the keeper. It creates a slot with an exported snapshot, keeps the connection that holds the
+snapshot, divides the tables into parts, has them copied, and records which tables are complete. It runs no Spark in its
+own process, unless it is given a session. The death of a driver is therefore an ordinary event: the next driver copies
+the missing parts, from the same snapshot.
 
-All tables of the group are as of one position P. The group has one slot, one origin, one progress row, under the
-relid GROUP, and the tables go from finishedcopy to syncdone together, by one stream from P (worker/handover.py). So
-what apply/table_states.py says of one table holds for each: the copy has the transactions with F < P, the group's
-stream those with P <= F < T, the apply worker the rest.
+**Invariants.** All tables of the group are as of one position P. The group has one slot, one origin and one progress
+row, under the relid GROUP. The tables go from finishedcopy to syncdone together, by one stream from P
+(worker/tablesync/copy_job.py). The invariant of one table in apply/table_states.py therefore holds for each: the copy
+has the transactions with F < P, the group's stream those with P <= F < T, the apply worker the rest.
 
-Kill points considered:
+**Failure cases.**
 
-- an executor, its connections: its transaction rolls back; Spark begins the part again, which waits for the other
-  attempt's transaction to be gone and finds out whether it was committed.
-- the driver: the parts it had running may still be committed by their backends, which the claim of copy_done tells
-  the next attempt. The keeper starts the next driver with what is missing.
-- the target: nothing that was committed is lost, but what was not flushed may be, parts and their rows of copy_done
-  alike. The keeper loses its session, and ends.
-- the keeper, or the publisher: the snapshot is gone. Tables that are complete stay so, since the slot has everything
-  after P. Of the others no part can be added: they were empty when they were cut into parts, so they are emptied
-  again and copied from another snapshot, by the next keeper. A table that was not empty is one part, and needs that
-  not. Before that the tables that are complete are handed over, as there is one group at a time.
-- between the creation of the slot and the catalog's row of the copy: the next keeper drops the slot by its name.
-- indexes that are built after the copy: told in indexes.py.
-- after the last table: the slot is the launcher's, and dropped after the hand-over (worker/handover.py, tidy.py).
+- Executor or its connections lost: its transaction rolls back, and Spark retries the part. The retry waits until the
+  other attempt's transaction has ended, and finds out whether it was committed.
+- Driver dies: backends may still commit the parts that it was running. The claim of copy_done shows this to the next
+  attempt. The keeper starts the next driver with the missing parts.
+- Target crashes: commits that were not flushed may be lost, both parts and their rows of copy_done. The keeper loses
+  its session, and ends.
+- Keeper or publisher lost: the snapshot is gone. Complete tables stay complete, because the slot has everything after
+  P. No part can be added to the others. They were empty when they were divided, so the next keeper empties them and
+  copies them from another snapshot. A table that was not empty is one part, and does not need this. The complete tables
+  are handed over first, because there is only one group at a time.
+- Keeper killed between the creation of the slot and the catalog's row of the copy: the next keeper drops the slot by
+  its name.
+- Keeper killed while it builds indexes: see indexes.py.
+- Keeper killed after the last table: the slot belongs to the launcher, and is dropped after the handover
+  (worker/tablesync/copy_job.py, worker/leftover_slots.py).
 
-A row of a part is visible on the target as soon as the part is committed, before the rest of its table.
+A row of a part is visible on the target when the part is committed, before the rest of its table.
 """
 
 from __future__ import annotations
@@ -73,18 +75,18 @@ from subscriber.subscription import Subscription
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-POLL = 0.5  # seconds between two looks at what was copied
-DRIVERS = 5  # times a driver may end without having copied anything
+POLL = 0.5  # seconds between two queries of the progress
+DRIVERS = 5  # consecutive drivers that may end without having copied anything
 
 
 @dataclass(frozen=True, slots=True)
 class TableProgress:
-    """How far the copy of one table is. `seconds_left` is None while that cannot be said."""
+    """The progress of one table's copy. `seconds_left` is None if there is no estimate yet."""
 
     name: str
     rows: int
     bytes: int
-    total_bytes: int  # about: the publisher's disk has other bytes than COPY
+    total_bytes: int  # estimate: COPY's size differs from the size on the publisher's disk
     parts_done: int
     parts: int
     seconds_left: float | None
@@ -104,16 +106,33 @@ async def copy_tables(
     indexes: bool = False,
     on_progress: OnProgress = lambda _phase, _tables: None,
 ) -> list[TableProgress]:
-    """Copy the tables of subscription `name` that wait for it; what was copied of each.
+    """Copy the tables of a subscription that wait for their initial copy.
 
-    `target` is the connection string of the subscription's database, `apply_target` that of the role that applies
-    changes there; None: the same. `spark` is a session to do it in; with None a
-    driver is started for it, as another process, on `master`. With `indexes` those that the publisher's tables have and
-    the target's lack are built after the copy (indexes.py). Catching up and handing over is the launcher's work,
-    which goes on when this is done. `on_progress(phase, tables)` is called about twice a second.
+    The launcher then catches up the copied tables and hands them over.
 
-    Raises StatementError if there is no such subscription, ConnectionLost, ServerError, PublisherError, MappingError;
-    and SubscriberError for a table that cannot be copied, when the others have been.
+    Args:
+        target: the connection string of the subscription's database.
+        name: the subscription.
+        apply_target: the connection string of the role that applies changes there; None: `target`.
+        spark: the session in which to copy; None: a driver on `master`, in another process.
+        master: Spark's master URL, used without `spark`.
+        part_bytes: the size of a part in bytes of the publisher's heap.
+        indexes: after the copy, build the indexes that the publisher's tables have and the target's tables lack
+            (indexes.py).
+        on_progress: called with the phase and the tables about twice a second.
+
+    Returns:
+        The progress of each copied table; empty if no table waits.
+
+    Raises:
+        StatementError: there is no such subscription.
+        MappingError: a table does not match the publisher's.
+        PublisherError: the publisher cannot serve the subscription.
+        ServerError: the target refuses a statement.
+        ConnectionLost: a server cannot be reached, or the connection is lost.
+        SubscriberError: a table cannot be copied. The other tables have been copied then.
+
+    Cancellation: the copy ends. The next call copies the tables that are not complete.
     """
     async with CatalogConnection.open(target, APPLICATION_NAME) as catalog:
         async with catalog.use() as connection:
@@ -130,7 +149,11 @@ async def copy_tables(
 
 
 async def _wait_for_handover(connection: Connection, subscription: Subscription, on_progress: OnProgress) -> None:
-    """The launcher has the place while it hands tables over; another keeper for as long as it copies."""
+    """Wait until this session holds the advisory lock of the copy.
+
+    The launcher holds it while it hands tables over, and another keeper for as long as it copies. Raises
+    SubscriberError for another keeper.
+    """
     while not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
         states = await store.load_relation_states(connection, subscription.oid)
         if any(state.state == TableState.DATASYNC for state in states):
@@ -157,12 +180,12 @@ class _Keeper:
         self._catalog = catalog
         self._subscription = subscription
         self._subid = subscription.oid
-        self._target = target  # of the role that applies changes
+        self._target = target  # connection string of the role that applies changes
         self._spark = spark
         self._master = master
         self._part_bytes = part_bytes
         self._indexes = indexes
-        self._unbuilt: list[Failure] = []  # indexes, of tables that an earlier keeper has copied
+        self._unbuilt: list[Failure] = []  # indexes of tables that an earlier keeper has copied
         self._on_progress = on_progress
         self._started = monotonic()
         self._complete: set[int] = set()
@@ -170,7 +193,7 @@ class _Keeper:
         self._reported: dict[int, TableProgress] = {}
 
     async def run(self) -> list[TableProgress]:
-        """Until all tables that waited are complete."""
+        """Copy until all waiting tables are complete."""
         subscription = self._subscription
         async with AsyncExitStack() as stack:
             publisher = await Publisher.connect(
@@ -204,12 +227,13 @@ class _Keeper:
                 raise self._failed(plans, failures)
             return await self._progress(plans, copy.copyid)
 
-    # --- what an earlier copy has left ------------------------------------------------------------
+    # --- leftovers of an earlier copy -----------------------------------------------------------------
 
     async def _clear_up(self, publisher: Publisher, slot: str) -> bool:
-        """Have what is complete handed over, put back what is not, and drop a slot that nobody will use.
+        """Hand over the complete tables, reset the incomplete ones, and drop a leftover slot.
 
-        False if all tables are complete: then the slot is the launcher's, and nobody has to wait for it.
+        Returns:
+            False if all tables are complete. The slot then belongs to the launcher, and there is nothing to wait for.
         """
         async with self._catalog.use() as connection:
             copy = await copy_jobs.load(connection, self._subid)
@@ -219,7 +243,7 @@ class _Keeper:
                 if not await self._waiting(connection):
                     return False
                 self._on_progress("waiting for the launcher to hand tables over", ())
-                # The launcher needs the place for it.
+                # The launcher needs the lock.
                 await worker_sessions.release(connection, self._subid, COPY_JOB_RELID, connection.get_server_pid())
                 await anyio.sleep(POLL)
                 while not await worker_sessions.register_own(connection, self._subid, COPY_JOB_RELID):
@@ -229,7 +253,7 @@ class _Keeper:
         return True
 
     async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
-        """Take the tables out of `copy` that are not complete, or cannot be caught up as their slot is gone."""
+        """Remove tables from `copy` that are not complete, or cannot be caught up because the slot is gone."""
         states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
         left, complete = 0, list[tuple[int, str, str]]()
         for relid, parts in copy.parts.items():
@@ -256,18 +280,19 @@ class _Keeper:
                 await replication_names.drop_origin(connection, origin, missing_ok=True)
 
     async def _withdraw(self) -> None:
-        """There is nothing to copy."""
+        """Remove the announced copy, because there is nothing to copy."""
         async with self._catalog.use() as connection:
             copy = await copy_jobs.load(connection, self._subid)
             if copy is not None:
                 await copy_jobs.remove(connection, copy.copyid)
 
-    # --- beginning ----------------------------------------------------------------------------------
+    # --- start ------------------------------------------------------------------------------------------
 
     async def _waiting(self, connection: Connection) -> list[store.SubscriptionRel]:
-        """The tables that are not complete, whoever copies them.
+        """Return the tables that are not complete.
 
-        Those with hooks are left to the launcher's sync workers: executors know nothing of the program's functions.
+        Tables with hooks are left to the launcher's table sync workers, because executors do not have the program's
+        functions.
         """
         with_hooks = await hooked_tables.sources(connection, self._subid)
         return [
@@ -277,7 +302,7 @@ class _Keeper:
         ]
 
     async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.SubscriptionRel]:
-        """The tables that no worker has copied or is copying; their places are ours from now on."""
+        """Return the tables that no worker has copied or is copying, and take their advisory locks."""
         claimed = []
         async with self._catalog.use() as connection:
             for table in await self._waiting(connection):
@@ -289,7 +314,7 @@ class _Keeper:
                 else:
                     await worker_sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
         for table in claimed:
-            if table.state == TableState.DATASYNC:  # the worker that left it there has left a slot, too
+            if table.state == TableState.DATASYNC:  # the worker that left the table in this state has also left a slot
                 leftover = replication_names.table_sync_slot(self._subid, table.relid, sync_id)
                 await publisher.drop_slot(leftover, missing_ok=True, wait=True)
         return claimed
@@ -302,7 +327,7 @@ class _Keeper:
             return await plan_tables(connection, self._subscription, self._target, snapshot, tables, self._part_bytes)
 
     async def _begin(self, lsn: Lsn, parts: dict[int, int]) -> BulkCopy:
-        """Store that a copy begins at `lsn`."""
+        """Record that a copy starts at `lsn`."""
         async with self._catalog.use() as connection, connection.transaction():
             copy = await copy_jobs.add(connection, self._subid, lsn, parts)
             await replication_names.create_origin(
@@ -315,7 +340,7 @@ class _Keeper:
     # --- copying ------------------------------------------------------------------------------------
 
     async def _copy(self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy) -> list[Failure]:
-        """Have everything copied that has not been, driver after driver."""
+        """Copy all missing parts, with one driver after another."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._watch, plans, copy.copyid)
             failures: list[Failure] = []
@@ -343,7 +368,7 @@ class _Keeper:
     async def _missing(
         self, plans: Sequence[TablePlan], snapshot: str, copy: BulkCopy, failed: set[int]
     ) -> list[PartTask]:
-        """The parts that are not there, those of the largest tables first."""
+        """Return the missing parts, those of the largest tables first."""
         async with self._catalog.use() as connection:
             done = await copy_jobs.copied(connection, copy.copyid)
         return [
@@ -356,7 +381,7 @@ class _Keeper:
         ]
 
     async def _drive(self, missing: Sequence[PartTask]) -> list[Failure]:
-        """Have `missing` copied. Raises SubscriberError when the driver ended before that."""
+        """Copy `missing`. Raises SubscriberError if the driver ended early."""
         tasks = bundle(missing)
         if self._spark is None:
             results = await run_driver(self._master, tasks)
@@ -372,7 +397,7 @@ class _Keeper:
             await anyio.sleep(POLL)
 
     async def _look(self, plans: Sequence[TablePlan], copyid: int) -> None:
-        """Store which tables are complete, and tell how far the others are."""
+        """Record the complete tables, and report the progress of the others."""
         progress = await self._progress(plans, copyid)
         async with self._catalog.use() as connection:
             pid = connection.get_server_pid()
@@ -389,10 +414,13 @@ class _Keeper:
             await store.report_workers(connection, [self._status(relid, table, pid) for relid, table in news])
         self._on_progress("copying", progress)
         if self._spark is None and len(self._complete) == len(plans):
-            self._driving.cancel()  # the end of a driver takes seconds, and nobody needs it
+            self._driving.cancel()  # the driver would take seconds to end, and its result is not needed
 
     async def _store_complete(self, connection: Connection, tables: Sequence[tuple[int, str, str]]) -> list[Failure]:
-        """Synchronously, so that all parts are durable when it is; what was not to be built."""
+        """Record tables as complete. Returns the indexes that could not be built.
+
+        The commit is synchronous, so that all parts are durable when the state is.
+        """
         if self._indexes:
             return await complete_with_indexes(self._subscription, connection, tables)
         await store.set_relation_states(

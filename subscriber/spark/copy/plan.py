@@ -1,4 +1,4 @@
-"""What is to be copied of each table, and how: parts, columns, the role to insert as, text or binary."""
+"""The plan of the copy of each table: parts, columns, the role that inserts, text or binary."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from subscriber.targets.postgres import copy_transaction
 from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.schema_check import TableGuard, guard
 
-PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, and what a kill costs
-BUNDLE_BYTES = 4 * 1024 * 1024  # of small tables, which cost more to begin than to copy, that are one task
-BUNDLE = 32  # and so many of them at most
+PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, which a kill loses
+BUNDLE_BYTES = 4 * 1024 * 1024  # total size of small tables in one task; they cost more to start than to copy
+BUNDLE = 32  # maximum number of small tables in one task
 
-# Types the server itself comes with. Their binary form is the same everywhere but for those that name an object,
-# which has another OID elsewhere, and one that has no binary form.
+# Built-in types. Their binary format is the same on all servers, with two exceptions: types that name an object, which
+# has another OID elsewhere, and a type without binary format.
 _BUILT_IN = 10000
 _NOT_BINARY = frozenset(
     (
@@ -51,7 +51,7 @@ SELECT a.attname::text, a.atttypid::bigint FROM pg_catalog.pg_attribute a
 
 @dataclass(frozen=True, slots=True)
 class TablePlan:
-    """One table. `parts` are in the order in which they are numbered."""
+    """The plan of one table. `parts` are in the order of their numbers."""
 
     relid: int  # on the target
     schema: str
@@ -72,13 +72,13 @@ class TablePlan:
 
     @property
     def as_complete(self) -> tuple[int, str, str]:
-        """What complete_with_indexes() is told."""
+        """Return the arguments of complete_with_indexes()."""
         return self.relid, self.schema, self.name
 
     def tasks(
         self, subscription: Subscription, target: str, snapshot: str, copy: BulkCopy, done: set[int]
     ) -> list[PartTask]:
-        """What executors are to do, without the parts that are `done`; `target` is a connection string."""
+        """Return the tasks for executors, without the parts in `done`. `target` is a connection string."""
         return [
             PartTask(
                 source=subscription.conninfo,
@@ -114,10 +114,16 @@ async def plan_tables(
     tables: Sequence[SubscriptionRel],
     part_bytes: int,
 ) -> tuple[list[TablePlan], list[Failure]]:
-    """How each of `tables` is to be copied, under the publisher's `snapshot`; why others cannot be.
+    """Plan the copy of each of `tables`, under the publisher's `snapshot`.
 
-    `target` is the connection string of the role that applies changes, `connection` the catalog's. The publisher is
-    asked ahead of the target, so that neither waits for the other.
+    The publisher is queried ahead of the target, so that neither waits for the other.
+
+    Args:
+        connection: the catalog's connection.
+        target: the connection string of the role that applies changes.
+
+    Returns:
+        The plans, and the failures of tables that cannot be copied.
     """
     plans, failures = list[TablePlan](), list[Failure]()
     async with AsyncExitStack() as stack:
@@ -155,7 +161,7 @@ class _Published:
 
 
 class _Planner:
-    """Plans on three sessions: one of the publisher's, a raw one of the target, and the catalog's."""
+    """Plans with three sessions: one on the publisher, a raw one on the target, and the catalog's."""
 
     def __init__(
         self,
@@ -177,7 +183,7 @@ class _Planner:
         snapshot: str,
         found: MemoryObjectSendStream[_Published | SubscriberError],
     ) -> None:
-        """What the publisher says of each table, in their order, under its `snapshot`."""
+        """Send the publisher's description of each table to `found`, in order, under its `snapshot`."""
         source, publications = self._publisher.session, self._subscription.publications
         begun = False
         async with found:
@@ -198,14 +204,14 @@ class _Planner:
                     begun = False
 
     async def plan(self, table: SubscriptionRel, found: _Published | SubscriberError) -> TablePlan:
-        """One table of the target. Raises PublisherError and MappingError as table synchronization does."""
+        """Plan one table. Raises PublisherError and MappingError as table synchronization does."""
         if isinstance(found, SubscriberError):
             raise found
         published, parts = found.table, found.parts
         mapping = await self._target.map_relation(as_relation(published))
         role = self._target.roles.role([mapping.local]).name
         if len(parts) > 1 and await self._has_rows(mapping):
-            # What is there stays there, so the copy must be able to take itself back: one transaction.
+            # Existing rows are kept, so the copy must be able to roll back: one transaction.
             parts = [whole(table.namespace, table.name, parts)]
         return TablePlan(
             relid=table.relid,
@@ -232,7 +238,7 @@ class _Planner:
         return bool(rows)
 
     async def _in_binary(self, relid: int, published: PublishedTable) -> bool:
-        """As the subscription says; and without being told where it makes no difference."""
+        """Return True for binary: if the subscription sets it, or if it makes no difference for any column."""
         if copies_binary(self._subscription.binary or False, self._publisher.server_version):
             return True
         types = {row[0]: row[1] for row in await self._connection.fetch(_COLUMN_TYPES, relid)}
@@ -245,7 +251,7 @@ class _Planner:
 
 
 def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
-    """What is one task: a part of a table that was cut, or whole tables that together have the size of a small part."""
+    """Group parts into tasks: a part of a divided table, or several whole tables with the size of a small part."""
     bundles: list[tuple[PartTask, ...]] = [(part,) for part in parts if not part.is_whole]
     together: list[PartTask] = []
     size = 0
@@ -259,10 +265,11 @@ def bundle(parts: Sequence[PartTask]) -> list[tuple[PartTask, ...]]:
 
 
 def spread(bundles: Sequence[tuple[PartTask, ...]], slots: int) -> list[tuple[PartTask, ...]]:
-    """The order to begin them in where `slots` are at work: ranges of so many tables in turns, whole tables at the end.
+    """Return the tasks in execution order, for `slots` concurrent tasks.
 
-    Ranges of one table that are copied at the same time fill its indexes at several places, which takes longer and
-    leaves the indexes larger. Of not more tables than that, because those that are complete are safe.
+    The parts of `slots` tables alternate; whole tables follow at the end. Parts of one table that are copied
+    concurrently fill its indexes at several places, which takes longer and makes the indexes larger. More tables than
+    `slots` do not alternate, because a complete table survives the loss of the snapshot.
     """
     cut = [together for together in bundles if not together[0].is_whole]
     tables = deque(deque(group) for _, group in itertools.groupby(cut, lambda together: together[0].relid))

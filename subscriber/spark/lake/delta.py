@@ -1,10 +1,13 @@
-"""One Delta table of the lake: loaded once, then one commit for each batch, with the position it brings it to.
+"""One Delta table of the lake: loaded once, then one commit for each batch, with the position that the table reaches.
 
-A commit says its position twice: as an application transaction, which Delta itself keeps the newest of and which
-makes repeating a batch harmless, and in its metadata, where a reader finds the version for a position.
+**Invariants.** A commit records its position twice. As an application transaction, of which Delta keeps the newest, it
+makes a repeated batch harmless. In the commit's metadata, it lets a reader find the version of a position.
 
-Kill points considered: before the commit nothing has happened; after it the repeated batch sees that the table
-is there already. A commit that adds columns comes before and holds no rows.
+**Failure cases.**
+
+- Killed before the commit: nothing has happened.
+- Killed after the commit: the repeated batch finds that the table has its position.
+- Killed after the commit that adds columns, which comes first: that commit holds no rows.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from subscriber.publisher.quoting import identifier
 from subscriber.spark.lake.stage import FROM, OP, STAYS
 
 APPLICATION = "subscriber"
-POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended by then are in
+POSITION = "subscriber.lsn"  # in a commit's metadata: all transactions that ended up to this position are included
 
 
 def committed(position: Lsn) -> CommitProperties:
@@ -33,12 +36,12 @@ def committed(position: Lsn) -> CommitProperties:
 
 
 def position_of(table: DeltaTable) -> Lsn:
-    """The position of a table's newest commit; 0 if it has none."""
+    """Return the position of a table's newest commit; 0 if it has none."""
     return Lsn(table.transaction_version(APPLICATION) or 0)
 
 
 def version_at(table: DeltaTable, position: Lsn) -> int | None:
-    """The newest version that has no transaction after `position`; None: the table begins later."""
+    """Return the newest version without transactions after `position`; None if the table begins later."""
     for commit in table.history():
         text = commit.get(POSITION)
         if text is not None and Lsn.parse(text) <= position:
@@ -47,15 +50,18 @@ def version_at(table: DeltaTable, position: Lsn) -> int | None:
 
 
 def create(path: Path, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
-    """A table with these rows, in one commit; whatever was there before is replaced."""
+    """Create a table with these rows, in one commit. An existing table is replaced."""
     reader = pa.RecordBatchReader.from_batches(schema, rows)
     write_deltalake(path, reader, mode="overwrite", schema_mode="overwrite", commit_properties=committed(position))
 
 
 def apply(table: DeltaTable, staged: pa.Table, key: Sequence[str] | None, position: Lsn, *, truncated: bool) -> None:
-    """Bring a table to `position` by what stage.py has written for it, in one commit.
+    """Bring a table to `position` with the staged rows of stage.py, in one commit.
 
-    Does nothing when it is there already. Raises ApplyError when a row that moved is not in the table.
+    Does nothing if the table has reached the position.
+
+    Raises:
+        ApplyError: a changed row is not in the table.
     """
     if position_of(table) >= position:
         return
@@ -79,7 +85,7 @@ def _follow(table: DeltaTable, schema: pa.Schema) -> None:
 
 
 def _like(table: DeltaTable, rows: pa.Table) -> pa.Table:
-    """`rows` with the columns of `table` that they lack, as NULL."""
+    """Return `rows` with all columns of `table`; missing ones are NULL."""
     schema = pa.schema(table.schema().to_arrow())
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(len(rows), field.type)
@@ -94,7 +100,7 @@ def _apply_bag(table: DeltaTable, staged: pa.Table, names: list[str], position: 
     if not len(fewer):
         write_deltalake(table, _like(table, more), mode="append", commit_properties=committed(position))
         return
-    # Nothing tells equal rows apart: the table is written anew.
+    # Equal rows cannot be distinguished, so the whole table is written again.
     schema = pa.schema(table.schema().to_arrow())
     rows = Counter(_hashable(table.to_pyarrow_table().select(schema.names)))
     less = Counter(_hashable(_like(table, fewer)))
@@ -111,7 +117,7 @@ def _hashable(rows: pa.Table) -> list[tuple[tuple[str, object], ...]]:
 
 
 def _filled(table: DeltaTable, staged: pa.Table, names: list[str], key: Sequence[str]) -> pa.Table:
-    """Rows that have moved, with what stays looked up where they were."""
+    """Return the staged rows. Unchanged values of rows with a new key are read from their old key."""
     moved = [index for index, op in enumerate(staged[OP].to_pylist()) if op == "m"]
     if not moved:
         return staged

@@ -1,20 +1,24 @@
 """The lake: the change log as partitioned Parquet, and each table as a Delta table, from one log.
 
     lake/
-      lake.json                                 which log it is fed from
-      history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges gives them
-      tables/<schema>.<table>/                  a Delta table; bytes that are not of plain names stand as ~XX
-      boundaries/<position>                     here all of it has all transactions up to the position, and no others
-      batch.json                                the batch that is being done
-      staged/                                   what executors have written for it
+      lake.json                                 the log that feeds the lake
+      history/upto=<position>/schema=…/table=…  the changes of one batch, as pgchanges returns them
+      tables/<schema>.<table>/                  a Delta table; bytes that are not safe in names are written as ~XX
+      boundaries/<position>                     at this position, all tables have the same transactions
+      batch.json                                the current batch
+      staged/                                   files that executors have written for it
 
-Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, whole transactions. All
-tables can be read as of any boundary; table() finds the version.
+Positions are file names of sixteen hexadecimal digits. A batch is a range of the log, of whole transactions. All tables
+can be read as of any boundary; table() finds the version.
 
-Kill points considered. A batch is named in batch.json before anything of it is done, and done again with the
-same end when it is found there: the log gives the same changes for the same range. History is written to a
-directory that only this batch writes, which is begun anew. A Delta table that has the batch already knows so
-(delta.py). The boundary comes last. A load that did not finish has no boundary, and is begun anew.
+**Invariants.** batch.json names a batch before any of its effects. The boundary comes last.
+
+**Failure cases.**
+
+- Killed in the middle of a batch: the batch is repeated with the same end, because batch.json names it and the log
+  returns the same changes for the same range. Its history directory belongs to this batch alone, and is overwritten. A
+  Delta table that has the batch skips it (delta.py).
+- Killed in the middle of a load: there is no boundary, and the load starts again.
 """
 
 from __future__ import annotations
@@ -46,7 +50,7 @@ if TYPE_CHECKING:
 BATCH = 1_000_000  # changes
 
 _ABOUT = "lake.json"
-# Delta's library takes a path for the name of a host too, so characters are left that both can have.
+# Delta's library also interprets a path as a host name, so only characters that are valid in both are kept.
 _IN_FILE_NAMES = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.-")
 _ESCAPE = "~"
 LONGEST_NAME = 255  # bytes
@@ -55,7 +59,7 @@ _BATCH = "batch.json"
 
 @dataclass(frozen=True, slots=True)
 class LakeBatch:
-    """A range of the log that was brought into the lake. `rows` by table are those of its net effect."""
+    """A range of the log that was added to the lake. `rows` has the number of rows of the net effect, by table."""
 
     start: Lsn
     end: Lsn
@@ -63,7 +67,10 @@ class LakeBatch:
 
 
 class Lake:
-    """A lake in a directory, which the executors see under the same name. Blocking; one process writes."""
+    """A lake in a directory that the executors see under the same name.
+
+    Its methods block. Only one process may write.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         self.directory = Path(directory)
@@ -72,27 +79,36 @@ class Lake:
 
     @property
     def exists(self) -> bool:
-        """Whether it has been begun, and loaded."""
+        """Return True if the lake has been loaded."""
         return (self.directory / _ABOUT).exists() and bool(self.boundaries())
 
     def boundaries(self) -> list[Lsn]:
-        """The positions at which all tables can be read, oldest first."""
+        """Return the positions at which all tables can be read, oldest first."""
         folder = self.directory / "boundaries"
         return sorted(Lsn(int(file.name, 16)) for file in folder.iterdir()) if folder.is_dir() else []
 
     def position(self) -> Lsn:
-        """How far the lake is. Raises StatementError when there is none."""
+        """Return the newest position of the lake.
+
+        Raises:
+            StatementError: there is no lake in the directory.
+        """
         self._check()
         return self.boundaries()[-1]
 
     def tables(self) -> list[str]:
-        """schema.name of each table."""
+        """Return schema.name of each table."""
         return sorted(_table_name(path.name) for path in (self.directory / "tables").iterdir())
 
     def table(self, name: str, position: Lsn | None = None) -> DeltaTable:
-        """A table (schema.name) as of the last boundary at or before `position`; None: the newest.
+        """Return a table as of the last boundary at or before a position.
 
-        Raises StatementError when there is no such table, or no such boundary.
+        Args:
+            name: schema.name of the table.
+            position: the position; None: the newest.
+
+        Raises:
+            StatementError: there is no such table, or no such boundary.
         """
         self._check()
         boundaries = [lsn for lsn in self.boundaries() if position is None or lsn <= position]
@@ -117,10 +133,14 @@ class Lake:
         if not self.exists:
             raise StatementError(f'there is no lake in "{self.directory}"', sqlstate="58P01")
 
-    # --- beginning ------------------------------------------------------------------------------
+    # --- loading --------------------------------------------------------------------------------
 
     def begin(self, log: ChangeLog) -> None:
-        """Make the directory, for tables to be put into it with put(). Raises StatementError if it is another log's."""
+        """Create the directory, to which put() adds tables.
+
+        Raises:
+            StatementError: the lake is fed from another log.
+        """
         self.directory.mkdir(parents=True, exist_ok=True)
         self._check_log(log)
         _write(self.directory / _ABOUT, _about(log))
@@ -137,19 +157,35 @@ class Lake:
             )
 
     def put(self, name: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
-        """A table with all its rows as of `position`."""
+        """Create a table with all its rows as of `position`.
+
+        Args:
+            name: schema.name of the table.
+            schema: the columns.
+            rows: the rows, in record batches of `schema`.
+        """
         delta.create(self._path(name), schema, position, rows)
 
     def finish_load(self, position: Lsn) -> None:
-        """Every table is there as of `position`: the first boundary."""
+        """Add the first boundary: every table exists as of `position`."""
         self._add_boundary(position)
 
     # --- batches --------------------------------------------------------------------------------
 
     def next_batch(self, log: ChangeLog, until: Lsn, changes: int = BATCH) -> tuple[Lsn, Lsn] | None:
-        """The range to do next, of about so many changes and not beyond `until`; None: there is nothing to do.
+        """Return the next range of the log, or None if there is none.
 
-        One that was begun is done to its end first. Raises StatementError if it is another log's lake.
+        An unfinished batch is returned first.
+
+        Args:
+            until: the position at which the range ends at the latest.
+            changes: the number of changes after which the range ends.
+
+        Returns:
+            The start and the end of the range.
+
+        Raises:
+            StatementError: the lake is fed from another log.
         """
         start = self.position()
         self._check_log(log)
@@ -174,7 +210,20 @@ class Lake:
         tables: frozenset[str] | None = None,
         history: bool = True,
     ) -> LakeBatch:
-        """Bring the lake from `start`, its position, to `end`. Other `tables` than these are left out, None none."""
+        """Bring the lake from `start`, its position, to `end`.
+
+        Args:
+            as_text: the columns to keep as text, as schema.table.column.
+            tables: the tables, as schema.table; None: all.
+            history: also write the changes as Parquet.
+
+        Returns:
+            The range and the number of rows of each table.
+
+        Raises:
+            ApplyError: the changes do not match the lake's rows.
+            SubscriberError: Spark could not finish the work.
+        """
         _write(self.directory / _BATCH, {"start": str(start), "end": str(end)})
         if history:
             self._write_history(spark, log, start, end, tables)
@@ -194,7 +243,7 @@ class Lake:
 
     def _bring(self, name: str, parts: list[Staged], start: Lsn, end: Lsn) -> None:
         rows = pa.concat_tables([_read(part.path) for part in parts], promote_options="default")
-        if not self._path(name).is_dir():  # published since the lake was loaded
+        if not self._path(name).is_dir():  # published after the lake was loaded
             schema = pa.schema([rows.schema.field(column.name) for column in parts[0].columns])
             delta.create(self._path(name), schema, start)
         truncated = any(part.truncated for part in parts)
@@ -220,14 +269,15 @@ class Lake:
 
 
 def _file_name(table: str) -> str:
-    """Return the name of a table's directory: one component of a path, whatever the publisher calls its table.
+    """Return the name of a table's directory: one path component for any table name.
 
-    Raises StatementError for one that is too long.
+    Raises:
+        StatementError: the name is too long.
     """
     name = "".join(
         chr(byte) if byte in _IN_FILE_NAMES else f"{_ESCAPE}{byte:02X}" for byte in table.encode("utf-8", ERRORS)
     )
-    if not name.strip("."):  # a name of dots alone is another directory
+    if not name.strip("."):  # a name of only dots would be another directory
         name = name.replace(".", f"{_ESCAPE}2E")
     if len(name) > LONGEST_NAME:
         raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate="42622")
@@ -235,7 +285,7 @@ def _file_name(table: str) -> str:
 
 
 def _table_name(file_name: str) -> str:
-    """Return the table that _file_name() gave that name."""
+    """Return the table name from which _file_name() made that name."""
     found = re.sub(rb"~([0-9A-F]{2})", lambda found: bytes([int(found[1], 16)]), os.fsencode(file_name))
     return found.decode("utf-8", ERRORS)
 
@@ -250,7 +300,7 @@ def _read(path: Path) -> pa.Table:
 
 
 def _write(path: Path, fields: Mapping[str, str]) -> None:
-    """Write a small file, whole or not at all."""
+    """Write a small file atomically."""
     temporary = path.with_name(f"{path.name}.tmp")
     with temporary.open("w") as file:
         json.dump(fields, file)

@@ -1,8 +1,8 @@
-"""The rows a lake begins with: every published table as of one position, read from the publisher.
+"""The first rows of a lake: every published table as of one position, read from the publisher.
 
-A temporary slot gives the position and the snapshot that goes with it, in one transaction of one walsender
-session; the tables are read there with COPY, and the slot is gone with the session. The change log has to
-reach back to before that position, so the archiver is started first.
+A temporary slot supplies the position and its snapshot, in one transaction of one walsender session. The tables are
+read there with COPY, and the slot is dropped with the session. The change log has to start before that position, so the
+archiver is started first.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from subscriber.spark.lake.lake import Lake
 from subscriber.spark.lake.stage import ToArrow
 from subscriber.spark.sources.arrow_types import arrow_array
 
-CHUNK = 20_000  # rows that become a record batch
+CHUNK = 20_000  # rows in a record batch
 
 _ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
@@ -41,9 +41,19 @@ async def load(
     tables: frozenset[str] | None = None,
     on_rows: Callable[[str, int], None] = lambda *_: None,
 ) -> Lsn:
-    """Begin `lake` with the rows that the publisher has now; the position. `on_rows(table, rows so far)` as they come.
+    """Load `lake` with the publisher's current rows.
 
-    Raises StatementError when the log begins later than that.
+    Args:
+        source: the connection string of the publisher.
+        as_text: the columns to keep as text, as schema.table.column.
+        tables: the tables, as schema.table; None: all published tables.
+        on_rows: called with a table's name and the number of rows loaded so far.
+
+    Returns:
+        The position of the rows.
+
+    Raises:
+        StatementError: the log starts after that position.
     """
     lake.begin(log)
     publisher = await Publisher.connect(source, application_name="subscriber lake")
@@ -76,7 +86,7 @@ async def load(
 
 
 class _Rows:
-    """The rows of one COPY in text format as Arrow batches."""
+    """Converts the rows of one COPY in text format to Arrow batches."""
 
     def __init__(self, relation: Relation, types: ToArrow, on_rows: Callable[[int], None]) -> None:
         self._label = f"{relation.schema}.{relation.name}"
@@ -85,7 +95,7 @@ class _Rows:
         self._on_rows = on_rows
 
     def batches(self, payloads: AsyncIterator[list[bytes]]) -> Iterator[pa.RecordBatch]:
-        """For any other thread than the event loop's, in which this is called."""
+        """Return the batches, for use in a thread. Must be called in the event loop."""
         return self._batches(payloads, current_token())
 
     def _batches(self, payloads: AsyncIterator[list[bytes]], loop: EventLoopToken) -> Iterator[pa.RecordBatch]:
@@ -112,12 +122,12 @@ class _Rows:
 
 
 async def _next(payloads: AsyncIterator[list[bytes]]) -> list[bytes]:
-    """The next lines; empty at the end."""
+    """Return the next lines; empty at the end."""
     return await anext(payloads, [])
 
 
 def _split(line: bytes) -> list[bytes | None]:
-    """A line of COPY's text format as values."""
+    """Split a line of COPY's text format into values."""
     return [None if field == b"\\N" else _unescaped(field) for field in line.removesuffix(b"\n").split(b"\t")]
 
 
@@ -127,7 +137,7 @@ def _unescaped(field: bytes) -> bytes:
     first, *rest = field.split(b"\\")
     parts, escaped = [first], False
     for part in rest:
-        if escaped:  # the backslash before was escaped by the one before it
+        if escaped:  # the backslash before this part was escaped by the one before it
             parts.append(part)
             escaped = False
         elif part:

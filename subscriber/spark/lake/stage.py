@@ -1,12 +1,12 @@
-"""On executors: a part of a table's net effect as an Arrow file, for the driver to merge into the Delta table.
+"""A part of a table's net effect as an Arrow file, written on an executor. The driver merges it into the Delta table.
 
-    op d   the row with this key is gone; only the key's columns are set
-    op u   the row with this key is, or becomes, this; where _u_<column> is true the column stays as it is
-    op m   the same, but the row had the key in _from_<column> before, and those columns stay as they were there
+    op d   the row with this key is deleted; only the key's columns are set
+    op u   the row with this key has, or gets, these values; if _u_<column> is true the column does not change
+    op m   the same, but the row's old key is in _from_<column>, and unchanged columns have the values of that row
     op +   a table without a key has one more of this row
     op -   … one fewer
 
-A key occurs once among d, u and m. Files have names of their own; the driver reads those it has been told of.
+A key occurs once among d, u and m. File names are unique; the driver reads only files that a task has reported.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ OP = "_op"
 STAYS = "_u_"
 FROM = "_from_"
 
-Entry = tuple[str, Values | None, Values]  # op, the key before (of m), values
+Entry = tuple[str, Values | None, Values]  # op, the old key (of m), values
 
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a task has written. `key` are names, None for a table without one."""
+    """The result of a task. `key` are column names; None for a table without a key."""
 
     path: Path
     columns: tuple[RelationColumn, ...]
@@ -90,7 +90,7 @@ def _entries(net: Net) -> Iterator[Entry]:
     left = set(net.gone)
     for key, row in net.rows.items():
         origin, after = net.origins.get(key, key), values(row, ncols)
-        if origin is None:  # new; what was not sent is NULL here, since nobody knows the column's default
+        if origin is None:  # new; unsent values are NULL here, because the column's default is not known
             yield "u", None, tuple([None if value is UNCHANGED else value for value in after])
         elif origin == key or key not in net.lacking:
             yield "u", None, after

@@ -84,7 +84,7 @@ def _values_of(
 
 
 def _pairs(relation: Relation, row: TupleData, *, keys_only: bool = False) -> tuple[Values, list[str]]:
-    """(name, text) of each column that was sent, and the names of those that were not because they did not change."""
+    """Return (name, text) of each sent column, and the names of columns that were not sent because unchanged."""
     pairs: Values = []
     unchanged = []
     for column, status, value in zip(relation.columns, *row.split(), strict=True):

@@ -1,8 +1,8 @@
-"""Values as the publisher sends them, texts, as Arrow's types.
+"""The publisher's text values as Arrow types.
 
-A type that Arrow has no exact counterpart for is kept as text: intervals, arrays, ranges, numeric without
-precision. A value that its column's counterpart cannot hold (infinity in a date, NaN in a numeric(10,2)) is an error
-which names the column: that one can be kept as text by asking for it.
+A type without an exact Arrow counterpart is kept as text: intervals, arrays, ranges, numeric without precision. A value
+that its Arrow type cannot hold (infinity in a date, NaN in a numeric(10,2)) raises an error that names the column. Such
+a column can be kept as text with an option.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MAX_PRECISION = 38  # of decimal128
 
 
 def arrow_type(column: RelationColumn) -> pa.DataType:
-    """What a column is in Arrow, Delta and Spark."""
+    """Return the column's type in Arrow, Delta and Spark."""
     if column.type_oid == NUMERIC and column.type_modifier > 4:
         precision, scale = (column.type_modifier - 4) >> 16, (column.type_modifier - 4) & 0x7FF
         if precision <= MAX_PRECISION and scale <= precision:
@@ -42,7 +42,7 @@ def arrow_type(column: RelationColumn) -> pa.DataType:
 
 
 def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -> pa.Array:
-    """Texts as an array of `kind`. Raises ApplyError that names `label`, never the value."""
+    """Convert texts to an array of `kind`. Raises ApplyError that names `label`, never the value."""
     try:
         if pa.types.is_boolean(kind):
             return pa.array([None if value is None else value == b"t" for value in values], kind)
@@ -51,7 +51,7 @@ def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -
         texts = pa.array(values, pa.binary())
         return pc.cast(texts.cast(pa.string()), kind)
     except (pa.ArrowInvalid, ValueError):
-        if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends what it has
+        if pa.types.is_string(kind):  # a publisher in SQL_ASCII sends unchecked bytes
             return pa.array([None if value is None else value.decode(errors="replace") for value in values], kind)
         raise ApplyError(
             f'a value of column "{label}" cannot be stored as {kind}',

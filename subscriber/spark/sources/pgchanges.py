@@ -5,26 +5,28 @@
 
 Options:
 
-    path                   the directory of the log, which driver and executors see under this name
-    start                  an LSN; the changes of what committed after it are read. Default: all there are;
-                           of a stream also "latest". A checkpoint that is there wins
-    end                    of a batch: an LSN, as far as which is read. Default: as far as the log goes
+    path                   the directory of the log, under the same name on driver and executors
+    start                  an LSN; only transactions committed after it are read. Default: the start of the log;
+                           a stream also accepts "latest". An existing checkpoint takes precedence
+    end                    of a batch: an LSN, the end of the range. Default: the end of the log
     tables                 schema.table, …; default: all
-    maxChangesPerTrigger   a micro-batch ends with the transaction in which so many changes, or bytes, are reached;
-    maxBytesPerTrigger     by default it has all there are
+    maxChangesPerTrigger   a micro-batch ends with the transaction that reaches this number of changes, or bytes;
+    maxBytesPerTrigger     by default it has all available changes
 
-A row is one change; transactions are never divided between micro-batches. Values are the types' text. A NULL is
-null in `after`; what is unchanged and was not sent is not in it, and named in `unchanged`. `before` is what the
-publisher gives of the row before: its key, all of it under REPLICA IDENTITY FULL, or null.
+A row is one change. Transactions are never divided between micro-batches. Values are in the text format of their types.
+A NULL is null in `after`. A value that did not change and was not sent is missing in `after` and named in `unchanged`.
+`before` is the publisher's old row: its key, the whole row under REPLICA IDENTITY FULL, or null.
 
-typed_changes() makes of one table's changes structs with the columns' own types.
+typed_changes() converts one table's changes to structs with the columns' own types.
 
-Offsets are positions of the log, so the same offsets always mean the same rows. The log never waits for a stream:
-what retention has removed is an error. When there is nothing new, latestOffset() waits for it instead of being
-asked ninety times a second; positions without changes make no batch, except now and then, so that a stream
-over quiet tables does not fall behind retention.
+**Invariants.**
 
-Failure cases, besides those of changelog/reader.py:
+- Offsets are positions of the log, so the same offsets always mean the same rows.
+- The log never waits for a stream: reading changes that retention has removed is an error.
+- If there is nothing new, latestOffset() waits, so that Spark does not call it ninety times a second. Positions without
+  changes make no batch, except at intervals, so that a stream over quiet tables does not fall behind retention.
+
+**Failure cases**, besides those of changelog/reader.py:
 
 - Segment sealed after a batch was planned: the executor finds it under its new name.
 - Segment removed after a batch was planned: the query fails, and no row of the batch is committed.
@@ -62,13 +64,13 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-WAIT = 1.0  # seconds that latestOffset() waits for something new
-POLL = 0.02  # seconds between two looks while it waits
+WAIT = 1.0  # seconds that latestOffset() waits for new changes
+POLL = 0.02  # seconds between two checks while it waits
 HEARTBEAT = 60.0  # seconds after which a position without changes makes a batch
 
 
 class ChangesSource(DataSource):
-    """See the top of the file. register() makes it known to a session by its name."""
+    """The data source, see the head of the module. register() registers it with a session."""
 
     @classmethod
     def name(cls) -> str:
@@ -85,19 +87,32 @@ class ChangesSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Make `pgchanges` known to a session that has not found it by itself."""
+    """Register the data source `pgchanges` with a session.
+
+    Args:
+        spark: the session.
+    """
     spark.dataSource.register(ChangesSource)
 
 
 def typed_changes(
     changes: DataFrame, directory: Path | str, table: str, *, as_text: Collection[str] = frozenset()
 ) -> DataFrame:
-    """One table's changes, of a DataFrame that `pgchanges` gave, a stream's too, with values of the columns' own types.
+    """Convert one table's changes to the columns' own types.
 
-    `table` is schema.name. The columns: commit_lsn, commit_time, xid, number, op, before and after (structs with the
-    table's newest columns, as the log has them now; null where there is no such row), unchanged. Columns in
-    `as_text` stay text. A value that its type cannot hold fails the query. Raises StatementError if the log has no
-    change of the table.
+    Args:
+        changes: a DataFrame of `pgchanges`, of a batch or a stream.
+        directory: the directory of the change log.
+        table: schema.name of the table.
+        as_text: names of columns to keep as text.
+
+    Returns:
+        A DataFrame with the columns commit_lsn, commit_time, xid, number, op, before, after and unchanged. `before` and
+        `after` are structs with the table's newest columns in the log; null if there is no such row. A value that its
+        type cannot hold fails the query.
+
+    Raises:
+        StatementError: the log has no change of the table.
     """
     from pyspark.sql import functions as f
 
@@ -132,7 +147,7 @@ class LogPartition(InputPartition):
 
 
 class _Reading:
-    """What both readers share; goes to the executors by pickle."""
+    """The state of both readers; pickled for the executors."""
 
     def __init__(self, options: Any) -> None:
         if not options.get("path"):
@@ -171,7 +186,7 @@ def _number(options: Any, name: str) -> int | None:
 
 
 def parse(text: str) -> Lsn:
-    """Raises StatementError for anything that is not an LSN."""
+    """Parse an LSN. Raises StatementError for any other text."""
     try:
         return Lsn.parse(text)
     except ValueError as error:
@@ -191,7 +206,7 @@ class ChangesReader(DataSourceReader):
                 f"the change log ends at {last}", detail=f"Changes up to {end} were asked for.", sqlstate="55000"
             )
         found = self._reading.between(log, self._reading.first(log), end)
-        return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark wants at least one
+        return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         assert isinstance(partition, LogPartition)
@@ -202,7 +217,7 @@ class ChangesStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def __init__(self, options: Any) -> None:
         self._reading = _Reading(options)
         self._initial: Lsn | None = None
-        self._last: Lsn | None = None  # of availableNow: where the log ended when the query started
+        self._last: Lsn | None = None  # for availableNow: the end of the log when the query started
         self._moved = time.monotonic()
 
     def _log(self) -> ChangeLog:

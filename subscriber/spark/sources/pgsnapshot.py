@@ -1,4 +1,4 @@
-"""`pgsnapshot`: a table of any PostgreSQL server as a Spark data frame, all tables as of one moment, read in parallel.
+"""`pgsnapshot`: tables of any PostgreSQL server as Spark data frames, as of one moment, read in parallel.
 
     from subscriber.spark.sources.pgsnapshot import exported_snapshot, register
 
@@ -8,18 +8,18 @@
         items = spark.read.format("pgsnapshot").options(**snapshot).option("table", "public.items").load()
         …                                              both as of the same moment, until the block ends
 
-    option      means
+    option      meaning
     conninfo    the server: a URI or key=value string
     table       schema.table, written as in SQL
-    snapshot    name of a snapshot that the server has exported; without one the table is one partition, since
-                what one statement sees is one moment, and what several see is not
-    partitions  how many; by default one for each 128 MiB of the table
+    snapshot    name of a snapshot that the server has exported. Without one the table is one partition, because
+                only the rows of a single statement are of one moment
+    partitions  number of partitions; by default one for each 128 MiB of the table
     by          ctid (blocks of the table, the default) or the name of an integer column (ranges of its values)
-    text        columns to read as text, separated by commas; * for all that Spark has no type for
+    text        columns to read as text, separated by commas; * for all columns whose type Spark does not have
 
-Types are exact or refused: what Spark has no type for (intervals, ranges, numeric without precision, …) is an error
-that names the columns, unless they are read as text; and so is a value that its type cannot hold (infinity in a date,
-NaN in numeric(10,2)). COPY sends text, which pyarrow reads; values of a row are in no error.
+Types are exact. A type that Spark does not have (intervals, ranges, numeric without precision, …) is an error that
+names the columns, unless they are read as text. A value that its type cannot hold (infinity in a date, NaN in
+numeric(10,2)) is an error as well. COPY sends text, which pyarrow parses. No error contains a value of a row.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 APPLICATION_NAME = "subscriber pgsnapshot"
-BATCH = 4 * 1024 * 1024  # bytes of text that become one Arrow batch
+BATCH = 4 * 1024 * 1024  # bytes of text in one Arrow batch
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-# Read as they are written: their text is all there is to them.
+# Types that are read as they are, because Spark has no other type for them.
 _TEXTS = {18, 19, 25, 114, 142, 1042, 1043, 2950, 3802}  # char, name, text, json, xml, bpchar, varchar, uuid, jsonb
 _INTEGERS = {20, 21, 23}
 _COLUMNS = """
@@ -67,7 +67,11 @@ SELECT a.attname, coalesce(base.oid, t.oid), CASE WHEN base.oid IS NULL THEN a.a
 
 
 def register(spark: SparkSession) -> None:
-    """Make format("pgsnapshot") known to the session."""
+    """Register the data source `pgsnapshot` with a session.
+
+    Args:
+        spark: the session.
+    """
     from subscriber.spark.session import ship
 
     ship(spark)
@@ -76,7 +80,17 @@ def register(spark: SparkSession) -> None:
 
 @contextmanager
 def exported_snapshot(conninfo: str) -> Iterator[dict[str, str]]:
-    """A snapshot of the server that lasts as long as the block, as options for the format."""
+    """Export a snapshot of a server that is valid until the end of the block.
+
+    Args:
+        conninfo: the server's connection string.
+
+    Returns:
+        The options `conninfo` and `snapshot` of the data source.
+
+    Raises:
+        SubscriberError: the server cannot be reached, or refuses.
+    """
     with start_blocking_portal() as portal:
         session = portal.call(_open, conninfo)
         try:
@@ -104,7 +118,7 @@ class Range(InputPartition):
 
 
 class PgSnapshot(DataSource):
-    """See the head of the module."""
+    """The data source, see the head of the module."""
 
     @classmethod
     def name(cls) -> str:
@@ -141,7 +155,7 @@ class _SnapshotReader(DataSourceReader):
 
 @dataclass(slots=True)
 class SnapshotColumn:
-    """`kind` is Arrow's type; `sql` gives the value's text."""
+    """A column of the table. `kind` is its Arrow type; `sql` returns the value's text."""
 
     name: str
     kind: pa.DataType
@@ -150,7 +164,7 @@ class SnapshotColumn:
 
 
 class SnapshotTable:
-    """What the options say, asked for on the driver's side and read on executors. Holds no connection."""
+    """The table that the options name, described on the driver and read on executors. Holds no connection."""
 
     def __init__(self, options: Mapping[str, str]) -> None:
         self._options = options
@@ -160,7 +174,10 @@ class SnapshotTable:
         self._text = {name.strip() for name in text.split(",")} if text else set[str]()
 
     def read_schema(self) -> pa.Schema:
-        """The columns with their types. Raises SubscriberError if there is no such table, or a type is refused."""
+        """Return the columns with their types.
+
+        Raises SubscriberError if the table is missing, or a type is not supported.
+        """
         with start_blocking_portal() as portal:
             columns: list[SnapshotColumn] = portal.call(self._in_session, self._columns)
         return pa.schema([(column.name, column.kind) for column in columns])
@@ -171,7 +188,7 @@ class SnapshotTable:
         return found
 
     def read(self, partition: Range) -> Iterator[pa.RecordBatch]:
-        """The partition's rows in batches."""
+        """Yield the partition's rows in batches."""
         schema = self.read_schema()
         with start_blocking_portal() as portal:
             batches = self._batches(partition, schema)
@@ -258,7 +275,7 @@ class SnapshotTable:
         session = await _open(self._conninfo)
         try:
             await self._begin(session)
-            # Every value is quoted, so that NULL is what is not.
+            # Every value is quoted, so that an unquoted field is NULL.
             copy = f"COPY ({partition.select}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
             waiting: list[bytes] = []
             size = 0
@@ -277,7 +294,7 @@ class SnapshotTable:
 
 
 async def _size(session: Session, parts: Sequence[TablePartition]) -> int:
-    """Bytes of the heaps that the parts are of."""
+    """Return the size of the parts' heaps in bytes."""
     heaps = ", ".join(literal(heap) for heap in {part.heap for part in parts})
     rows = await session.rows(
         f"SELECT sum(pg_catalog.pg_relation_size(h::pg_catalog.regclass)) FROM unnest(ARRAY[{heaps}]) h"
@@ -286,9 +303,10 @@ async def _size(session: Session, parts: Sequence[TablePartition]) -> int:
 
 
 def to_arrow(text: bytes, schema: pa.Schema) -> list[pa.RecordBatch]:
-    """Whole rows of COPY's csv, every value quoted, as batches of `schema`.
+    """Convert whole rows of COPY's csv, with every value quoted, to batches of `schema`.
 
-    Raises SubscriberError that names the column with a value which its type cannot hold.
+    Raises:
+        SubscriberError: a value does not fit the type of its column. The message names the column.
     """
     binary = [name for name in schema.names if schema.field(name).type == pa.binary()]
     types = {name: pa.string() if name in binary else schema.field(name).type for name in schema.names}
@@ -318,7 +336,7 @@ def _decode(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
-    """pyarrow names the column by its number, and quotes the value."""
+    """Replace pyarrow's error, which has the column's number and quotes the value."""
     said = str(error)
     number = "".join(c for c in said.partition("column #")[2].partition(":")[0] if c.isdigit())
     name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"

@@ -1,11 +1,13 @@
 """Rows of a table as checksums, computed by the server that has them.
 
-Rows are put into buckets by the hash of their key, so that both servers agree on the bucket of a row whatever its
-place, its neighbours or the collation of its key; and sums over a bucket do not depend on an order, so each server can
-work on the parts of its own heap, at the same time, and they are added up.
+**Invariants.**
 
-A value is compared as text, in the form the target's type gives it: `published.note` of varchar and `local.note` of
-text are the same, and so are an integer and a bigint.
+- A row belongs to a bucket by the hash of its key. Both servers agree on the bucket of a row, independent of its place,
+  its neighbors and the collation of its key.
+- Sums over a bucket do not depend on an order. Each server can therefore process the parts of its own heap
+  concurrently, and the sums are added.
+- A value is compared as text, in the format of the target's type: `published.note` of varchar and `local.note` of text
+  are equal, and so are an integer and a bigint.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.executor import TRANSIENT
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
 
-ROWS_IN_A_BUCKET = 1000  # about; what is looked at again when one row differs
+ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
 
 _FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
@@ -34,30 +36,33 @@ _FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_cata
 
 @dataclass(frozen=True, slots=True)
 class ComparedColumn:
-    """One side of a compared column. `cast` is the other side's type where it is another one; None: it is the same."""
+    """One side of a compared column. `cast` is the other side's type if the types differ; None: they are the same."""
 
     name: str
     cast: str | None
 
     @property
     def text(self) -> str:
-        """SQL for the value's text; NULL for NULL. By the type's own output function: a cast to text cuts char(n)."""
+        """Return SQL for the value's text; NULL for NULL.
+
+        It uses the type's own output function, because a cast to text truncates char(n).
+        """
         name = identifier(self.name)
         said = f"pg_catalog.concat({name})"
         if self.cast is not None:
             said = f"pg_catalog.concat({said}::{self.cast})"
-        return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {said} END"  # IS NOT NULL asks a composite for its fields
+        return f"CASE WHEN {name} IS DISTINCT FROM NULL THEN {said} END"  # IS NOT NULL checks a composite's fields
 
 
 @dataclass(frozen=True, slots=True)
 class TableSide:
-    """How one server reads its rows: the compared columns in the order of both, and which of them are the key.
+    """How one server reads its rows: the compared columns in a common order, and the key.
 
-    `encoding` is that of the target, in which rows are sent. `converts`: this server has another one.
+    `encoding` is the target's, in which rows are sent. `converts`: this server has another encoding.
     """
 
     columns: tuple[ComparedColumn, ...]
-    key: tuple[int, ...]  # indexes; empty: there is none
+    key: tuple[int, ...]  # indexes; empty: there is no key
     filters: tuple[str, ...] = ()
     encoding: str = "UTF8"
     converts: bool = False
@@ -66,7 +71,7 @@ class TableSide:
         return part.select(", ".join(f"{c.text} AS c{number}" for number, c in enumerate(self.columns)), self.filters)
 
     def _hash(self, numbers: Iterable[int]) -> str:
-        """SQL for the hash of some of the columns of _rows()."""
+        """Return SQL for the hash of the given columns of _rows()."""
         return self._hash_text(f"ROW({', '.join(f'c{n}' for n in numbers)})::pg_catalog.text")
 
     def _hash_text(self, text: str) -> str:
@@ -81,7 +86,7 @@ class TableSide:
         return f"{self._hash(self.key or range(len(self.columns)))} & {buckets - 1}"
 
     def sums(self, part: TablePartition, buckets: int) -> str:
-        """Rows: bucket, number of rows, sum of their hashes."""
+        """Return the query for (bucket, number of rows, sum of their hashes)."""
         row = self._hash(range(len(self.columns)))
         return (
             f"SELECT {self._bucket(buckets)} AS bucket, count(*), sum({row})::pg_catalog.text"
@@ -89,9 +94,10 @@ class TableSide:
         )
 
     def rows(self, part: TablePartition, buckets: int, wanted: Sequence[int]) -> str:
-        """Rows of these buckets: the key's texts (or of all columns, if there is no key), and each column's hash.
+        """Return the query for the rows of the buckets `wanted`: the key's texts, and each column's hash.
 
-        Texts are bytes in hexadecimal, because an executor's session cannot say each in Unicode.
+        Without a key, all columns are the key. Texts are bytes in hexadecimal, because an executor's session cannot
+        represent all texts in Unicode.
         """
         key = ", ".join(self._in_hex(f"c{n}") for n in self.key or range(len(self.columns)))
         hashes = ", ".join(self._hash_text(f"c{n}") for n in range(len(self.columns)))
@@ -103,13 +109,13 @@ class TableSide:
 
 
 def buckets_for(rows: int) -> int:
-    """A power of two."""
+    """Return the number of buckets, a power of two."""
     return min(MOST_BUCKETS, 1 << max(0, (rows // ROWS_IN_A_BUCKET)).bit_length())
 
 
 @dataclass(frozen=True, slots=True)
 class ChecksumTask:
-    """What an executor asks one of the servers. The connection string is part of it, so it is never printed."""
+    """A query for one server, run by an executor. It includes the connection string, so it is never printed."""
 
     conninfo: str
     must_use_password: bool
@@ -125,7 +131,11 @@ Answer = list[tuple[object, ...]]
 
 
 def ask(question: ChecksumTask) -> Answer | SubscriberError:
-    """The rows; or why there are none. Raises ConnectionLost for what another attempt may not meet."""
+    """Run the query on an executor. Returns the rows, or the permanent error.
+
+    Raises:
+        ConnectionLost: an error that may not occur in another attempt.
+    """
     return anyio.run(_ask, question)
 
 
@@ -167,15 +177,18 @@ async def _answer(connection: Connection, question: ChecksumTask) -> Answer:
             return [tuple(row) for row in await connection.fetch(question.sql)]
 
 
-# --- what the answers say -------------------------------------------------------------------------
+# --- results --------------------------------------------------------------------------------------
 
 Sums = dict[int, tuple[int, int]]  # bucket -> rows, sum of hashes
 
 
 def add_up(answers: Iterable[Answer]) -> Sums:
-    """The buckets of all parts of one side. Numbers of buckets become part of the next question to both sides.
+    """Add up the buckets of all parts of one side.
 
-    Raises ProtocolError for anything else than numbers: a server says itself of which types its answer is.
+    Bucket numbers are used in the next query to both sides.
+
+    Raises:
+        ProtocolError: a value is not a number. The server decides the types of its result.
     """
     rows: dict[int, int] = defaultdict(int)
     sums: dict[int, int] = defaultdict(int)
@@ -190,5 +203,5 @@ def add_up(answers: Iterable[Answer]) -> Sums:
 
 
 def differing(source: Sums, target: Sums) -> list[int]:
-    """The buckets that are not the same, in order."""
+    """Return the buckets that differ, in order."""
     return sorted(bucket for bucket in source.keys() | target.keys() if source.get(bucket) != target.get(bucket))

@@ -1,16 +1,16 @@
-"""Both sides of a subscription as of one position of the publisher's WAL, while writing and applying go on.
+"""A snapshot of both sides of a subscription at one position of the publisher's WAL, while replication continues.
 
-    worker held where it is                       at X, say
+    pause the worker where it is                  at X
     publisher: temporary slot, its snapshot       at L >= X; exactly the transactions that finish before L
-    worker goes on, and is held before L          the target has exactly those, too
+    resume the worker, and pause it at L          the target has exactly those as well
     target: snapshot
-    worker goes on
+    resume the worker
 
-Nothing has to be guessed or looked at twice: what differs in the two snapshots, differs. The worker stands still for
-as long as the slot takes and it needs from X to L, which is moments; unless the publisher has a transaction that
-runs for long, for which a new slot waits. Then the worker is let go and it is tried again, a few times.
+**Purpose.** The comparison needs no retries and no tolerance: a difference between the two snapshots is a difference of
+the data. The worker is paused while the slot is created, and while it advances from X to L, which takes moments. A long
+transaction on the publisher delays the new slot. The worker is then resumed, and the steps are retried a few times.
 
-The snapshots are handed on to connections that hold nothing but them: the slot, which holds WAL, is gone by then.
+The snapshots are passed to connections that hold nothing else. The slot, which retains WAL, is dropped by then.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber verify"
 ATTEMPTS = 5
-SLOT_PATIENCE = 10.0  # seconds for the publisher's running transactions to end
-HOLD_PATIENCE = 60.0  # seconds for the worker to finish what it is in, and to reach the position
-RESTART_PATIENCE = 2.0  # seconds without a worker: one that only starts again is back by then
+SLOT_PATIENCE = 10.0  # seconds to wait for the publisher's running transactions
+HOLD_PATIENCE = 60.0  # seconds for the worker to finish its transaction and to reach the position
+RESTART_PATIENCE = 2.0  # seconds without a worker, during which a restarting worker returns
 POLL = 0.01  # seconds
 
-# Values are compared as text, which must not depend on what a role or a database has set.
+# Values are compared as text, whose format must not depend on settings of a role or database.
 SETTINGS = {
     "datestyle": "ISO",
     "intervalstyle": "postgres",
@@ -55,7 +55,10 @@ _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
 @dataclass(frozen=True, slots=True)
 class CommonSnapshot:
-    """`source` and `target` are names for SET TRANSACTION SNAPSHOT, the sessions are in transactions with them."""
+    """`source` and `target` are names for SET TRANSACTION SNAPSHOT.
+
+    The sessions are in transactions with these snapshots.
+    """
 
     lsn: Lsn
     source: str
@@ -68,9 +71,10 @@ class CommonSnapshot:
 async def common_snapshot(
     catalog: CatalogConnection, target: str, subscription: Subscription
 ) -> AsyncIterator[CommonSnapshot]:
-    """Both sides at one position; the snapshots last as long as the block.
+    """Take a snapshot of both sides at one position, valid until the end of the block.
 
-    Raises SubscriberError when no worker is there to be held, or the publisher's transactions do not end.
+    Raises:
+        SubscriberError: there is no worker to pause, or the publisher's transactions do not end.
     """
     async with AsyncExitStack() as stack, catalog.use() as connection:
         if not await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER):
@@ -100,7 +104,7 @@ async def _open(stack: AsyncExitStack, conninfo: str, *, must_use_password: bool
 
 
 async def _export(session: Session) -> str:
-    """A name of the snapshot that the session's transaction has."""
+    """Export the snapshot of the session's transaction. Returns its name."""
     rows = await session.rows("SELECT pg_catalog.pg_export_snapshot()")
     with parsing("a snapshot"):
         ((name,),) = rows
@@ -108,7 +112,11 @@ async def _export(session: Session) -> str:
 
 
 async def _source_at_rest(connection: Connection, subscription: Subscription, session: Session) -> tuple[Lsn, str]:
-    """Have the worker held at the position of a snapshot of the publisher: both, with `session` in the snapshot."""
+    """Pause the worker at the position of a snapshot of the publisher, and start a transaction of `session` with it.
+
+    Returns:
+        The position, and the snapshot's name.
+    """
     for _ in range(ATTEMPTS):
         held_at = await _hold(connection, subscription, Lsn(0))
         publisher = await Publisher.connect(
@@ -146,7 +154,7 @@ def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
 
 
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:
-    """Have the worker stop at `stop_at`, 0 for where it is; where it stands."""
+    """Pause the worker at `stop_at` (0: at its current position). Returns its position."""
     await pause_requests.request(connection, subscription.oid, stop_at)
     seen = anyio.current_time()
     with anyio.move_on_after(HOLD_PATIENCE):

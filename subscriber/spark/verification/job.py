@@ -1,11 +1,11 @@
-"""All tables of a subscription compared on both sides at one position, while writes continue.
+"""Comparison of all tables of a subscription at one position, while writes continue.
 
-    consistent_snapshot.py   one position, a snapshot of each side there
-    checksums.py         what the servers are asked: sums of buckets of rows, then the rows of buckets that differ
-    here                 which tables, which columns; questions to executors, answers to a report
+    consistent_snapshot.py   one position, and a snapshot of each side there
+    checksums.py             the queries: sums of buckets of rows, then the rows of buckets that differ
+    here                     tables and columns; tasks for executors, and the report
 
-Both servers work at the same time, each with as many connections as Spark has processors. A row that differs costs a
-second look at its bucket, of about a thousand rows; the result names keys and columns, never values.
+Both servers work concurrently, each with as many connections as Spark has processors. A row that differs costs a second
+read of its bucket, of about a thousand rows. The result names keys and columns, never values.
 """
 
 from __future__ import annotations
@@ -51,18 +51,22 @@ from subscriber.targets.postgres.row_applier import PostgresTarget
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-READ_AGAIN = 256  # buckets of a table whose rows are looked at; of more, only how many differ is told
-KEYS = 1000  # rows named for each table and kind of difference
+# Maximum number of a table's buckets whose rows are read. Above it, only the number of different buckets is reported.
+READ_AGAIN = 256
+KEYS = 1000  # rows listed for each table and kind of difference
 
 Key = tuple[str | None, ...]  # the key's columns as text; without a key all columns
 
 
 @dataclass(slots=True)
 class TableComparison:
-    """What was found of one table. Rows by their keys, at most KEYS of each kind; the counts are of all."""
+    """The result of comparing one table.
+
+    Lists have the keys of rows, at most KEYS of each kind. The counts include all rows.
+    """
 
     name: str
-    rows: int = 0  # of the publisher
+    rows: int = 0  # on the publisher
     target_rows: int = 0
     key: tuple[str, ...] = ()  # names of the key's columns; empty: rows are compared as a whole
     missing: list[Key] = field(default_factory=list)  # on the target
@@ -71,8 +75,8 @@ class TableComparison:
     missing_count: int = 0
     extra_count: int = 0
     changed_count: int = 0
-    differing_buckets: int = 0  # of those, how many were not looked at: so many differences are not counted
-    note: str | None = None  # why it was not compared
+    differing_buckets: int = 0  # different buckets whose rows were not read or counted
+    note: str | None = None  # reason why it was not compared
 
     @property
     def is_same(self) -> bool:
@@ -83,7 +87,7 @@ class TableComparison:
 
 @dataclass(slots=True)
 class Comparison:
-    """All tables of the subscription as of `lsn` of the publisher."""
+    """The result of comparing all tables of a subscription as of position `lsn` of the publisher."""
 
     lsn: Lsn
     tables: list[TableComparison]
@@ -95,14 +99,14 @@ class Comparison:
 
 @dataclass(slots=True)
 class _Plan:
-    """One table that can be compared."""
+    """The plan of a table that can be compared."""
 
     found: TableComparison
     sides: tuple[TableSide, TableSide]  # the publisher's, the target's
     parts: tuple[list[TablePartition], list[TablePartition]]
     local_names: tuple[str, ...]
     buckets: int = 1
-    wanted: list[int] = field(default_factory=list)  # buckets to look at again
+    wanted: list[int] = field(default_factory=list)  # buckets to read again
 
 
 OnProgress = Callable[[str], None]
@@ -117,10 +121,29 @@ async def verify(
     part_bytes: int = PART_BYTES,
     on_progress: OnProgress = lambda _phase: None,
 ) -> Comparison:
-    """Compare every table of subscription `name`, on the target whose connection string is `target`.
+    """Compare every table of a subscription with the publisher's.
 
-    The launcher must be running. Raises StatementError if there is no such subscription; SubscriberError if the apply
-    worker cannot be held, or a server cannot be asked; ConnectionLost, ServerError, PublisherError.
+    The launcher must be running. Writes may continue.
+
+    Args:
+        target: the connection string of the subscription's database.
+        name: the subscription.
+        spark: the session in which to compare; None: a new session on `master`.
+        master: Spark's master URL, used without `spark`.
+        part_bytes: the size of a part of a table in bytes.
+        on_progress: called with the name of each phase.
+
+    Returns:
+        The differences of each table, as of one position of the publisher.
+
+    Raises:
+        StatementError: there is no such subscription.
+        SubscriberError: the apply worker cannot be paused, or a server cannot be queried.
+        PublisherError: the publisher cannot serve the subscription.
+        ServerError: a server refuses a query.
+        ConnectionLost: a server cannot be reached, or the connection is lost.
+
+    Cancellation: the apply worker is resumed, and running queries are interrupted.
     """
     async with AsyncExitStack() as stack:
         on_progress("starting Spark")
@@ -141,7 +164,7 @@ async def verify(
         await compare.sums(plans)
         again = [plan for plan in plans if plan.wanted]
         if again:
-            on_progress(f"looking at rows of {len(again)} tables")
+            on_progress(f"reading rows of {len(again)} tables")
             await compare.rows(again)
         return Comparison(snapshot.lsn, tables)
 
@@ -165,7 +188,7 @@ class _Compare:
     # --- what to compare --------------------------------------------------------------------------
 
     async def plan(self, part_bytes: int) -> tuple[list[TableComparison], list[_Plan]]:
-        """A comparison for each table, and those of them that can be made."""
+        """Return a comparison for each table, and the plans of the tables that can be compared."""
         subscription = self._subscription
         tables, plans = [], []
         states, with_hooks = await self._states()
@@ -190,7 +213,7 @@ class _Compare:
         return tables, plans
 
     async def _states(self) -> tuple[dict[int, str], set[tuple[str | None, str | None]]]:
-        """In the target's snapshot: OID -> state; and the published tables that have hooks."""
+        """Return, in the target's snapshot, the state by OID, and the published tables that have hooks."""
         session = self._snapshot.target_session
         await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
         found = await session.rows(
@@ -202,7 +225,7 @@ class _Compare:
             (schema, name) for _, _, schema, name in found if name is not None
         }
         rows = [(relid, state) for relid, state, _, _ in found]
-        # A table in syncdone has all before the common position, as one in ready.
+        # A table in syncdone has all changes before the common position, as one in ready.
         states = {int(relid or 0): "r" if state == "s" else state or "" for relid, state in rows}
         return states, with_hooks
 
@@ -214,7 +237,7 @@ class _Compare:
         source, target = [], []
         for column, local in zip(published.columns, mapping.attributes, strict=True):
             local_type = names[1][local.name]
-            # A type of the target's own, written with its schema, is not the publisher's.
+            # A type that belongs to the target, written with its schema, is not the publisher's.
             same = names[0].get(column.name) == local_type or "." in local_type
             source.append(ComparedColumn(column.name, None if same else local_type))
             target.append(ComparedColumn(local.name, None))
@@ -248,7 +271,7 @@ class _Compare:
     # --- comparing --------------------------------------------------------------------------------
 
     async def _ask(self, questions: Sequence[ChecksumTask]) -> list[Answer]:
-        """All answers, in order. Raises the first error there is."""
+        """Run all queries. Returns the results in order. Raises the first error."""
         answers = await run_in_thread(self._session, ask, questions)
         found = []
         for answer in answers:
@@ -260,7 +283,7 @@ class _Compare:
     async def _ask_all(
         self, plans: Sequence[_Plan], sql: Callable[[_Plan, int, TablePartition], str]
     ) -> list[tuple[list[Answer], list[Answer]]]:
-        """The same question to all parts of both sides; for each plan the answers of both."""
+        """Run the same query for all parts of both sides. Returns both sides' results for each plan."""
         places, questions = [], []
         for number, plan in enumerate(plans):
             for side, server in enumerate(self._servers):
@@ -273,13 +296,13 @@ class _Compare:
         return found
 
     async def sums(self, plans: Sequence[_Plan]) -> None:
-        """Which buckets differ."""
+        """Find the buckets that differ."""
         answers = await self._ask_all(plans, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
         for plan, (source, target) in zip(plans, answers, strict=True):
             _note_buckets(plan, add_up(source), add_up(target))
 
     async def rows(self, plans: Sequence[_Plan]) -> None:
-        """Which rows of these buckets differ, and in which columns."""
+        """Find the rows of these buckets that differ, and their columns."""
         answers = await self._ask_all(
             plans, lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted)
         )
@@ -293,7 +316,7 @@ def _note_buckets(plan: _Plan, source: Sums, target: Sums) -> None:
     found.target_rows = sum(rows for rows, _ in target.values())
     wanted = differing(source, target)
     if len(wanted) > READ_AGAIN:
-        # A table that is empty on one side is told at once, and a thorough mess is not listed row by row.
+        # A table that is empty on one side is reported immediately, and large differences are not listed row by row.
         found.differing_buckets = len(wanted)
         found.missing_count = max(0, found.rows - found.target_rows)
         found.extra_count = max(0, found.target_rows - found.rows)
@@ -302,7 +325,7 @@ def _note_buckets(plan: _Plan, source: Sums, target: Sums) -> None:
 
 
 def _note_rows(plan: _Plan, source: Sequence[Answer], target: Sequence[Answer]) -> None:
-    """Rows with a key are matched by it, those without as a multiset."""
+    """Record the rows that differ. Rows with a key are matched by the key, rows without as a multiset."""
     found = plan.found
     codec = CODECS[plan.sides[0].encoding]
     here, there = _collect(source, codec), _collect(target, codec)
@@ -336,7 +359,7 @@ def _collect(answers: Sequence[Answer], codec: str) -> dict[Key, Counter[tuple[o
 
 
 def _text(value: object, codec: str) -> str | None:
-    """A column of a key. Raises TypeError or ValueError for what is no text in hexadecimal."""
+    """Decode a column of a key. Raises TypeError or ValueError if it is not text in hexadecimal."""
     if value is None:
         return None
     if not isinstance(value, str):
