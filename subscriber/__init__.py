@@ -54,6 +54,7 @@ if TYPE_CHECKING:
         SubscriberError,
     )
     from subscriber.lsn import Lsn
+    from subscriber.settings import Settings
     from subscriber.subscription import Subscription
     from subscriber.targets.base import Target
     from subscriber.targets.postgres.conflicts.resolution import Resolver
@@ -92,6 +93,7 @@ __all__ = [
     "Resolver",
     "Row",
     "ServerError",
+    "Settings",
     "SlotLost",
     "StatementError",
     "Stream",
@@ -141,6 +143,7 @@ _HOMES = {
     "mirror": "subscriber.worker.mirror.mirror",
     "Lsn": "subscriber.lsn",
     "Resolver": "subscriber.targets.postgres.conflicts.resolution",
+    "Settings": "subscriber.settings",
     "Subscription": "subscriber.subscription",
 }
 

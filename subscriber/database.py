@@ -14,6 +14,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
@@ -25,32 +26,44 @@ Notice = Callable[[str, str, str | None, str | None], None]
 
 @asynccontextmanager
 async def connect(
-    target: str, *, apply_target: str | None = None, hooks: Mapping[str, Hooks] | None = None
+    target: str,
+    *,
+    apply_target: str | None = None,
+    hooks: Mapping[str, Hooks] | None = None,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Database]:
     """Connect to the target database, and create or upgrade schema "subscriber" in it if need be.
 
     `target` is a URI or libpq `key=value` string; `apply_target` is another one to the same database, of the role that
     applies changes: one that may do no more than the tables' owners. None: that of `target`. `hooks`, by the
     subscription's name, change rows on their way; give them each time, to create a subscription as well as to run it.
+    `settings` are limits, intervals and time-outs; None: those of the environment, Settings.from_environment().
 
-    Raises ConninfoError, ConnectionLost, ServerError.
+    Raises ConninfoError, ConnectionLost, ServerError; ValueError for a variable of the environment with a wrong value.
     """
+    settings = Settings.from_environment() if settings is None else settings
     async with CatalogConnection.open(target, "subscriber") as catalog:
         async with catalog.use() as connection:
             await ensure_schema(connection)
-        yield Database(target, catalog, hooks or {}, apply_target)
+        yield Database(target, catalog, hooks or {}, apply_target, settings)
 
 
 class Database:
     """Made by connect(). Its methods may be called from several tasks."""
 
     def __init__(
-        self, target: str, catalog: CatalogConnection, hooks: Mapping[str, Hooks], apply_target: str | None = None
+        self,
+        target: str,
+        catalog: CatalogConnection,
+        hooks: Mapping[str, Hooks],
+        apply_target: str | None = None,
+        settings: Settings = DEFAULTS,
     ) -> None:
         self._target = target
         self._apply_target = apply_target
         self._hooks = hooks
         self._catalog = catalog
+        self._settings = settings
 
     async def execute(self, statements: str, *, notice: Notice | None = None) -> None:
         """Run CREATE, ALTER or DROP SUBSCRIPTION statements, spelled as PostgreSQL 18 spells them.
@@ -77,7 +90,7 @@ class Database:
         the launcher cannot get over is raised here.
         """
         async with anyio.create_task_group() as tasks:
-            launcher = Launcher(self._target, resolvers or {}, hooks=self._hooks, apply_target=self._apply_target)
+            launcher = Launcher(self._target, resolvers or {}, self._hooks, self._apply_target, self._settings)
             tasks.start_soon(launcher.run)
             try:
                 yield

@@ -323,10 +323,10 @@ class FakePublisher:
 
     async def apply(self, target: Target) -> None:
         """Like subscriber.apply_to(), of what is written by now."""
-        connection, timeout = await self.start(target.position)
+        connection, _ = await self.start(target.position)
         connection.ask()  # the answer says that there is nothing more
         stream, hooks = cast(ReplicationStream, connection), ApplyUntil(self.position)
-        await ApplyLoop(stream, target, target.position, hooks=hooks, sender_timeout=timeout).run()
+        await ApplyLoop(stream, target, target.position, hooks=hooks).run()
         connection.send_status(target.position, target.position, target.position)
 
     def _spooled(self) -> SpooledReader:

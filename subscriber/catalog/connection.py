@@ -32,12 +32,17 @@ class CatalogConnection:
 
     @classmethod
     @asynccontextmanager
-    async def open(cls, target: str, name: str, *, lock_timeout: str = "0") -> AsyncIterator[CatalogConnection]:
+    async def open(cls, target: str, name: str, *, lock_timeout: float = 0) -> AsyncIterator[CatalogConnection]:
         """Connect to `target`; commits are synchronous whatever the database's default is.
 
-        `lock_timeout` as PostgreSQL writes it; 0: none.
+        `lock_timeout` in seconds; 0: none.
         """
-        settings = {"synchronous_commit": "on", **KEEPALIVE, **NO_TIMEOUTS, "lock_timeout": lock_timeout}
+        settings = {
+            "synchronous_commit": "on",
+            **KEEPALIVE,
+            **NO_TIMEOUTS,
+            "lock_timeout": f"{lock_timeout * 1000:.0f}ms",
+        }
         connection = await connect(target, application_name=name, settings=settings)
         try:
             yield cls(connection)

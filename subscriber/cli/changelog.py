@@ -13,6 +13,7 @@ import typer
 from subscriber.cli.dsn import MaybeSource, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
+from subscriber.cli.setting_option import SettingOption, read_settings
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Log = Annotated[
@@ -49,6 +50,7 @@ def archive(
     info: Annotated[bool, typer.Option("--info", help="Only check all files and summarize the log.")] = False,
     json: Json = False,
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log lines on stderr.")] = LogFormat.RICH,
+    setting: SettingOption = None,
 ) -> None:
     """Keep a change log: all committed transactions of a publisher, as files.
 
@@ -66,8 +68,9 @@ def archive(
         raise typer.BadParameter("give --source and --publication, or --info")
     configure(log_format)
     writer = archive_command.writer(directory, segment_size, segment_age, keep_size, keep_age)
-    end = archive_command.position(until)
-    raise typer.Exit(run_async(archive_command.archive, source, slot, publications, writer, until=end))
+    end, settings = archive_command.position(until), read_settings(setting)
+    command = archive_command.archive
+    raise typer.Exit(run_async(command, source, slot, publications, writer, until=end, settings=settings))
 
 
 def lake(

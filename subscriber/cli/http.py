@@ -8,8 +8,8 @@
 Only GET and HEAD requests that name this server as their host are answered, see http_guard.py.
 
 A response shows what `subscriber status` would show. One read of the catalog on a separate connection serves all
-requests of a second; concurrent requests wait for the same read. The connection is closed before the publishers are
-queried, so that neither the workers' sessions nor DROP DATABASE wait for it.
+requests within `http_max_age`; concurrent requests wait for the same read. The connection is closed before the
+publishers are queried, so that neither the workers' sessions nor DROP DATABASE wait for it.
 
 No error leaves serve(). An error that prevents listening is logged once and retried, because replication must not end
 when a port is taken. The launcher handles signals. On cancellation, connections are closed rather than drained.
@@ -36,6 +36,7 @@ from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
 from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.supervision.launcher import Launcher
 
 try:
@@ -53,10 +54,6 @@ except ModuleNotFoundError as error:
     ) from None
 
 LOCAL = "127.0.0.1"
-MAX_AGE = 1.0  # seconds for which a response is reused
-TARGET_TIMEOUT = 5.0  # seconds for the target to answer; Prometheus waits ten by default
-RETRY_INTERVAL = 5.0  # seconds between two attempts to listen
-CONNECTIONS = 32  # concurrent connections; further ones get 503
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +96,27 @@ def _answered_name(text: str) -> str:
     raise ValueError(f"{text!r} is not a host name or an address")
 
 
-async def serve(address: Address, target: str, launcher: Launcher) -> None:
+async def serve(address: Address, target: str, launcher: Launcher, settings: Settings = DEFAULTS) -> None:
     """Serve the status of the subscriptions of `target` at `address` until cancelled.
 
     Args:
         launcher: the launcher of this process.
     """
-    app = HostGuard(_app(Observer(target), launcher), (address.host, *address.names))
+    app = HostGuard(_app(Observer(target, settings), launcher), (address.host, *address.names))
     said = None
     while True:
         try:
-            await _serve(address, app)
+            await _serve(address, app, settings.http_max_connections)
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno is not None and error.errno > 0 else error.strerror
             message = f"could not listen on {address}: {reason}"
             if message != said:
-                hint = f"The launcher retries every {RETRY_INTERVAL:.0f} s. Replication continues meanwhile."
+                hint = f"The launcher retries every {settings.retry_interval:.0f} s. Replication continues meanwhile."
                 telemetry.log(telemetry.ERROR, message, hint=hint, event="http.failed")
             said = message
         except Exception as error:
             telemetry.log_error(error, event="http.failed")
-        await anyio.sleep(RETRY_INTERVAL)
+        await anyio.sleep(settings.retry_interval)
 
 
 # --- collecting the status ------------------------------------------------------------------------
@@ -139,31 +136,34 @@ class Seen:
 
 
 class Observer:
-    """Takes a snapshot on request, at most once a second."""
+    """Takes a snapshot on request, at most once in `http_max_age`."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, settings: Settings = DEFAULTS) -> None:
         self._target = target
+        self._max_age = settings.http_max_age
+        self._timeout = settings.http_target_timeout
+        self._publisher_timeout = settings.status_publisher_timeout
         self._lock = anyio.Lock()
         self._seen = Seen()
-        self._at = -MAX_AGE  # on the monotonic clock
+        self._at = -self._max_age  # on the monotonic clock
 
     async def see(self) -> Seen:
         async with self._lock:
-            if monotonic() - self._at >= MAX_AGE:
+            if monotonic() - self._at >= self._max_age:
                 self._seen = await self._look()
                 self._at = monotonic()
             return self._seen
 
     async def _look(self) -> Seen:
         try:
-            with anyio.fail_after(TARGET_TIMEOUT):
+            with anyio.fail_after(self._timeout):
                 async with CatalogConnection.open(self._target, "subscriber status") as catalog:
                     look = await collect.read_catalog(catalog)
         except TimeoutError:
-            return Seen(error=f"no answer within {TARGET_TIMEOUT:.0f} s")
+            return Seen(error=f"no answer within {self._timeout:.0f} s")
         except (SubscriberError, OSError) as error:
             return Seen(error=error.message if isinstance(error, SubscriberError) else redact(str(error)))
-        return Seen(look, await collect.assess_all(look, self._seen.look))
+        return Seen(look, await collect.assess_all(look, self._seen.look, timeout=self._publisher_timeout))
 
 
 # --- responses ------------------------------------------------------------------------------------
@@ -249,7 +249,7 @@ class _Server(uvicorn.Server):
             await asyncio.wait(requests, timeout=1)
 
 
-async def _serve(address: Address, app: HostGuard) -> None:
+async def _serve(address: Address, app: HostGuard, max_connections: int) -> None:
     config = uvicorn.Config(
         app,
         http="h11",
@@ -261,7 +261,7 @@ async def _serve(address: Address, app: HostGuard) -> None:
         access_log=False,
         proxy_headers=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
+        limit_concurrency=max_connections,
     )
     server = _Server(config)
     with ExitStack() as stack:

@@ -28,6 +28,7 @@ from subscriber.cli import arguments, changelog, logs
 from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
+from subscriber.cli.setting_option import SettingOption, read_settings
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -124,7 +125,7 @@ def run(
     log_format: Annotated[LogFormat, typer.Option(help="Format of the log lines on stderr.")] = LogFormat.RICH,
     debug: Annotated[bool, typer.Option("--debug", help="Also log DEBUG1 lines.")] = False,
     spool_dir: Annotated[
-        str | None,
+        Path | None,
         typer.Option(
             help="Directory for streamed transactions that have not ended.",
             metavar="DIRECTORY",
@@ -157,13 +158,15 @@ def run(
         ),
     ] = None,
     takeover_after: Annotated[
-        float,
+        float | None,
         typer.Option(
             help="Take over from another launcher that has not renewed its lease for this long.",
             metavar="SECONDS",
             min=1,
+            show_default="30",
         ),
-    ] = 30.0,
+    ] = None,
+    setting: SettingOption = None,
 ) -> None:
     """Run all enabled subscriptions of the target database until SIGTERM or Ctrl-C.
 
@@ -186,7 +189,8 @@ def run(
         raise typer.BadParameter("--http-host needs --http")
     configure(log_format, level=telemetry.DEBUG if debug else telemetry.LOG)
     limit = None if spool_limit is None else spool_limit * 1024 * 1024
-    _finish(run, target, apply_target, spool_dir, limit, address, takeover_after)
+    settings = read_settings(setting, spool_dir=spool_dir, spool_limit=limit, takeover_after=takeover_after)
+    _finish(run, target, apply_target, address, settings)
 
 
 @app.command()
@@ -198,6 +202,7 @@ def status(
     json: Json = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat until Ctrl-C, with rates.")] = False,
     interval: Annotated[float, typer.Option(help="Seconds between two snapshots with --watch.", min=0.1)] = 1.0,
+    setting: SettingOption = None,
 ) -> None:
     """Show subscriptions: state, lag, tables, errors.
 
@@ -206,7 +211,8 @@ def status(
     """
     from subscriber.cli.status.collect import show
 
-    _finish(show, target, names or [], json=json, watch=watch, interval=interval)
+    settings = read_settings(setting)
+    _finish(show, target, names or [], json=json, watch=watch, interval=interval, settings=settings)
 
 
 @app.command()

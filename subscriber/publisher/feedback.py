@@ -7,10 +7,10 @@ copy of a table. This task sends the positions of the moment
 - at once when the publisher asks for them or may forget more than before,
 - PATIENCE after anything else has moved, where a flush is going to follow: to tell the publisher of each step of each
   transaction takes longer than to apply a small one, and its walsender is woken each time,
-- unasked every STATUS_INTERVAL, or three times per wal_sender_timeout if that is shorter: with a full
+- unasked at each `status_interval`, or three times per wal_sender_timeout if that is shorter: with a full
   queue we do not read, and would not see the publisher ask;
 - with a request for an answer when it is sent unasked. The answer is the heartbeat of the lag: it says up to where the
-  publisher has sent everything, and when. Nothing received for RECEIVER_TIMEOUT ends the connection.
+  publisher has sent everything, and when. Nothing received for `receiver_timeout` ends the connection.
 
 Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
 """
@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic
 
 import anyio
@@ -28,10 +29,20 @@ from subscriber.apply.progress import Positions
 from subscriber.errors import ConnectionLost
 from subscriber.failpoints import Point, reach
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import DEFAULTS, Settings
 
-STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
 PATIENCE = 0.02  # seconds; PostgreSQL's own worker tells what it has applied when its WAL is written, 0.2 s later
-RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
+
+
+def limit_status_interval(settings: Settings, sender_timeout: float) -> Settings:
+    """Return settings whose `status_interval` is at most a third of the publisher's wal_sender_timeout.
+
+    Args:
+        sender_timeout: in seconds; 0: the publisher has none.
+    """
+    if not sender_timeout:
+        return settings
+    return replace(settings, status_interval=min(settings.status_interval, sender_timeout / 3))
 
 
 class Feedback:
@@ -40,17 +51,18 @@ class Feedback:
         stream: ReplicationStream,
         positions: Callable[[], Positions],
         *,
-        sender_timeout: float,
         reading: Callable[[], bool],
         patient: bool = False,
+        settings: Settings = DEFAULTS,
     ) -> None:
-        """`sender_timeout` in seconds, 0 for none; `reading` is false while a full queue stops the reader.
+        """`reading` is false while a full queue stops the reader.
 
         `patient`: what is applied is flushed later, and written and applied positions may wait a moment for that.
         """
         self._stream = stream
         self._positions = positions
-        self._interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
+        self._interval = settings.status_interval
+        self._receiver_timeout = settings.receiver_timeout
         self._reading = reading
         self._patient = patient
         self._timer: asyncio.TimerHandle | None = None  # runs while something is waiting to be told
@@ -97,7 +109,7 @@ class Feedback:
 
     def _check_silence(self) -> None:
         """Raise ConnectionLost if the publisher has not sent anything for too long, though it was asked to."""
-        if self._reading() and monotonic() - self._last_received > RECEIVER_TIMEOUT:
+        if self._reading() and monotonic() - self._last_received > self._receiver_timeout:
             raise ConnectionLost("terminating logical replication worker due to timeout")
 
     def _send(self, *, reply_requested: bool) -> None:

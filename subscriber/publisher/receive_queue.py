@@ -17,8 +17,8 @@ import anyio
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER, weigh
 from subscriber.publisher.feedback import Feedback
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import DEFAULTS
 
-QUEUE = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
 LITTLE = 32 * 1024  # bytes received at once
 MOMENT = 0.001  # seconds
 
@@ -32,10 +32,12 @@ _ORDINARY = (b"B", b"I", b"U", b"D", _COMMIT, b"R", b"Y", b"O", b"T", b"M")  # w
 class ReceiveQueue:
     """One task fills it, another takes from `waiting`, from the front, and says with release() how much."""
 
-    def __init__(self, stream: ReplicationStream) -> None:
+    def __init__(self, stream: ReplicationStream, limit: int = DEFAULTS.receive_queue_size) -> None:
+        """`limit`: bytes that may wait before reading stops."""
         self.payloads: deque[bytes] = deque()
         self.in_large = False  # a large transaction is being received
         self._stream = stream
+        self._limit = limit
         self._size = 0
         self._arrived = asyncio.Event()  # can be cleared, which for one row at a time is quicker than a new one
         self._taken: anyio.Event | None = None  # somebody waits for room
@@ -55,7 +57,7 @@ class ReceiveQueue:
 
     def has_room(self) -> bool:
         """Whether reading goes on."""
-        return self._size <= QUEUE
+        return self._size <= self._limit
 
     async def read_loop(self, feedback: Feedback) -> None:
         """Read until cancelled; raises what the stream raises."""

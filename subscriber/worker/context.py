@@ -11,12 +11,11 @@ from pathlib import Path
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.status import Board
 from subscriber.worker.wal_flush import Flusher
-
-SPOOL_VARIABLE = "SUBSCRIBER_SPOOL_DIR"
 
 
 def _default_root() -> Path:
@@ -26,23 +25,18 @@ def _default_root() -> Path:
     return Path(tempfile.gettempdir())
 
 
-@dataclass(frozen=True, slots=True)
-class SpoolSettings:
-    """Where the files of streamed transactions go: a private folder for each worker, in `root`.
+def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spool:
+    """Open the spool of one worker: a private directory in `settings.spool_dir`.
 
-    `limit` is in bytes for each worker; None: half of what is free on the disk when the worker starts.
+    Args:
+        sync_id: of the target, see catalog/identity.py.
+        relid: 0 for the apply worker.
     """
-
-    root: Path = field(default_factory=lambda: Path(os.environ.get(SPOOL_VARIABLE) or _default_root()))
-    limit: int | None = None
-
-    def open_spool(self, sync_id: str, subid: int, relid: int) -> Spool:
-        """That of one worker; `sync_id` is the target's, `relid` 0 the apply worker's."""
-        folder = self.root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}"
-        limit = self.limit
-        if limit is None and self.root.exists():
-            limit = shutil.disk_usage(self.root).free // 2
-        return Spool(folder, limit=limit)
+    root = settings.spool_dir or _default_root()
+    limit = settings.spool_limit
+    if limit is None and root.exists():
+        limit = shutil.disk_usage(root).free // 2
+    return Spool(root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}", limit=limit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,5 +50,5 @@ class LauncherContext:
     flusher: Flusher
     board: Board
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions that a conflict_policy may call
-    spool: SpoolSettings = field(default_factory=SpoolSettings)
     hooks: Mapping[str, Hooks] = field(default_factory=dict)  # by subscription; one with none has no hooks
+    settings: Settings = DEFAULTS

@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.retry import Backoff, Reaction
-
-MAX_SILENT_ATTEMPTS = 20  # in a row, without progress and without a word
 
 
 class Recovery:
@@ -28,11 +27,12 @@ class Recovery:
     `error`, `error_hint` and `error_time` are None when there is no error, or the worker is past it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = DEFAULTS) -> None:
         self.error: str | None = None
         self.error_hint: str | None = None
         self.error_time: datetime | None = None
-        self._backoff = Backoff()
+        self._backoff = Backoff(settings)
+        self._max_silent_retries = settings.max_silent_retries
         self._failing = False  # an attempt has failed, with or without a word, and the worker is not past that
         self._silent = 0
         self._failed_at: int | None = 0  # None: only the end of the WAL counts
@@ -63,7 +63,7 @@ class Recovery:
             self._failed_at = max(self._failed_at, position)
         if how in (Reaction.IMMEDIATE, Reaction.SHORT_DELAY):
             self._silent += 1
-            if self._silent <= MAX_SILENT_ATTEMPTS:
+            if self._silent <= self._max_silent_retries:
                 return how
             how = Reaction.BACKOFF
         self.error = error.message if isinstance(error, SubscriberError) else redact(repr(error))

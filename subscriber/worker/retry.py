@@ -7,7 +7,7 @@
                  TextNeeded: the stream has to be in text
     transient    connections, refused ones too, shutdowns, slot      backoff with jitter, unlimited
                  active, deadlocks, no room, a read-only target
-    data         everything else: the change itself, or what it      every RETRY_INTERVAL, as PostgreSQL does:
+    data         everything else: the change itself, or what it      each retry_interval, as PostgreSQL does:
                  needs on the target                                 somebody may have repaired it
     permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
                  target behind; HooksMissing; ChangeLogDamaged       restart of the launcher starts it again
@@ -31,9 +31,7 @@ from subscriber.errors import (
     StaleMapping,
     TextNeeded,
 )
-
-RETRY_INTERVAL = 5.0  # seconds; wal_retrieve_retry_interval
-FIRST_BACKOFF = 0.1  # seconds; doubles up to RETRY_INTERVAL
+from subscriber.settings import DEFAULTS, Settings
 
 TRANSIENT = ("08", "57P", "53", "25006", "55006", "40001", "40P01", "55P03", "SB002")
 
@@ -65,7 +63,9 @@ def reaction(error: BaseException) -> Reaction:
 class Backoff:
     """The wait before the next attempt, in seconds; reset() after a good start."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings = DEFAULTS) -> None:
+        self._interval = settings.retry_interval
+        self._first = settings.first_retry_delay
         self._failures = 0
 
     def reset(self) -> None:
@@ -78,9 +78,9 @@ class Backoff:
         if how is Reaction.IMMEDIATE:
             return 0.0
         if how is Reaction.SHORT_DELAY:
-            return FIRST_BACKOFF
+            return self._first
         if how is Reaction.INTERVAL:
-            return RETRY_INTERVAL
-        delay = min(RETRY_INTERVAL, FIRST_BACKOFF * 2.0 ** min(self._failures, 10))
+            return self._interval
+        delay = min(self._interval, self._first * 2.0 ** min(self._failures, 10))
         self._failures += 1
         return delay * random.uniform(0.5, 1.0)  # so that many workers do not come back together

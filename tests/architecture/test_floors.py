@@ -51,7 +51,7 @@ FLOORS: list[set[str]] = [
     {"apply.hooks", "apply.conflicts"},
     {"apply.batch"},
     {"apply"},
-    {"telemetry", "failpoints"},
+    {"telemetry", "failpoints", "settings"},
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups"},
     {"redaction", "display", "deprecated_names"},
@@ -161,6 +161,7 @@ def test_imports_go_down_only(file: Path) -> None:
             other = room_of(".".join(named))
             assert other == room or FLOOR[other] > FLOOR[room], f"{room} must not import {other}"
             assert house_of(room) not in PURE or other != "telemetry", f"{room} is pure and must not log"
+            assert house_of(room) not in PURE or other != "settings", f"{room} is pure and takes plain values"
 
 
 @every_file

@@ -41,6 +41,7 @@ EXPORTS = {
     "Resolver",
     "Row",
     "ServerError",
+    "Settings",
     "SlotLost",
     "StatementError",
     "Stream",

@@ -9,7 +9,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -18,14 +18,15 @@ import anyio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from subscriber.cli import http
 from subscriber.cli.http import Address, serve
 from subscriber.cli.status.prometheus import FIGURES, GENERAL
+from subscriber.settings import Settings
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions, running_subscriber
 
+FRESH = Settings(http_max_age=0)  # each answer is read anew
 FREE = Address("127.0.0.1", 0)
 SERVED = r"status is served at http://[\d.]+:(\d+)/"
 NAME = "a<b"
@@ -63,19 +64,16 @@ class Client:
 
 
 @asynccontextmanager
-async def served(subscriber: Subscriber, target: str, address: Address = FREE) -> AsyncIterator[Client]:
+async def served(
+    subscriber: Subscriber, target: str, address: Address = FREE, settings: Settings = FRESH
+) -> AsyncIterator[Client]:
     """`target` served beside the launcher of `subscriber`, if that was started."""
     subscriber.log.clear()
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve, address, target, subscriber.launcher or Launcher(target))
+        tasks.start_soon(serve, address, target, subscriber.launcher or Launcher(target), settings)
         found = await subscriber.log.wait_for(SERVED)
         yield Client(int(found[1]))
         tasks.cancel_scope.cancel()
-
-
-@pytest.fixture(autouse=True)
-def always_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_AGE", 0.0)
 
 
 async def prepare(source_db: Database, target_db: Database) -> None:
@@ -141,11 +139,8 @@ async def test_a_subscription_that_streams_and_then_fails(
             assert source_db.dsn() not in text
 
 
-async def test_one_look_serves_all_who_ask(
-    target_db: Database, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "MAX_AGE", 60.0)
-    async with served(subscriber, target_db.dsn()) as client:
+async def test_one_look_serves_all_who_ask(target_db: Database, subscriber: Subscriber) -> None:
+    async with served(subscriber, target_db.dsn(), settings=Settings(http_max_age=60)) as client:
         answers: list[tuple[int, dict[str, Any]]] = []
 
         async def ask() -> None:
@@ -158,13 +153,11 @@ async def test_one_look_serves_all_who_ask(
         assert len({document["time"] for _, document in answers}) == 1
 
 
-async def test_a_target_that_is_gone_and_comes_back(
-    target_db: Database, proxies: Proxies, quick_retries: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "TARGET_TIMEOUT", 0.5)
+async def test_a_target_that_is_gone_and_comes_back(target_db: Database, proxies: Proxies) -> None:
+    settings = replace(FRESH, http_target_timeout=0.5)
     proxy = await proxies.to(target_db.server.port)
     target = proxy.dsn(target_db.dsn())
-    async with running_subscriber(target_db) as subscriber, served(subscriber, target) as client:
+    async with running_subscriber(target_db) as subscriber, served(subscriber, target, settings=settings) as client:
         assert (await client.json("/health"))[0] == 200
         await proxy.cut()
         status, health = await client.json("/health")
@@ -210,15 +203,13 @@ async def test_cancelled_it_leaves_nothing(target_db: Database, proxies: Proxies
     assert asyncio.all_tasks() <= before
 
 
-async def test_a_port_in_use_is_said_once_and_tried_again(
-    target_db: Database, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(http, "RETRY_INTERVAL", 0.05)
+async def test_a_port_in_use_is_said_once_and_tried_again(target_db: Database, subscriber: Subscriber) -> None:
+    settings = Settings(retry_interval=0.05)
     assert subscriber.launcher is not None
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(serve, Address("127.0.0.1", port), target_db.dsn(), subscriber.launcher)
+        tasks.start_soon(serve, Address("127.0.0.1", port), target_db.dsn(), subscriber.launcher, settings)
         message = f"could not listen on 127.0.0.1:{port}: Address already in use"
         await subscriber.log.wait_for(message)
         await anyio.sleep(0.3)

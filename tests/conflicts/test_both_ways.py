@@ -162,17 +162,14 @@ def three(publisher: Server, target: Server, tracking: Server) -> list[Server]:
     return [publisher, target, tracking]
 
 
-@pytest.mark.usefixtures("quick_retries")
 async def test_two_servers(two: list[Server], tmp_path: Path) -> None:
     await converge(two, tmp_path, 2)
 
 
-@pytest.mark.usefixtures("quick_retries")
 async def test_three_servers(three: list[Server], tmp_path: Path) -> None:
     await converge(three, tmp_path, 1)
 
 
-@pytest.mark.usefixtures("quick_retries")
 async def test_two_servers_that_change_the_same_rows(tracking: Server, tracking_too: Server, tmp_path: Path) -> None:
     await fight([tracking, tracking_too], tmp_path, 2)
 

@@ -26,7 +26,7 @@ async def tracked_db(tracking: Server) -> AsyncIterator[Database]:
 
 
 @pytest.fixture
-async def pair(source_db: Database, tracked_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+async def pair(source_db: Database, tracked_db: Database) -> AsyncIterator[Pair]:
     """A source, and a launcher on a target that tracks commit timestamps."""
     async with running_subscriber(tracked_db) as running:
         yield Pair(source_db, tracked_db, running)

@@ -15,11 +15,12 @@ import asyncpg
 import pytest
 
 from subscriber.errors import ServerError
+from subscriber.settings import Settings
 from tests.differential import kinds
 from tests.differential.tables import LATE, TABLES, TYPES, Table
 from tests.differential.workload import Workload
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+from tests.plugins.fix_subscriber import QUICK, Subscriber, running_subscriber
 
 NATIVE, OURS = "oracle_native", "oracle_ours"
 PUBLICATIONS = "leaves, roots"
@@ -283,10 +284,11 @@ async def beside(
     sessions: int = 1,
     options: Mapping[str, str] | None = None,
     tables: Sequence[Table] = TABLES,
+    settings: Settings = QUICK,
 ) -> AsyncIterator[Beside]:
     usable = [table for table in tables if not (binary and table.text_only)]
     began = native.server.log.stat().st_size
-    async with running_subscriber(ours) as subscriber:
+    async with running_subscriber(ours, settings=settings) as subscriber:
         try:
             yield Beside(source, native, ours, subscriber, usable, binary, sessions, options or {})
         except BaseException as error:

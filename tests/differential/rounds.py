@@ -12,17 +12,18 @@ import anyio
 import pytest
 
 from subscriber.apply.batch import batch
+from subscriber.settings import Settings
 from subscriber.targets.postgres import batch_applier as target_batch
 from subscriber.targets.postgres import session_group
 from subscriber.targets.postgres.sql import batch_statements
 from subscriber.worker.apply import loop
-from subscriber.worker.session.apply_session import ONE_BY_ONE
 from subscriber.worker.streaming import parallel_worker, spooled_transactions
 from tests.differential.beside import Beside, disturb
 from tests.differential.generated import generate, kinds_for
 from tests.differential.tables import Table, key
 from tests.differential.workload import Habits, Workload
 from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_subscriber import QUICK
 
 DOWN = 0.3  # seconds between stop and start of the target server
 FAMILY = (  # tables that TRUNCATE … CASCADE reaches from another one, on the source only
@@ -110,8 +111,9 @@ class Round:
             size = random.choice(sizes)
             if size is not None:
                 monkeypatch.setattr(module, name, size)
-        if self.one_by_one:
-            monkeypatch.setenv(ONE_BY_ONE, "1")
+
+    def settings(self) -> Settings:
+        return replace(QUICK, one_by_one=self.one_by_one)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from dataclasses import replace
 from random import Random
 from time import monotonic
 
@@ -16,11 +17,12 @@ import pytest
 
 from subscriber.apply.batch import batch
 from subscriber.demo.servers import Server
+from subscriber.settings import Settings
 from subscriber.targets.postgres import batch_applier as target_batch
 from subscriber.targets.postgres import session_group
-from subscriber.worker.session.apply_session import ONE_BY_ONE
 from tests.differential.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
+from tests.plugins.fix_subscriber import QUICK
 
 SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "1"))
 SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
@@ -33,7 +35,7 @@ async def native_db(target: Server) -> AsyncIterator[Database]:
         yield database
 
 
-def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> Settings:
     """Half of the seeds use batches wherever they can, the others never."""
     if seed % 2:
         monkeypatch.setattr(batch, "ROWS", 100)
@@ -42,8 +44,7 @@ def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
         monkeypatch.setattr(target_batch, "ROWS_IN_STEP", 0)
         monkeypatch.setattr(target_batch, "PAUSE", 0)
         monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
-    else:
-        monkeypatch.setenv(ONE_BY_ONE, "1")
+    return replace(QUICK, one_by_one=not seed % 2)
 
 
 @pytest.mark.parametrize(
@@ -59,14 +60,14 @@ async def test_both_targets_have_the_same_rows(
     source_db: Database,
     native_db: Database,
     target_db: Database,
-    quick_retries: None,
     monkeypatch: pytest.MonkeyPatch,
     seed: int,
     binary: bool,
 ) -> None:
     print(f"seed {seed}")
-    choose_path(monkeypatch, seed)
-    async with beside(source_db, native_db, target_db, binary=binary, sessions=3 if binary else 1) as pair:
+    settings = choose_path(monkeypatch, seed)
+    sessions = 3 if binary else 1
+    async with beside(source_db, native_db, target_db, binary=binary, sessions=sessions, settings=settings) as pair:
         work = await run(pair, seed, STEPS)
         assert sum(writer.committed for writer in work.writers) > STEPS / 2
 
@@ -83,30 +84,36 @@ async def test_the_same_rows_whatever_is_cut_off(
     source_db: Database,
     native_db: Database,
     target_db: Database,
-    quick_retries: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     print(f"seed {SEED}")
-    choose_path(monkeypatch, SEED)
-    async with beside(source_db, native_db, target_db, binary=False, sessions=3) as pair:
+    settings = choose_path(monkeypatch, SEED)
+    async with beside(source_db, native_db, target_db, binary=False, sessions=3, settings=settings) as pair:
         await run_disturbed(pair, SEED, STEPS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 async def test_both_targets_have_the_same_rows_for_a_long_time(
-    publisher: Server, target: Server, quick_retries: None, monkeypatch: pytest.MonkeyPatch
+    publisher: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     end, seed = monotonic() + SECONDS, SEED
     while monotonic() < end:
         print(f"seed {seed}")
         with suppress(pytest.skip.Exception), monkeypatch.context() as patch:  # one that PostgreSQL itself cannot do
-            choose_path(patch, seed // 2)  # in text and in binary
+            settings = choose_path(patch, seed // 2)  # in text and in binary
             async with (
                 fresh_database(publisher) as source,
                 fresh_database(target) as native,
                 fresh_database(target) as ours,
-                beside(source, native, ours, binary=seed % 2 == 0, sessions=1 + 2 * (seed // 4 % 2)) as pair,
+                beside(
+                    source,
+                    native,
+                    ours,
+                    binary=seed % 2 == 0,
+                    sessions=1 + 2 * (seed // 4 % 2),
+                    settings=settings,
+                ) as pair,
             ):
                 await (run_disturbed if seed % 3 == 0 else run)(pair, seed, STEPS * 3)
         seed += 1

@@ -51,6 +51,7 @@ async def play(publisher: Server, target: Server, round: Round, steps: int, play
                 sessions=round.sessions,
                 options=round.options,
                 tables=await tables_of(round, source),
+                settings=round.settings(),
             )
             async with pair as both:
                 await Course(both, round, steps, played).run()
@@ -63,7 +64,7 @@ async def start(servers: Servers, name: str, **settings: str) -> Server:
 
 
 @pytest.mark.parametrize("seed", [SEED])
-async def test_rows_and_conflicts_are_the_same(servers: Servers, quick_retries: None, seed: int) -> None:
+async def test_rows_and_conflicts_are_the_same(servers: Servers, seed: int) -> None:
     round = Round.of(seed)
     publisher = await start(servers, "publisher")
     target = await start(servers, "target", track_commit_timestamp="on" if round.tracking else "off")
@@ -73,7 +74,7 @@ async def test_rows_and_conflicts_are_the_same(servers: Servers, quick_retries: 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 600)
 async def test_rows_and_conflicts_are_the_same_for_a_long_time(
-    servers: Servers, quick_retries: None, capsys: pytest.CaptureFixture[str]
+    servers: Servers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     publisher = await start(servers, "publisher")
     targets = {

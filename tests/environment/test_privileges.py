@@ -552,7 +552,6 @@ def target_of(target: Server, portal: BlockingPortal, session_servers: Servers) 
             portal.call(session_servers.remove, server)
 
 
-@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize(("major", "seeds"), [(18, (1, 2, 3)), (15, (3,))])
 async def test_layouts(
     publisher: Server, target_of: Callable[[int], Server], major: int, seeds: tuple[int, ...]
@@ -564,7 +563,6 @@ async def test_layouts(
 
 @pytest.mark.soak
 @pytest.mark.timeout(7200)
-@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("major", [14, 15, 16, 17, 18])
 async def test_many_layouts(publisher: Server, target_of: Callable[[int], Server], major: int) -> None:
     tally: Counter[str] = Counter()

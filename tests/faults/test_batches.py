@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from subscriber.failpoints import Point
-from subscriber.worker.context import SPOOL_VARIABLE
+from subscriber.settings import variable_of
 from tests.faults.environment import Scene
 from tests.faults.test_points import while_appending
 
@@ -81,7 +81,7 @@ async def test_what_a_parallel_worker_applies_set_by_set(
     faults: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: Point, times: int
 ) -> None:
     """Between savepoints, some of which are rolled back; in one of the portions a row is missing."""
-    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path / "spool"))
+    monkeypatch.setenv(variable_of("spool_dir"), str(tmp_path / "spool"))
     await faults.source.execute(f"ALTER DATABASE {faults.source.name} SET logical_decoding_work_mem = '64kB'")
     await _start(faults, "parallel")
     await faults.source.execute(f"INSERT INTO keyed SELECT i, i FROM generate_series(1, {LARGE}) i")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from subscriber.demo.processes import Process
 from subscriber.errors import ConnectionLost
 from subscriber.failpoints import Point, armed
-from subscriber.worker.supervision import supervisor
 from tests.faults.environment import Scene
-from tests.plugins.fix_subscriber import Subscriber
+from tests.plugins.fix_subscriber import QUICK, Subscriber
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
@@ -41,11 +41,11 @@ async def test_sync_worker_loses_its_connection(
     assert await faults.check() == {"log": 105}
 
 
+@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=0)])
 async def test_a_copy_that_was_committed_unheard_is_not_made_again(
     faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next sync worker begins before anybody has looked at the catalog again."""
-    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", 0.0)
     fail_once(monkeypatch, Point.COPY_COMMITTED)
     await faults.append(100)
     await faults.create_subscription()
@@ -54,11 +54,9 @@ async def test_a_copy_that_was_committed_unheard_is_not_made_again(
     assert await faults.check() == {"log": 100}
 
 
-async def test_table_that_cannot_be_copied_costs_the_others_nothing(
-    faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=30)])
+async def test_table_that_cannot_be_copied_costs_the_others_nothing(faults: Scene, subscriber: Subscriber) -> None:
     """While its next attempt is waited for, each commit of other tables asks whether it is time."""
-    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", 30.0)
     await faults.create_subscription()
     await subscriber.wait_for_ready(faults.source)
     await faults.source.execute("CREATE TABLE wide (i int, j int)", "ALTER PUBLICATION p ADD TABLE wide")

@@ -10,12 +10,10 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.publisher import feedback
-from subscriber.worker.supervision import launcher
 from tests.faults.environment import Scene
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies, Proxy
-from tests.plugins.fix_subscriber import Subscriber, running_subscriber
+from tests.plugins.fix_subscriber import QUICK, Subscriber, running_subscriber
 
 GONE = [2.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(240)])]  # seconds
 
@@ -148,11 +146,7 @@ async def test_bytes_come_slowly_and_in_small_pieces(faults: Scene, proxies: Pro
 # --- silence ---------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-async def quick_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What takes a minute takes a second."""
-    monkeypatch.setattr(feedback, "RECEIVER_TIMEOUT", 1.0)
-    monkeypatch.setattr(feedback, "STATUS_INTERVAL", 0.1)
+quick_timeouts = pytest.mark.parametrize("settings", [replace(QUICK, receiver_timeout=1, status_interval=0.1)])
 
 
 async def equal(faults: Scene, subscriber: Subscriber) -> None:
@@ -160,9 +154,8 @@ async def equal(faults: Scene, subscriber: Subscriber) -> None:
     await faults.check()
 
 
-async def test_publisher_that_falls_silent_is_given_up(
-    faults: Scene, proxies: Proxies, quick_timeouts: None, subscriber: Subscriber
-) -> None:
+@quick_timeouts
+async def test_publisher_that_falls_silent_is_given_up(faults: Scene, proxies: Proxies, subscriber: Subscriber) -> None:
     """No reset and no end: only that nothing comes any more, not even when asked."""
     proxy = await proxies.to(faults.source.server.port)
     await faults.append(10)
@@ -183,9 +176,8 @@ async def test_publisher_that_falls_silent_is_given_up(
 
 
 @pytest.mark.soak
-async def test_silence_of_an_idle_publisher_is_no_silence(
-    faults: Scene, quick_timeouts: None, subscriber: Subscriber
-) -> None:
+@quick_timeouts
+async def test_silence_of_an_idle_publisher_is_no_silence(faults: Scene, subscriber: Subscriber) -> None:
     """It answers when it is asked, three seconds without a change long."""
     await faults.create_subscription()
     await equal(faults, subscriber)
@@ -201,7 +193,7 @@ async def test_silence_of_an_idle_publisher_is_no_silence(
     [pytest.param(3, 10, marks=pytest.mark.soak), pytest.param(20_000, 2000, id="more than the queue takes")],
 )
 async def test_keepalives_are_answered_while_the_target_is_stuck(
-    source_db: Database, target_db: Database, quick_retries: None, rows: int, text: int
+    source_db: Database, target_db: Database, rows: int, text: int
 ) -> None:
     """Behind a lock for three times wal_sender_timeout, which is 1 s; the walsender stays the same."""
     await source_db.execute("CREATE TABLE t (i int, text text)", "CREATE PUBLICATION p FOR TABLE t")
@@ -246,17 +238,14 @@ async def test_stalled_target_is_waited_for(faults: Scene, proxies: Proxies) -> 
     await faults.finish()
 
 
-async def test_target_that_falls_silent_is_given_up(
-    source_db: Database, target_db: Database, proxies: Proxies, quick_retries: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_target_that_falls_silent_is_given_up(source_db: Database, target_db: Database, proxies: Proxies) -> None:
     """As when its machine is gone and another has taken its address: no reset, and new connections are fine."""
-    monkeypatch.setattr(launcher, "TARGET_TIMEOUT", 0.5)
-    monkeypatch.setattr(launcher, "WATCH_INTERVAL", 0.2)
+    settings = replace(QUICK, target_timeout=0.5, lease_renewal_interval=0.2)
     proxy = await proxies.to(target_db.server.port)
     await source_db.execute("CREATE TABLE t (i int)", "CREATE PUBLICATION p FOR TABLE t")
     await target_db.execute("CREATE TABLE t (i int)")
     by_proxy = Database(replace(target_db.server, port=proxy.port), target_db.name)
-    async with running_subscriber(by_proxy) as subscriber:
+    async with running_subscriber(by_proxy, settings=settings) as subscriber:
         await subscriber.create(source_db, "p")
         await subscriber.wait_for_ready(source_db)
         proxy.lose()

@@ -12,7 +12,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from subscriber.worker.context import SPOOL_VARIABLE
+from subscriber.settings import variable_of
 from tests.faults import writers
 from tests.faults.environment import Scene
 from tests.faults.test_kills import crash
@@ -28,7 +28,7 @@ ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
 def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the worker's files go."""
     folder = tmp_path / "spool"
-    monkeypatch.setenv(SPOOL_VARIABLE, str(folder))
+    monkeypatch.setenv(variable_of("spool_dir"), str(folder))
     return folder
 
 

@@ -16,8 +16,6 @@ from subscriber.cli.check.check import collect
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Log, running_subscriber
 
-pytestmark = pytest.mark.usefixtures("quick_retries")
-
 
 class Staging:
     """A publisher `source`, a `target`, and hooks for subscription s between them."""

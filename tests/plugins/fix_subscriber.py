@@ -3,7 +3,9 @@
     subscriber      a running launcher for target_db, with what it has logged
     program         the command `subscriber run` for target_db, not started yet
 
-Waiting times between attempts are shortened in our own process only; the program has its own.
+    settings        those of `subscriber`; a test or a module may have others
+
+The launcher in the test's process has short waits between attempts; the program has its own.
 """
 
 from __future__ import annotations
@@ -29,16 +31,14 @@ from subscriber.catalog.commands.execute import execute
 from subscriber.catalog.schema import ensure_schema
 from subscriber.cli.logs import JsonFormatter, PostgresFormatter
 from subscriber.connection.connect import connect
+from subscriber.settings import Settings
 from subscriber.telemetry import Parts
-from subscriber.worker import retry
-from subscriber.worker.supervision import launcher, supervisor
-from subscriber.worker.supervision.launcher import TAKEOVER_AFTER, Launcher
+from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
 from tests.plugins.unsaid_waits import INTERVAL, LONGEST, watched_for_waits
 
-RETRY_INTERVAL = 0.2  # seconds instead of 5
+QUICK = Settings(retry_interval=0.2, empty_database_poll_interval=0.1)
 STOP_TIMEOUT = 10.0  # seconds that a launcher may take to end once it is cancelled
-EMPTY_POLL = 0.1  # seconds instead of 0.5
 
 # Tables of a subscription that are not handed over yet.
 UNFINISHED = """
@@ -165,15 +165,13 @@ class Subscriber(Subscriptions):
 
     launcher: Launcher | None = None  # the last one started
     apply_target: str | None = None  # of the role that applies changes
-    takeover_after: float = TAKEOVER_AFTER  # seconds
+    settings: Settings = QUICK  # of the next one started
     _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         assert self._task is None, "it runs already"
         # Not an anyio task group: pytest runs a fixture's two halves in two tasks.
-        self.launcher = Launcher(
-            self.database.dsn(), apply_target=self.apply_target, takeover_after=self.takeover_after
-        )
+        self.launcher = Launcher(self.database.dsn(), apply_target=self.apply_target, settings=self.settings)
         self._task = asyncio.create_task(self.launcher.run())
 
     def cancel(self) -> None:
@@ -200,9 +198,11 @@ class Subscriber(Subscriptions):
 
 
 @asynccontextmanager
-async def running_subscriber(database: Database, *, start: bool = True) -> AsyncIterator[Subscriber]:
+async def running_subscriber(
+    database: Database, *, start: bool = True, settings: Settings = QUICK
+) -> AsyncIterator[Subscriber]:
     """A launcher for `database`, stopped at the end. No session of it may wait for a lock for long and not say so."""
-    subscriber = Subscriber(database)
+    subscriber = Subscriber(database, settings=settings)
     level = telemetry.logger.level
     telemetry.logger.addHandler(subscriber.log)
     telemetry.logger.setLevel(telemetry.LOG)
@@ -218,16 +218,13 @@ async def running_subscriber(database: Database, *, start: bool = True) -> Async
 
 
 @pytest.fixture
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried again after seconds is tried again at once."""
-    monkeypatch.setattr(retry, "RETRY_INTERVAL", RETRY_INTERVAL)
-    monkeypatch.setattr(supervisor, "RETRY_INTERVAL", RETRY_INTERVAL)
-    monkeypatch.setattr(launcher, "EMPTY_POLL", EMPTY_POLL)
+def settings() -> Settings:
+    return QUICK
 
 
 @pytest.fixture
-async def subscriber(target_db: Database, quick_retries: None) -> AsyncIterator[Subscriber]:
-    async with running_subscriber(target_db) as subscriber:
+async def subscriber(target_db: Database, settings: Settings) -> AsyncIterator[Subscriber]:
+    async with running_subscriber(target_db, settings=settings) as subscriber:
         yield subscriber
 
 

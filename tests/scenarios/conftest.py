@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from subscriber.demo.servers import Server, Servers
+from subscriber.settings import Settings
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 
@@ -84,10 +85,10 @@ def pair(source_db: Database, target_db: Database, subscriber: Subscriber) -> Pa
 
 
 @pytest.fixture
-async def target_of_its_own(servers: Servers, source_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+async def target_of_its_own(servers: Servers, source_db: Database, settings: Settings) -> AsyncIterator[Pair]:
     """A pair whose target the test may spoil."""
     server = await servers.create("target", SETTINGS)
     await server.start()
     target = Database(server, "postgres")
-    async with running_subscriber(target) as subscriber:
+    async with running_subscriber(target, settings=settings) as subscriber:
         yield Pair(source_db, target, subscriber)

@@ -215,7 +215,7 @@ async def test_no_publisher_is_tried_again_until_it_is_back(pair: Pair, servers:
 
 @pytest.mark.parametrize("mode", ["fast", "immediate"])
 async def test_a_restart_of_the_target_is_survived(
-    servers: Servers, source_db: Database, mode: Literal["fast", "immediate"], quick_retries: None
+    servers: Servers, source_db: Database, mode: Literal["fast", "immediate"]
 ) -> None:
     server = await servers.create("target", SETTINGS)
     await server.start()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -14,7 +15,7 @@ from subscriber.catalog import worker_sessions
 from subscriber.failpoints import Point
 from subscriber.worker.session import apply_session
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Program, Subscriber, Subscriptions
+from tests.plugins.fix_subscriber import QUICK, Program, Subscriber, Subscriptions
 from tests.scenarios.conftest import Pair
 
 
@@ -80,7 +81,7 @@ async def test_a_standby_takes_over_from_a_frozen_launcher(
         await database.execute("CREATE TABLE t (id int, writer text DEFAULT 'local')")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
     frozen = Patient(target_db.dsn(), processes / "frozen.log")
-    standby = Subscriber(target_db, takeover_after=2.0)
+    standby = Subscriber(target_db, settings=replace(QUICK, takeover_after=2.0))
     try:
         await frozen.start()
         await subscriptions.create(source_db, "p")

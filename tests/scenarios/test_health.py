@@ -12,7 +12,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -20,21 +20,14 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.cli import http
-from subscriber.worker import retry
 from subscriber.worker.apply import lock_waits
 from tests.cli.test_http import Client, served
 from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Program, Subscriptions, running_subscriber
+from tests.plugins.fix_subscriber import QUICK, Program, Subscriptions, running_subscriber
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 ALARM = 30.0  # seconds until an alarm at most
-
-
-@pytest.fixture(autouse=True)
-def _look_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http, "MAX_AGE", 0.0)
 
 
 @dataclass
@@ -132,9 +125,9 @@ async def test_a_large_transaction_that_fails_at_its_end(pair: Pair, streaming: 
         assert (await monitor.command())[1]["lag_seconds"] < 5
 
 
-async def test_a_row_that_the_target_does_not_survive(target_of_its_own: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [replace(QUICK, retry_interval=2)])
+async def test_a_row_that_the_target_does_not_survive(target_of_its_own: Pair) -> None:
     """The backend that gets the row is killed, as by a kernel that is out of memory, and takes the server down."""
-    monkeypatch.setattr(retry, "RETRY_INTERVAL", 2.0)
     pair = target_of_its_own
     await pair.both(TABLE)
     await pair.subscribe("FOR TABLE t")

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 from subscriber.cli.status import collect
 from subscriber.errors import ServerError
-from subscriber.worker.supervision import session_waits
+from subscriber.settings import Settings
+from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 AGAIN = r"LOG:  the target answers again, after \d+ s"
 
 
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_waits, "INTERVAL", 0.2)
-    monkeypatch.setattr(session_waits, "PATIENCE", 0.5)
-    monkeypatch.setattr(collect, "LOCK_TIMEOUT", "300ms")
+@pytest.fixture
+def settings() -> Settings:
+    return replace(QUICK, session_wait_interval=0.2, lock_wait_log_delay=0.5, status_lock_timeout=0.3)
 
 
 def told(who: str, of: str) -> str:
@@ -66,7 +66,9 @@ async def test_the_catalog_is_locked(pair: Pair) -> None:
         await pair.target.execute("NOTIFY subscriber, 'subscription'")
         await pair.subscriber.log.wait_for(told("the launcher", r'process \d+ \("night report"\), which has a lock of'))
         with pytest.raises(ServerError, match='a lock on the tables of schema "subscriber" is not to be had') as raised:
-            await collect.show(pair.target.dsn(), [], json=False, watch=False, interval=1)
+            await collect.show(
+                pair.target.dsn(), [], json=False, watch=False, interval=1, settings=pair.subscriber.settings
+            )
         pid = stranger.get_server_pid()
         assert raised.value.detail == f'It is held by process {pid} ("night report").'
         assert raised.value.hint == f"To end that session: SELECT pg_terminate_backend({pid});"

@@ -147,7 +147,6 @@ async def wait_for_copy(node: Node, name: str) -> None:
     )
 
 
-@pytest.mark.usefixtures("quick_retries")
 @pytest.mark.parametrize("there", [OURS, NATIVE])
 @pytest.mark.parametrize("back", [OURS, NATIVE])
 async def test_two_that_replicate_to_each_other_and_a_third(

@@ -96,7 +96,7 @@ async def assert_followed(pair: Pair) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--no-unlogged-table-data"]], ids=["all", "no-unlogged"])
 async def test_a_restored_dump_runs_once_it_is_confirmed(
-    servers: Servers, source_db: Database, quick_retries: None, options: Sequence[str]
+    servers: Servers, source_db: Database, options: Sequence[str]
 ) -> None:
     old, new = await server(servers, "old"), await server(servers, "new", filler=50)
     async with subscribed(source_db, old) as pair:
@@ -147,9 +147,7 @@ async def test_a_dump_without_anything_of_ours(servers: Servers, source_db: Data
             await subscriber.execute("DROP SUBSCRIPTION s")
 
 
-async def test_a_restored_dump_of_a_target_that_went_on_is_behind(
-    servers: Servers, source_db: Database, quick_retries: None
-) -> None:
+async def test_a_restored_dump_of_a_target_that_went_on_is_behind(servers: Servers, source_db: Database) -> None:
     old, new = await server(servers, "old"), await server(servers, "new", filler=50)
     async with subscribed(source_db, old) as pair:
         await restore(new, await dump(old))
@@ -188,7 +186,7 @@ async def test_tables_and_owners_that_a_restored_dump_lacks_are_named(servers: S
 
 
 async def test_a_copy_from_a_template_does_not_touch_the_original(
-    target: Server, source_db: Database, target_db: Database, quick_retries: None
+    target: Server, source_db: Database, target_db: Database
 ) -> None:
     async with subscribed(source_db, target_db) as pair, fresh_database(target) as copied:
         await pair.subscriber.stop()
@@ -206,7 +204,7 @@ async def test_a_copy_from_a_template_does_not_touch_the_original(
 
 
 async def test_a_copy_made_during_a_table_copy_leaves_the_original_its_slot(
-    target: Server, source_db: Database, target_db: Database, quick_retries: None
+    target: Server, source_db: Database, target_db: Database
 ) -> None:
     async with running_subscriber(target_db) as subscriber, fresh_database(target) as copied:
         pair = Pair(source_db, target_db, subscriber)
@@ -244,7 +242,7 @@ async def sync_slots(source: Database) -> int:
     return count
 
 
-async def test_a_crash_is_no_move(servers: Servers, source_db: Database, quick_retries: None) -> None:
+async def test_a_crash_is_no_move(servers: Servers, source_db: Database) -> None:
     target = await server(servers, "target")
     async with subscribed(source_db, target) as pair:
         for _ in range(2):
@@ -258,7 +256,7 @@ async def test_a_crash_is_no_move(servers: Servers, source_db: Database, quick_r
         assert await target.value("SELECT count(*) FROM subscriber.identity") == 1
 
 
-async def test_a_renamed_database_is_confirmed(target: Server, source_db: Database, quick_retries: None) -> None:
+async def test_a_renamed_database_is_confirmed(target: Server, source_db: Database) -> None:
     async with fresh_database(target) as database, subscribed(source_db, database) as pair:
         await pair.subscriber.stop()
         root, former = Database(target, "postgres"), database.name
@@ -272,7 +270,7 @@ async def test_a_renamed_database_is_confirmed(target: Server, source_db: Databa
 
 @pytest.mark.parametrize("accepted", [False, True])
 async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
-    servers: Servers, source_db: Database, quick_retries: None, accepted: bool
+    servers: Servers, source_db: Database, accepted: bool
 ) -> None:
     primary = await server(servers, "primary")
     async with subscribed(source_db, primary) as pair:
@@ -301,7 +299,7 @@ async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
 
 @pytest.mark.parametrize("first", ["original", "clone"])
 async def test_of_a_physical_clone_and_its_original_one_stops(
-    servers: Servers, source_db: Database, quick_retries: None, first: str
+    servers: Servers, source_db: Database, first: str
 ) -> None:
     """Nothing inside of them differs; the slot shows which one has fallen behind."""
     original = await server(servers, "original")
@@ -326,7 +324,7 @@ async def test_of_a_physical_clone_and_its_original_one_stops(
 
 
 @pytest.mark.parametrize("during_copy", [False, True])
-async def test_pg_upgrade(servers: Servers, source_db: Database, quick_retries: None, during_copy: bool) -> None:
+async def test_pg_upgrade(servers: Servers, source_db: Database, during_copy: bool) -> None:
     """The system identifier is new, OIDs are the same. A copy that was interrupted continues with its slot."""
     try:
         programs = debian.debian(17)

@@ -32,7 +32,7 @@ class AsRole(Database):
 
 
 @pytest.fixture
-async def plain(source_db: Database, target_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]:
     """`pair` whose target is somebody who owns the schema public and may create subscriptions, and nothing else."""
     publisher = source_db.server
     hba = publisher.data / "pg_hba.conf"

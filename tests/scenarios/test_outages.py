@@ -41,7 +41,7 @@ async def publisher_of_its_own(servers: Servers, pair: Pair) -> Server:
 
 
 @pytest.fixture
-async def target_of_its_own(servers: Servers, source_db: Database, quick_retries: None) -> AsyncIterator[Pair]:
+async def target_of_its_own(servers: Servers, source_db: Database) -> AsyncIterator[Pair]:
     """A pair whose target the test may spoil."""
     server = await servers.create("target", SETTINGS)
     await server.start()

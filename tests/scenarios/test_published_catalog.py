@@ -199,9 +199,7 @@ async def subscribe_natively(downstream: Database, upstream: Database, name: str
     await downstream.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate <> 'r'", 0)
 
 
-async def test_an_upgrade_is_not_published(
-    source_db: Database, target_db: Database, downstream: Database, quick_retries: None
-) -> None:
+async def test_an_upgrade_is_not_published(source_db: Database, target_db: Database, downstream: Database) -> None:
     """A former version runs a subscription, and all its tables are published to a subscription of a server."""
     for database in (source_db, target_db, downstream):
         await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
@@ -250,7 +248,7 @@ async def test_an_upgrade_is_not_published(
         await upgraded.execute("DROP SUBSCRIPTION s")
 
 
-async def test_a_former_catalog_does_not_arrive(target_db: Database, downstream: Database, quick_retries: None) -> None:
+async def test_a_former_catalog_does_not_arrive(target_db: Database, downstream: Database) -> None:
     """Neither in an empty database nor in one with the present schema, by the server's subscriptions and by ours."""
     await install_former_catalog(target_db)
     await add_former_subscription(target_db, "s", "host=nowhere", "p", "0/1")

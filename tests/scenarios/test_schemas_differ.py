@@ -226,9 +226,7 @@ async def latin1_db(target: Server) -> AsyncIterator[Database]:
 
 
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_encodings_are_converted(
-    source_db: Database, latin1_db: Database, binary: bool, quick_retries: None
-) -> None:
+async def test_encodings_are_converted(source_db: Database, latin1_db: Database, binary: bool) -> None:
     async with running_subscriber(latin1_db) as subscriber:
         pair = Pair(source_db, latin1_db, subscriber)
         await pair.both('CREATE TABLE "täble" (id int PRIMARY KEY, "ö" text)')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import anyio
@@ -11,19 +12,24 @@ import pytest
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.cli.status.collect import assess_all, read_catalog
 from subscriber.cli.status.transactions import OpenTransactions
-from subscriber.worker.context import SPOOL_VARIABLE, SpoolSettings
+from subscriber.settings import Settings
 from subscriber.worker.supervision.launcher import Launcher
+from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
 
 MODES = ["off", "on", "parallel"]
 STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_name = 's'"
 
 
-@pytest.fixture(autouse=True)
-def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
     """Where the files go; empty at the end, apart from folders."""
-    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def settings(spool: Path) -> Settings:
+    return replace(QUICK, spool_dir=spool)
 
 
 @pytest.fixture(autouse=True)
@@ -297,7 +303,9 @@ async def test_a_full_spool_is_an_error_that_loses_nothing(pair: Pair) -> None:
     await pair.subscriber.stop()
     await pair.source.execute("UPDATE t SET v = 'x'")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(Launcher(pair.target.dsn(), spool=SpoolSettings(limit=10_000)).run)
+        tasks.start_soon(
+            Launcher(pair.target.dsn(), settings=replace(pair.subscriber.settings, spool_limit=10_000)).run
+        )
         await pair.subscriber.log.wait_for("ERROR:  .*spool.*")
         tasks.cancel_scope.cancel()
     assert await pair.rows("SELECT DISTINCT v FROM t") == [("copied",)]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from subscriber.worker.context import SPOOL_VARIABLE
+from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database, fresh_database
-from tests.plugins.fix_subscriber import running_subscriber
+from tests.plugins.fix_subscriber import QUICK, running_subscriber
 from tests.scenarios.conftest import Pair
 
 MODES = ["on", "parallel"]
@@ -19,10 +20,9 @@ PREPARED = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_data
 ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription WHERE subname = '{}'"
 
 
-@pytest.fixture(autouse=True)
-def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the files go."""
-    monkeypatch.setenv(SPOOL_VARIABLE, str(tmp_path))
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return replace(QUICK, spool_dir=tmp_path)
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ async def test_both_ways_without_going_round(pair: Pair, streaming: str) -> None
     for database in (pair.source, pair.target):
         await database.stream_everything()
     options = {"origin": "none", "copy_data": False, "streaming": streaming}
-    async with running_subscriber(pair.source) as back:
+    async with running_subscriber(pair.source, settings=pair.subscriber.settings) as back:
         await pair.subscriber.create(pair.source, "p", "there", **options)
         await back.create(pair.target, "p", "back", **options)
         await pair.source.execute(
@@ -124,7 +124,7 @@ async def test_in_a_row_streamed_and_prepared(pair: Pair, third_db: Database, st
     await pair.target.execute("CREATE PUBLICATION q FOR TABLE t")
     await pair.subscribe("FOR TABLE t", streaming=streaming, two_phase=True)
     await pair.target.wait_for(ENABLED.format("s"), "e")
-    async with running_subscriber(third_db) as last:
+    async with running_subscriber(third_db, settings=pair.subscriber.settings) as last:
         await last.create(pair.target, "q", "s2", streaming=streaming, two_phase=True)
         await last.wait_for_ready(pair.target, "s2")
         await third_db.wait_for(ENABLED.format("s2"), "e")

@@ -19,7 +19,7 @@ async def third_db(publisher: Server) -> AsyncIterator[Database]:
         yield database
 
 
-async def test_both_ways_without_going_round(pair: Pair, quick_retries: None) -> None:
+async def test_both_ways_without_going_round(pair: Pair) -> None:
     """origin = none: what came by replication is not sent on."""
     await pair.source.needs(16, "a publisher knows origins")
     await pair.target.needs(16, "a publisher knows origins")
@@ -56,7 +56,7 @@ async def test_in_a_row(pair: Pair, third_db: Database) -> None:
         assert origins == [(1,)]
 
 
-async def test_within_one_server(source_db: Database, third_db: Database, quick_retries: None) -> None:
+async def test_within_one_server(source_db: Database, third_db: Database) -> None:
     """The slot must exist already: creating one waits for the very transaction of CREATE SUBSCRIPTION."""
     async with running_subscriber(third_db) as subscriber:
         pair = Pair(source_db, third_db, subscriber)

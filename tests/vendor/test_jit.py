@@ -29,7 +29,7 @@ def compiling(server: Server) -> set[tuple[str, str]]:
     return {(kind, name) for kind, name, *_ in lines}
 
 
-async def test_no_session_of_ours_compiles_a_plan(servers: Servers, vendor_bin: Path, quick_retries: None) -> None:
+async def test_no_session_of_ours_compiles_a_plan(servers: Servers, vendor_bin: Path) -> None:
     publisher = await servers.create("publisher", SETTINGS | EAGER, bin=vendor_bin)
     target = await servers.create("target", SETTINGS | EAGER, bin=vendor_bin)
     await publisher.start()

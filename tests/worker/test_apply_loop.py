@@ -25,8 +25,8 @@ from subscriber.protocol.copy_data import encode as envelope
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, Insert, LogicalMessage, Message, Relation, StreamAbort, Truncate
 from subscriber.publisher import feedback
-from subscriber.publisher import receive_queue as inbox_module
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply import loop as apply_loop_module
 from subscriber.worker.apply.loop import ApplyLoop, Durability
@@ -162,7 +162,9 @@ def transaction(start: int, *relids: int, size: int = 1) -> list[bytes]:
 class Run(ApplyHooks):
     """A running loop."""
 
-    def __init__(self, *, flush: Callable[[], Awaitable[None]] | None = None, unattended: bool = False) -> None:
+    def __init__(
+        self, *, flush: Callable[[], Awaitable[None]] | None = None, unattended: bool = False, **settings: int
+    ) -> None:
         self.stream, self.target = Stream(), FakeTarget()
         self.boundaries: list[int] = []
         self.ends_at: int | None = None
@@ -172,8 +174,8 @@ class Run(ApplyHooks):
             self.target,
             Lsn(10),
             hooks=self,
-            sender_timeout=0,
             durability=Durability(flush),
+            settings=Settings.from_environment({}, **settings),
         )
         self._unattended = unattended
 
@@ -377,9 +379,8 @@ async def test_the_publisher_hears_from_us_while_the_target_is_stuck() -> None:
         assert run.stream.flushed == 500
 
 
-async def test_a_full_queue_stops_reading_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_module, "QUEUE", 10_000)
-    async with running(Run()) as run:
+async def test_a_full_queue_stops_reading_and_nothing_is_lost() -> None:
+    async with running(Run(receive_queue_size=10_000)) as run:
         run.target.stuck = anyio.Event()
         for number in range(50):
             run.stream.send(*transaction(100 * number + 100, 1, size=1000))
@@ -394,9 +395,8 @@ async def test_a_full_queue_stops_reading_and_nothing_is_lost(monkeypatch: pytes
         assert run.loop.counters.transactions == run.loop.counters.changes == 50
 
 
-async def test_while_a_large_change_is_in_hand_nothing_else_is_received(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_module, "QUEUE", 10_000)
-    async with running(Run()) as run:
+async def test_while_a_large_change_is_in_hand_nothing_else_is_received() -> None:
+    async with running(Run(receive_queue_size=10_000)) as run:
         run.target.stuck = anyio.Event()
         run.stream.send(*transaction(100, 1, size=20_000))
         run.stream.send(keepalive(200))
@@ -408,9 +408,8 @@ async def test_while_a_large_change_is_in_hand_nothing_else_is_received(monkeypa
         assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
-async def test_nor_while_there_is_no_room_for_what_was_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox_module, "QUEUE", 10)
-    async with running(Run(unattended=True)) as run:
+async def test_nor_while_there_is_no_room_for_what_was_taken() -> None:
+    async with running(Run(unattended=True, receive_queue_size=10)) as run:
         run.stream.send(*transaction(100, 1))
         await settled()
         run.target.keeps, run.target.stuck = True, anyio.Event()

@@ -10,9 +10,9 @@ import pytest
 from subscriber.apply.progress import Positions
 from subscriber.errors import ConnectionLost
 from subscriber.lsn import Lsn
-from subscriber.publisher import feedback as feedback_module
-from subscriber.publisher.feedback import Feedback
+from subscriber.publisher.feedback import Feedback, limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import Settings
 
 
 class Stream:
@@ -24,15 +24,15 @@ class Stream:
 
 
 class World:
-    def __init__(self, sender_timeout: float = 0) -> None:
+    def __init__(self, sender_timeout: float = 0, **settings: float) -> None:
         self.stream = Stream()
         self.now = Positions(Lsn(3), Lsn(1), Lsn(2))
         self.reading = True
         self.feedback = Feedback(
             cast(ReplicationStream, self.stream),
             lambda: self.now,
-            sender_timeout=sender_timeout,
             reading=lambda: self.reading,
+            settings=limit_status_interval(Settings.from_environment({}, **settings), sender_timeout),
         )
 
 
@@ -41,9 +41,8 @@ async def run(world: World, seconds: float) -> None:
         await world.feedback.run()
 
 
-async def test_updates_are_sent_unasked_now_and_then_and_ask_for_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.05)
-    world = World()
+async def test_updates_are_sent_unasked_now_and_then_and_ask_for_a_heartbeat() -> None:
+    world = World(status_interval=0.05)
     await run(world, 0.18)
     assert set(world.stream.sent) == {(3, 1, 2, True)}
     assert 1 <= len(world.stream.sent) <= 3
@@ -74,10 +73,8 @@ async def test_at_once_when_asked_or_when_a_position_has_moved() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_a_silent_publisher_is_asked_and_then_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.03)
-    monkeypatch.setattr(feedback_module, "RECEIVER_TIMEOUT", 0.3)
-    world = World()
+async def test_a_silent_publisher_is_asked_and_then_given_up() -> None:
+    world = World(status_interval=0.03, receiver_timeout=0.3)
     with anyio.fail_after(2), pytest.raises(ConnectionLost) as caught:
         await world.feedback.run()
     assert caught.value.message == "terminating logical replication worker due to timeout"
@@ -85,12 +82,8 @@ async def test_a_silent_publisher_is_asked_and_then_given_up(monkeypatch: pytest
     assert len(world.stream.sent) > 1
 
 
-async def test_silence_is_measured_from_the_last_message_and_not_while_we_do_not_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(feedback_module, "STATUS_INTERVAL", 0.02)
-    monkeypatch.setattr(feedback_module, "RECEIVER_TIMEOUT", 0.1)
-    world = World()
+async def test_silence_is_measured_from_the_last_message_and_not_while_we_do_not_read() -> None:
+    world = World(status_interval=0.02, receiver_timeout=0.1)
     world.reading = False
     await run(world, 0.25)
     assert not any(reply for *_, reply in world.stream.sent)

@@ -23,8 +23,9 @@ from subscriber.errors import (
     SubscriberError,
     TextNeeded,
 )
+from subscriber.settings import Settings
 from subscriber.worker.exception_groups import iter_leaf_exceptions, root_cause
-from subscriber.worker.retry import FIRST_BACKOFF, RETRY_INTERVAL, Backoff, Reaction, reaction
+from subscriber.worker.retry import Backoff, Reaction, reaction
 
 
 def server_error(sqlstate: str) -> ServerError:
@@ -79,23 +80,24 @@ def test_reactions(error: BaseException, expected: Reaction) -> None:
 
 
 def test_waits() -> None:
-    backoff = Backoff()
+    backoff = Backoff(Settings(first_retry_delay=0.3, retry_interval=7))
     assert backoff.next(Reaction.IMMEDIATE) == 0.0
-    assert backoff.next(Reaction.SHORT_DELAY) == FIRST_BACKOFF
-    assert backoff.next(Reaction.INTERVAL) == RETRY_INTERVAL
+    assert backoff.next(Reaction.SHORT_DELAY) == 0.3
+    assert backoff.next(Reaction.INTERVAL) == 7
     with pytest.raises(ValueError, match="no next attempt"):
         backoff.next(Reaction.STOP)
 
 
 def test_waits_after_transient_errors_grow_and_begin_anew() -> None:
-    backoff = Backoff()
-    full = FIRST_BACKOFF
+    settings = Settings()
+    backoff = Backoff(settings)
+    full = settings.first_retry_delay
     for _ in range(2000):
         assert full / 2 <= backoff.next(Reaction.BACKOFF) <= full
-        full = min(RETRY_INTERVAL, full * 2)
-    assert full == RETRY_INTERVAL
+        full = min(settings.retry_interval, full * 2)
+    assert full == settings.retry_interval
     backoff.reset()
-    assert backoff.next(Reaction.BACKOFF) <= FIRST_BACKOFF
+    assert backoff.next(Reaction.BACKOFF) <= settings.first_retry_delay
 
 
 def test_workers_do_not_come_back_together() -> None:

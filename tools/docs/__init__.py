@@ -7,6 +7,7 @@
     errors.py         the error classes, from the classes
     logs.py           events and keys of log records, from the calls that write them
     environment.py    environment variables, from the code that reads them
+    settings.py       the fields of Settings, from their documentation
     catalog.py        tables and views of schema "subscriber", from SQLAlchemy's tables
     api.py            the public API, from its docstrings
     pages.py          hooks for MkDocs: pages outside of docs/, and the links to them

@@ -13,6 +13,7 @@ from typing import Any
 
 import subscriber
 from subscriber import errors, spark, testing
+from subscriber.settings import Settings
 from tools.docs import markdown, source
 from tools.docs.markdown import code
 
@@ -30,7 +31,7 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "A target": (
         "A program that runs subscriptions: [in an async program](../embedding.md), with [hooks](../hooks.md) and "
         "[functions that decide about conflicts](../conflicts.md#a-function-that-decides).",
-        ["connect", "Database", "Subscription", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
+        ["connect", "Database", "Settings", "Subscription", "Hook", "Hooks", "hooks_from", "Resolver", "Conflict"],
     ),
     "The change stream": (
         "[The change stream](../stream.md) without a target.",
@@ -41,8 +42,11 @@ GROUPS: dict[str, tuple[str, list[str]]] = {
     "Positions": ("", ["Lsn"]),
 }  # fmt: skip
 
+FIELDS = Settings.names()
+
 # Members that a class has for its own package. A dataclass's fields are all shown.
 INTERNAL = {
+    "Settings": set(FIELDS),  # they have a page of their own
     "Stream": {"acknowledge", "pull", "drop", "refill", "boundary", "hold", "confirm", "bare", "ended"},
     "Transaction": {"number", "held_number", "handed_out", "over", "pass_over", "leave", "set_time"},
     "Relation": {"plan", "by_name"},

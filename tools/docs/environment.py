@@ -14,10 +14,6 @@ OURS = {
     "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given; a DSN or `@FILE`",
     "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, where `--apply-target` is not given; a "
     "DSN or `@FILE`",
-    "SUBSCRIBER_SPOOL_DIR": "where streamed transactions wait until they end, where `--spool-dir` is not given; for a "
-    "program that embeds subscriber, too",
-    "SUBSCRIBER_ONE_BY_ONE": "not empty: every change is applied by a statement of its own, see "
-    "[performance](../performance.md)",
     "SUBSCRIBER_PURE": "not empty: Python's functions run where there are compiled ones",
 }
 OTHERS = {
@@ -29,7 +25,8 @@ OTHERS = {
 }
 
 HEAD = """
-A `.env` file is not read, and nothing else of subscriber's is configured by the environment.
+A `.env` file is not read. Each [setting](settings.md) has a variable too: `SUBSCRIBER_SPOOL_DIR` is setting `spool_dir`, and so
+on. Variables that are neither listed on this page nor settings have no effect.
 """.strip()
 
 PASSWORDS = """

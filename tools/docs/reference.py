@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from tools.docs import api, catalog, commands, environment, errors, logs, statements
+from tools.docs import api, catalog, commands, environment, errors, logs, settings, statements
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "docs" / "reference"
@@ -16,6 +16,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "errors.md": errors.page,
     "logs.md": logs.page,
     "environment.md": environment.page,
+    "settings.md": settings.page,
     "catalog.md": catalog.page,
     "python.md": api.page,
 }

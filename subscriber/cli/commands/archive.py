@@ -19,6 +19,7 @@ from subscriber.cli.formatting import count, in_bytes
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.lsn import Lsn
+from subscriber.settings import Settings
 from subscriber.worker.archive.worker import Archiver
 
 MIB = 1024 * 1024
@@ -46,14 +47,20 @@ def position(text: str | None) -> Lsn | None:
 
 
 async def archive(
-    source: str, slot: str, publications: Sequence[str], writer: ChangeLogWriter, *, until: Lsn | None
+    source: str,
+    slot: str,
+    publications: Sequence[str],
+    writer: ChangeLogWriter,
+    *,
+    until: Lsn | None,
+    settings: Settings,
 ) -> int:
     """Write the log until SIGTERM, SIGINT or `until`; the exit status."""
     writer.open()
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_stop_on_signal, tasks)
-            await Archiver(source, slot, publications, writer, until).run()
+            await Archiver(source, slot, publications, writer, until, settings).run()
             tasks.cancel_scope.cancel()
     finally:
         writer.close()

@@ -6,15 +6,14 @@ import gc
 import logging
 import os
 import signal
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import anyio
 from anyio.abc import TaskGroup
 
 from subscriber import telemetry
-from subscriber.worker.context import SpoolSettings
-from subscriber.worker.supervision.launcher import TAKEOVER_AFTER, Launcher
+from subscriber.settings import DEFAULTS, Settings
+from subscriber.worker.supervision.launcher import Launcher
 
 if TYPE_CHECKING:
     from subscriber.cli.http import Address
@@ -23,29 +22,23 @@ if TYPE_CHECKING:
 async def run(
     target: str,
     apply_target: str | None = None,
-    spool_dir: str | None = None,
-    spool_limit: int | None = None,
     http: Address | None = None,
-    takeover_after: float = TAKEOVER_AFTER,
+    settings: Settings = DEFAULTS,
 ) -> NoReturn:
     """Run all enabled subscriptions of `target` until SIGTERM or SIGINT, then end the process with status 0.
 
     Args:
         apply_target: the connection string of the role that applies changes. None: `target`.
-        spool_dir: the folder of SpoolPlace. None: its default.
-        spool_limit: the limit of SpoolPlace in bytes. None: its default.
         http: the address that serves the status. None: no HTTP server.
-        takeover_after: seconds without a renewed lease after which this launcher takes over from another one.
     """
     _collect_rarely()
-    spool = SpoolSettings(limit=spool_limit) if spool_dir is None else SpoolSettings(Path(spool_dir), spool_limit)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(_stop_on_signal, tasks)
-        launcher = Launcher(target, spool=spool, takeover_after=takeover_after, apply_target=apply_target)
+        launcher = Launcher(target, apply_target=apply_target, settings=settings)
         if http is not None:
             from subscriber.cli.http import serve
 
-            tasks.start_soon(serve, http, target, launcher)
+            tasks.start_soon(serve, http, target, launcher, settings)
         await launcher.run()
     _leave()
 

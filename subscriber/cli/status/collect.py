@@ -1,16 +1,16 @@
 """`subscriber status`: collect and print the state of a target's subscriptions.
 
 One connection reads the catalog. Each publisher is queried for its position on a connection of its own. These queries
-run concurrently and for at most PUBLISHER_TIMEOUT seconds, so that an unreachable publisher delays nothing else.
+run concurrently and for at most `status_publisher_timeout`, so that an unreachable publisher delays nothing else.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
@@ -34,15 +34,16 @@ from subscriber.errors import ConnectionLost, ServerError, StatementError, Subsc
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.quoting import literal
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-PUBLISHER_TIMEOUT = 3.0  # seconds
-LOCK_TIMEOUT = "5s"  # for another session's lock on the tables of schema "subscriber"
 LOCK_NOT_AVAILABLE = "55P03"
 WRONG = 1  # the exit status if a subscription has a problem
+
+Look: TypeAlias = tuple[StatusSnapshot, list[SubscriptionStatus]] | str  # or an error
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
 _PROGRESS = """
@@ -94,18 +95,27 @@ SELECT DISTINCT pg_catalog.format('process %s ("%s")', l.pid, a.application_name
 """
 
 
-async def show(target_dsn: str, names: Sequence[str], *, json: bool, watch: bool, interval: float) -> int:
+async def show(
+    target_dsn: str,
+    names: Sequence[str],
+    *,
+    json: bool,
+    watch: bool,
+    interval: float,
+    settings: Settings = DEFAULTS,
+) -> int:
     """Print the subscriptions called `names` (empty: all), with `watch` every `interval` seconds.
 
     Returns:
         WRONG if a subscription has a problem (problems.py), else 0.
     """
     if watch:
-        await _watch(target_dsn, names, json=json, interval=interval)
+        await _watch(target_dsn, names, json=json, interval=interval, settings=settings)
         return 0
-    async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+    lock_timeout = settings.status_lock_timeout
+    async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
         look = await read_catalog(catalog, names)
-    statuses = await assess_all(look)
+    statuses = await assess_all(look, timeout=settings.status_publisher_timeout)
     if json:
         print(to_json(look, statuses))
     else:
@@ -189,12 +199,18 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
     )
 
 
-async def assess_all(look: StatusSnapshot, before: StatusSnapshot | None = None) -> list[SubscriptionStatus]:
-    """Query all publishers concurrently, and combine the answers with the catalog's rows."""
+async def assess_all(
+    look: StatusSnapshot, before: StatusSnapshot | None = None, *, timeout: float = DEFAULTS.status_publisher_timeout
+) -> list[SubscriptionStatus]:
+    """Query all publishers concurrently, and combine the answers with the catalog's rows.
+
+    Args:
+        timeout: for each publisher, in seconds.
+    """
     answers: dict[int, PublisherAnswer] = {}
 
     async def ask(subscription: Subscription) -> None:
-        answers[subscription.oid] = await ask_publisher(subscription)
+        answers[subscription.oid] = await ask_publisher(subscription, timeout)
 
     async with anyio.create_task_group() as tasks:
         for subscription in look.subscriptions:
@@ -202,7 +218,9 @@ async def assess_all(look: StatusSnapshot, before: StatusSnapshot | None = None)
     return [assess(s, look, answers[s.oid], before) for s in look.subscriptions]
 
 
-async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
+async def ask_publisher(
+    subscription: Subscription, timeout: float = DEFAULTS.status_publisher_timeout
+) -> PublisherAnswer:
     """Query the publisher for its position and for the state of the subscription's slot.
 
     Returns:
@@ -210,12 +228,12 @@ async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
     """
     slot = subscription.slot_name
     try:
-        with anyio.fail_after(PUBLISHER_TIMEOUT):
+        with anyio.fail_after(timeout):
             session = await open_session(
                 subscription.conninfo,
                 application_name="subscriber status",
                 must_use_password=subscription.must_use_password,
-                timeout=PUBLISHER_TIMEOUT,
+                timeout=timeout,
             )
             try:
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
@@ -228,7 +246,7 @@ async def ask_publisher(subscription: Subscription) -> PublisherAnswer:
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:
-        return PublisherAnswer(error=f"no answer within {PUBLISHER_TIMEOUT:.0f} s")
+        return PublisherAnswer(error=f"no answer within {timeout:.0f} s")
 
 
 def _publisher_answer(rows: Sequence[tuple[str | None, ...]], slot: str | None) -> PublisherAnswer:
@@ -306,24 +324,24 @@ def _print(look: StatusSnapshot, statuses: Sequence[SubscriptionStatus]) -> None
     Console(highlight=False).print(to_rich(look, statuses))
 
 
-async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
+async def _watch(target_dsn: str, names: Sequence[str], *, json: bool, interval: float, settings: Settings) -> None:
     """Print snapshots until interrupted. If the target is unreachable, print the error and retry."""
     if json or not sys.stdout.isatty():
-        await _watch_plain(target_dsn, names, json=json, interval=interval)
+        await _watch_plain(_looks(target_dsn, names, interval, settings), json=json)
         return
     from rich.live import Live
     from rich.text import Text
 
     with Live(Text("connecting"), auto_refresh=False) as live:
-        async for outcome in _looks(target_dsn, names, interval):
+        async for outcome in _looks(target_dsn, names, interval, settings):
             if isinstance(outcome, str):
                 live.update(Text(printable(f"target: {outcome}"), style="red"), refresh=True)
             else:
                 live.update(to_rich(*outcome), refresh=True)
 
 
-async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, interval: float) -> None:
-    async for outcome in _looks(target_dsn, names, interval):
+async def _watch_plain(looks: AsyncIterator[Look], *, json: bool) -> None:
+    async for outcome in looks:
         if isinstance(outcome, str):
             print(json_text({"error": outcome}) if json else printable(f"target: {outcome}"), flush=True)
         else:
@@ -331,16 +349,17 @@ async def _watch_plain(target_dsn: str, names: Sequence[str], *, json: bool, int
 
 
 async def _looks(
-    target_dsn: str, names: Sequence[str], interval: float
-) -> AsyncGenerator[tuple[StatusSnapshot, list[SubscriptionStatus]] | str, None]:
+    target_dsn: str, names: Sequence[str], interval: float, settings: Settings
+) -> AsyncGenerator[Look, None]:
     """Yield one snapshot after another, or the text of the error that prevented it."""
     before: StatusSnapshot | None = None
     while True:
         try:
-            async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=LOCK_TIMEOUT) as catalog:
+            lock_timeout = settings.status_lock_timeout
+            async with CatalogConnection.open(target_dsn, "subscriber status", lock_timeout=lock_timeout) as catalog:
                 while True:
                     look = await read_catalog(catalog, names)
-                    yield look, await assess_all(look, before)
+                    yield look, await assess_all(look, before, timeout=settings.status_publisher_timeout)
                     before = look
                     await anyio.sleep(interval)
         except ConnectionLost as error:

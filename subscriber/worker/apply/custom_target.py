@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.loop import ApplyLoop
 from subscriber.worker.apply.worker import log_notice, read_sender_timeout
@@ -28,7 +30,13 @@ class ApplyUntil(ApplyHooks):
 
 
 async def apply_to(
-    target: Target, dsn: str, *, slot: str, publications: Sequence[str], until: Lsn | None = None
+    target: Target,
+    dsn: str,
+    *,
+    slot: str,
+    publications: Sequence[str],
+    until: Lsn | None = None,
+    settings: Settings | None = None,
 ) -> None:
     """Apply the changes of publications to `target`, each transaction once, in commit order.
 
@@ -40,6 +48,7 @@ async def apply_to(
         slot: the name of the replication slot, of plugin pgoutput.
         publications: their names.
         until: the position at which to stop; None: apply until an error or a cancellation.
+        settings: limits, intervals and time-outs; None: those of the environment.
 
     Raises:
         ConnectionLost: the publisher is away. Call this function again: it resumes at `target.position`.
@@ -48,14 +57,15 @@ async def apply_to(
 
     Cancellation: the open transaction is not committed. The publisher sends it again.
     """
+    settings = Settings.from_environment() if settings is None else settings
     publisher = await Publisher.connect(dsn, application_name=slot, client_encoding="UTF8")
     try:
         if await publisher.slot(slot) is None:
             await publisher.create_slot(slot, snapshot="nothing")
-        timeout = await read_sender_timeout(publisher)
+        settings = limit_status_interval(settings, await read_sender_timeout(publisher))
         options = StreamOptions(publications=tuple(publications))
         stream = await ReplicationStream.start(publisher, slot, target.position, options, on_notice=log_notice)
-        await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), sender_timeout=timeout).run()
+        await ApplyLoop(stream, target, target.position, hooks=ApplyUntil(until), settings=settings).run()
         stream.send_status(target.position, target.position, target.position)
         await stream.stop()
     finally:

@@ -3,7 +3,7 @@
 The tasks of one connection pair, beside those of the worker that runs the loop (ApplyHooks.background_tasks):
 
     reader     takes what the walsender sent, answers keepalives at once through the feedback task,
-               and queues the rest; stops reading while QUEUE bytes wait
+               and queues the rest; stops reading while `receive_queue_size` bytes wait
     loop       decodes, asks the dispatcher what to do, and has the target do it
     feedback   tells the publisher how far we are (publisher/feedback.py)
     flushing   makes committed transactions durable, so that they can be confirmed (worker/wal_flush.py)
@@ -31,6 +31,7 @@ from subscriber.protocol.copy_data import XLOG_DATA_HEADER, XLogData, decode_fro
 from subscriber.publisher.feedback import Feedback
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
 from subscriber.worker.apply.transactions import TransactionKinds, Transactions
@@ -65,9 +66,9 @@ class ApplyLoop:
         start: Lsn,
         *,
         hooks: ApplyHooks,
-        sender_timeout: float,
         durability: Durability = _DURABLE,
         kinds: TransactionKinds = _ORDINARY,
+        settings: Settings = DEFAULTS,
     ) -> None:
         """Prepare a loop for `run()`.
 
@@ -76,9 +77,9 @@ class ApplyLoop:
             target: is called by this loop only.
             start: everything before it is applied.
             hooks: of the worker.
-            sender_timeout: the publisher's wal_sender_timeout, in seconds; 0: it has none.
             durability: when a commit may be confirmed.
             kinds: what was asked for of the stream.
+            settings: with a `status_interval` that suits the publisher, see `limit_status_interval()`.
         """
         self.progress = Progress(start)
         self.counters = Counters()
@@ -91,15 +92,15 @@ class ApplyLoop:
         self._guard = durability.guard
         self._applied = NOWHERE  # as reported
         self._transactions = Transactions(target, hooks, kinds, self.progress, self.counters, self._commit_done)
-        self._queue = ReceiveQueue(stream)
+        self._queue = ReceiveQueue(stream, settings.receive_queue_size)
         self._committed = anyio.Event()
         target.on_progress = self.wake
         self._feedback = Feedback(
             stream,
             self._positions,
-            sender_timeout=sender_timeout,
             reading=self._queue.has_room,
             patient=self._flush is not None,
+            settings=settings,
         )
 
     def _positions(self) -> Positions:

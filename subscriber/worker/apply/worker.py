@@ -22,6 +22,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.batch_applier import BatchingTarget
@@ -121,7 +122,7 @@ class ApplyWorker(ApplyHooks):
             self._conflict,
             subscription,
             self._context.resolvers,
-            batching=True,
+            batching=not self._context.settings.one_by_one,
         ) as target:
             self._report.status.pid = target.pipeline.session.pid
             target.known_tables = self._memory.known_tables
@@ -151,7 +152,7 @@ class ApplyWorker(ApplyHooks):
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
         # so the slot may stand further than the row. A table must not be handed over below that.
         position = max(start, (info and info.confirmed_flush) or start)
-        sender_timeout = await read_sender_timeout(publisher)
+        settings = limit_status_interval(self._context.settings, await read_sender_timeout(publisher))
         two_phase = await self._two_phase(target)
         options = stream_options(subscription, binary=self._in_binary(publisher), two_phase=two_phase is not None)
         streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
@@ -172,7 +173,6 @@ class ApplyWorker(ApplyHooks):
             target,
             position,
             hooks=self,
-            sender_timeout=sender_timeout,
             durability=Durability(flush_for(subscription, self._context.flusher), confirming),
             kinds=TransactionKinds(
                 streaming.streamed,
@@ -181,6 +181,7 @@ class ApplyWorker(ApplyHooks):
                 two_phase,
                 skipper,
             ),
+            settings=settings,
         )
         streaming.position = lambda: loop.position
         self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED

@@ -2,13 +2,13 @@
 
 Four tasks for one connection:
 
-    reader     takes what the walsender sent and queues it; stops reading while QUEUE bytes wait
+    reader     takes what the walsender sent and queues it; stops reading while `receive_queue_size` bytes wait
     loop       cuts the messages into blocks (changelog/encoder.py)
     storing    writes and syncs them, in a thread: whatever has come meanwhile shares the next sync
     feedback   tells the publisher what is on disk (publisher/feedback.py)
 
 A position is confirmed only when the log itself says so. So a keepalive's, between transactions, is written
-to the log too before it is confirmed: at most every STATUS_INTERVAL, at once when the publisher asks. Then the
+to the log too before it is confirmed: at each `status_interval`, at once when the publisher asks. Then the
 slot can never stand behind the end of the log by our doing; where it does, changes are missing, and the
 archiver says so instead of going on.
 
@@ -44,16 +44,16 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import STATUS_INTERVAL, Feedback
+from subscriber.publisher.feedback import Feedback, limit_status_interval
 from subscriber.publisher.receive_queue import ReceiveQueue
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.apply.worker import log_notice, read_sender_timeout
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Backoff, Reaction, reaction
 
 SPOOL = "spool"  # the folder, in the log's, for streamed transactions
-WAITING = 8 * 1024 * 1024  # bytes to be stored, before looking stops
 TURN = 1024  # messages handled before other tasks get a turn
 STOP_TIMEOUT = 2.0  # seconds for the publisher to finish what it is sending when we stop
 MIN_INTERVAL = 0.005  # seconds between two syncs: transactions that come closer together share one
@@ -63,7 +63,13 @@ class Archiver:
     """One change log and the slot it is fed from; run() connects again after errors that pass."""
 
     def __init__(
-        self, source: str, slot: str, publications: Sequence[str], writer: ChangeLogWriter, until: Lsn | None = None
+        self,
+        source: str,
+        slot: str,
+        publications: Sequence[str],
+        writer: ChangeLogWriter,
+        until: Lsn | None = None,
+        settings: Settings = DEFAULTS,
     ) -> None:
         """`writer` is open; `until` ends run() when everything before that position is in the log, None never."""
         self._source = source
@@ -72,10 +78,11 @@ class Archiver:
         self._writer = writer
         self._timeline: int | None = None  # of the publisher, in this run
         self._until = until
+        self._settings = settings
 
     async def run(self) -> None:
         """Until `until`, an error that trying again cannot help, or cancelled."""
-        backoff, failed = Backoff(), False
+        backoff, failed = Backoff(self._settings), False
         while not self._done():
             try:
                 if failed:  # the files are looked at anew, as after a crash
@@ -101,7 +108,7 @@ class Archiver:
             await publisher.session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
             await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
             await self._prepare(publisher)
-            timeout = await read_sender_timeout(publisher)
+            settings = limit_status_interval(self._settings, await read_sender_timeout(publisher))
             start = self._writer.position
             options = StreamOptions(self._publications, messages=True, streaming="on")
             stream = await ReplicationStream.start(
@@ -110,7 +117,7 @@ class Archiver:
             telemetry.log(telemetry.LOG, f"archiving from {start}", event="archive.started", slot=self._slot)
             backoff.reset()
             try:
-                await ArchiveLoop(stream, self._writer, timeout, self._until).run()
+                await ArchiveLoop(stream, self._writer, self._until, settings).run()
             finally:
                 with anyio.CancelScope(shield=True):
                     await stream.stop(timeout=STOP_TIMEOUT)
@@ -169,18 +176,24 @@ class ArchiveLoop:
     """One stream into one log; see the top of the file."""
 
     def __init__(
-        self, stream: ReplicationStream, writer: ChangeLogWriter, sender_timeout: float, until: Lsn | None
+        self, stream: ReplicationStream, writer: ChangeLogWriter, until: Lsn | None, settings: Settings
     ) -> None:
         self._stream = stream
         self._writer = writer
         self._until = until
+        self._settings = settings
         self._builder = BlockBuilder(writer.position)
         self._unstreaming = StreamReassembler(writer.directory / SPOOL)
         self._received = writer.position
-        self._inbox = ReceiveQueue(stream)
+        self._inbox = ReceiveQueue(stream, settings.receive_queue_size)
         self._due = anyio.Event()  # something is to be stored now
         self._stored = anyio.Event()
-        self._feedback = Feedback(stream, self._positions, sender_timeout=sender_timeout, reading=self._inbox.has_room)
+        self._feedback = Feedback(
+            stream,
+            self._positions,
+            reading=self._inbox.has_room,
+            settings=settings,
+        )
 
     def _positions(self) -> Positions:
         stored = self._writer.position
@@ -221,7 +234,7 @@ class ArchiveLoop:
         """Have what was added stored, and wait for that if it is much."""
         if self._builder.size:
             self._due.set()
-        while self._builder.size > WAITING:
+        while self._builder.size > self._settings.archive_queue_size:
             self._stored = anyio.Event()
             await self._stored.wait()
 
@@ -252,7 +265,7 @@ class ArchiveLoop:
 
     async def _storing(self) -> None:
         while self._until is None or self._writer.position < self._until:
-            with anyio.move_on_after(STATUS_INTERVAL):
+            with anyio.move_on_after(self._settings.status_interval):
                 await self._due.wait()
             self._due = anyio.Event()
             await self._store()

@@ -10,7 +10,6 @@ The catalog session registers and claims; the session that applies changes needs
 
 from __future__ import annotations
 
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -37,8 +36,6 @@ from subscriber.targets.postgres.session.capabilities import detect_capabilities
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.worker.session import conflicts
-
-ONE_BY_ONE = "SUBSCRIBER_ONE_BY_ONE"  # in the environment, not empty: nothing is applied set-based
 
 PLACE_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
 PLACE_TIMEOUT = 30.0  # seconds after which the attempt is given up
@@ -80,7 +77,7 @@ async def open_target(
         target.capabilities = means
         # Ordinary triggers, which run without the replica role, are not looked for.
         target.passing = lambda where: reach(Point[where], target.pipeline.flush)
-        target.batching = batching and means.replica_role and not os.environ.get(ONE_BY_ONE)
+        target.batching = batching and means.replica_role
         await acquire_lock_and_role(target, catalog, relid, subscription, resolvers, on_conflict)
         await target.configure(subscription.synchronous_commit)
         yield target

@@ -30,7 +30,7 @@ async def parallel_session(
             on_conflict,
             subscription,
             context.resolvers,
-            batching=True,
+            batching=not context.settings.one_by_one,
         ) as target:
             target.known_tables = leader.known_tables
             report.status.pid = target.pipeline.session.pid

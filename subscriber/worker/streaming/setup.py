@@ -27,7 +27,7 @@ from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply_hooks import ApplyRules
-from subscriber.worker.context import LauncherContext
+from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.session.parallel_session import parallel_session
 from subscriber.worker.streaming.parallel_worker import Pool
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
@@ -107,7 +107,7 @@ class StreamingSetup(ApplyRules):
         if self.parallel:
             size, _, _ = await self._settings()
             self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
-        spool = context.spool.open_spool(context.sync_id, subid, 0)
+        spool = open_spool(context.settings, context.sync_id, subid, 0)
         self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self)
 
     async def _settings(self) -> tuple[int | None, str | None, str]:

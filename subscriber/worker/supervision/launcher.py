@@ -11,11 +11,12 @@ A launcher that loses its connection, or its lease, stops all workers before it 
 target falls silent. A machine that is gone, its address perhaps another's by now, resets nothing; TCP would continue
 for a quarter of an hour to send bytes that no machine receives.
 
-A database without subscriptions is not kept open, so that it can be dropped: LINGER seconds after the
-last one is gone the launcher leaves, and comes back every EMPTY_POLL seconds to see whether there is one.
+A database without subscriptions is not kept open, so that it can be dropped: `empty_database_linger` after
+the last one is gone the launcher leaves. It comes back at each `empty_database_poll_interval` to see whether there is
+one.
 
-Statements on subscriptions are noticed at once through LISTEN; every POLL seconds the catalog is read
-anyway, should a notification be lost.
+Statements on subscriptions are noticed at once through LISTEN; at each `catalog_poll_interval` the catalog is
+read anyway, should a notification be lost.
 """
 
 from __future__ import annotations
@@ -42,26 +43,20 @@ from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.worker.context import LauncherContext, SpoolSettings
+from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import RETRY_INTERVAL, TRANSIENT, Backoff, Reaction
+from subscriber.worker.retry import TRANSIENT, Backoff, Reaction
 from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervision.session_waits import SessionWaitMonitor
 from subscriber.worker.supervision.supervisor import Supervisor
 from subscriber.worker.wal_flush import Flusher
 
 CHANNEL = "subscriber"
-POLL = 10.0  # seconds between two looks at the catalog without a notification
-LINGER = 2.0  # seconds in a database without subscriptions; DROP DATABASE waits 5 for others to leave
-EMPTY_POLL = 0.5  # seconds between two looks at a database without subscriptions
-STANDBY_POLL = 0.5  # seconds between two attempts of a standby to take over
-TAKEOVER_AFTER = 30.0  # seconds without a renewed lease until a standby takes over
-WATCH_INTERVAL = 10.0  # seconds between two renewals of the lease at most, which also ask whether the target is there
-TARGET_TIMEOUT = 60.0  # seconds for the target to answer
 RESIGN_TIMEOUT = 1.0  # seconds to give the lease back when the launcher ends
 
 
@@ -75,21 +70,18 @@ class Launcher:
         self,
         target: str,
         resolvers: Mapping[str, Resolver] = MappingProxyType({}),
-        spool: SpoolSettings | None = None,
         hooks: Mapping[str, Hooks] = MappingProxyType({}),
-        takeover_after: float = TAKEOVER_AFTER,
         apply_target: str | None = None,
+        settings: Settings = DEFAULTS,
     ) -> None:
-        """`spool`: where the files of streamed transactions go; None: the default place. `hooks` by subscription.
+        """`hooks` by subscription.
 
         `apply_target`: the connection string of the role that applies changes, to the same database; None: `target`.
-        `takeover_after`: seconds without a renewed lease after which this launcher takes over from another one.
         """
         self._target = target
         self._apply_target = apply_target or target
         self._instance = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(8)}"
-        self._takeover_after = takeover_after
-        self._spool = spool or SpoolSettings()
+        self._settings = settings
         self._resolvers = resolvers
         self._hooks = hooks
         self.pid: int | None = None  # of its session on the target, when it last began to lead
@@ -105,14 +97,15 @@ class Launcher:
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
-        backoff = Backoff()
+        settings = self._settings
+        backoff = Backoff(settings)
         telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
         while True:
             started = monotonic()
             try:
                 await self._work(on_ready)
-                if monotonic() - self._last_used > LINGER:
-                    await anyio.sleep(EMPTY_POLL)
+                if monotonic() - self._last_used > settings.empty_database_linger:
+                    await anyio.sleep(settings.empty_database_poll_interval)
             except Exception as group:
                 if is_cancelled():  # a group's errors can hide that somebody wants us to end
                     raise
@@ -125,7 +118,8 @@ class Launcher:
                     supervisor.interrupted(error)
                 self._supervisors.clear()
                 # What ends the target's server again and again may be a change that a worker applies.
-                if monotonic() - started > RETRY_INTERVAL and all(found.is_over for found in self._recoveries.values()):
+                lasted = monotonic() - started
+                if lasted > settings.retry_interval and all(found.is_over for found in self._recoveries.values()):
                     backoff.reset()
                 await anyio.sleep(backoff.next(Reaction.BACKOFF))
 
@@ -156,12 +150,13 @@ class Launcher:
                         Flusher(flushing),
                         Board(catalog),
                         self._resolvers,
-                        self._spool,
                         self._hooks,
+                        self._settings,
                     )
                     own = {catalog.pid: "the launcher", flushing.pid: "what makes commits durable"}
                     lock_waits = SessionWaitMonitor(
-                        lambda: own | dict.fromkeys(context.board.table_syncs(), "a table synchronization worker")
+                        lambda: own | dict.fromkeys(context.board.table_syncs(), "a table synchronization worker"),
+                        self._settings,
                     )
                     beside = partial(self._renew_lease, watching), partial(lock_waits.run, watching)
                     await self._run_subscriptions(context, lost, beside, on_ready)
@@ -176,7 +171,7 @@ class Launcher:
             async with catalog.use() as connection:
                 if await store.load_subscriptions(connection):
                     return True
-            left = self._last_used + LINGER - monotonic()
+            left = self._last_used + self._settings.empty_database_linger - monotonic()
             if left <= 0:
                 return False
             with anyio.move_on_after(left):
@@ -206,8 +201,9 @@ class Launcher:
         while True:
             async with catalog.use() as connection:
                 backend = await Backend.of(connection)
+                silence = self._settings.takeover_after
                 try:
-                    leads = await worker_sessions.lead(connection, self._instance, backend, self._takeover_after)
+                    leads = await worker_sessions.lead(connection, self._instance, backend, silence)
                 except asyncpg.InsufficientPrivilegeError as error:
                     role = await connection.fetchval("SELECT pg_catalog.quote_literal(session_user)")
                     raise StatementError(
@@ -226,15 +222,15 @@ class Launcher:
                     "another launcher works on this database; waiting as standby",
                     event="launcher.standby",
                 )
-            await anyio.sleep(STANDBY_POLL)
+            await anyio.sleep(self._settings.standby_poll_interval)
 
     async def _renew_lease(self, catalog: CatalogConnection) -> None:
         """Renew the lease over and over, on a connection where nothing waits for a lock."""
-        interval = min(WATCH_INTERVAL, self._takeover_after / 3)
+        interval = min(self._settings.lease_renewal_interval, self._settings.takeover_after / 3)
         while True:
             await anyio.sleep(interval)
             try:
-                with anyio.fail_after(TARGET_TIMEOUT):
+                with anyio.fail_after(self._settings.target_timeout):
                     async with catalog.use() as connection:
                         leads = await worker_sessions.renew_lead(connection, self._instance, self.pid or 0)
             except TimeoutError:
@@ -266,7 +262,7 @@ class Launcher:
             self._last_used = monotonic()
             if not subscriptions:
                 return
-            with anyio.move_on_after(POLL):
+            with anyio.move_on_after(self._settings.catalog_poll_interval):
                 await self._wake.wait()
 
     async def _reconcile(self, tasks: TaskGroup, context: LauncherContext, subscriptions: list[Subscription]) -> None:
@@ -290,7 +286,7 @@ class Launcher:
                 await supervisor.update(wanted[subid])
         for subid, subscription in wanted.items():
             if subid not in self._supervisors:
-                recovery = self._recoveries.setdefault(subid, Recovery())
+                recovery = self._recoveries.setdefault(subid, Recovery(self._settings))
                 supervisor, scope = Supervisor(subscription, context, recovery), anyio.CancelScope()
                 self._supervisors[subid] = supervisor, scope
                 tasks.start_soon(self._supervise, subid, supervisor, scope)

@@ -14,9 +14,7 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog.connection import CatalogConnection
-
-INTERVAL = 5.0  # seconds between two looks
-PATIENCE = 10.0  # seconds of waiting until the log tells of it
+from subscriber.settings import DEFAULTS, Settings
 
 # Views of other roles' sessions show less, but locks are for everybody to see.
 WAITING = """
@@ -37,15 +35,17 @@ SELECT a.pid, NULL, ARRAY['a synchronous standby of the target']
 class SessionWaitMonitor:
     """`sessions()` are those to look at: who they are, by the process that serves them."""
 
-    def __init__(self, sessions: Callable[[], Mapping[int, str]]) -> None:
+    def __init__(self, sessions: Callable[[], Mapping[int, str]], settings: Settings = DEFAULTS) -> None:
         self._sessions = sessions
+        self._interval = settings.session_wait_interval
+        self._log_delay = settings.lock_wait_log_delay
         self._since: dict[int, float] = {}
         self._told: set[int] = set()
 
     async def run(self, catalog: CatalogConnection) -> None:
         """Until cancelled."""
         while True:
-            await anyio.sleep(INTERVAL)
+            await anyio.sleep(self._interval)
             sessions = self._sessions()
             async with catalog.use() as connection:
                 waiting = {row[0]: row[1:] for row in await connection.fetch(WAITING, list(sessions))}
@@ -58,7 +58,7 @@ class SessionWaitMonitor:
                     telemetry.log(telemetry.LOG, what, event="target.answers")
             for pid, (what, holders) in waiting.items():
                 silent = now - self._since.setdefault(pid, now)
-                if silent >= PATIENCE and pid not in self._told:
+                if silent >= self._log_delay and pid not in self._told:
                     self._told.add(pid)
                     _say(silent, pid, sessions[pid], what, holders)
 

@@ -32,7 +32,7 @@ from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import RETRY_INTERVAL, Reaction, reaction
+from subscriber.worker.retry import Reaction, reaction
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
@@ -40,8 +40,6 @@ from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
 
 DISABLED = "disabled"  # the state of a worker that has disabled its subscription
-
-MAX_SYNC_WORKERS = 2  # max_sync_workers_per_subscription
 
 # A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()). A worker that has not
 # heard of it can commit nothing: migrations/versions/0018_generation.py has their columns.
@@ -73,6 +71,7 @@ class Supervisor:
         self.subscription = subscription
         self.tables = TableStates()
         self._context = context
+        self._settings = context.settings
         self._recovery = recovery
         self._report: Report | None = None  # until run()
         self._leader = anyio.CancelScope()
@@ -300,7 +299,7 @@ class Supervisor:
     async def _retry_cleanup(self) -> None:
         """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
         while self._tidying:
-            await anyio.sleep(RETRY_INTERVAL)
+            await anyio.sleep(self._settings.retry_interval)
             subscription, context = self.subscription, self._context
             try:
                 encoding = context.catalog.encoding
@@ -326,9 +325,10 @@ class Supervisor:
                 return
             case Synchronizer.TO_GROUP:
                 relid = COPY_JOB_RELID
-        if relid in self._syncing or len(self._syncing) >= MAX_SYNC_WORKERS:
+        if relid in self._syncing or len(self._syncing) >= self._settings.max_sync_workers:
             return  # the end of one of them wakes the apply worker, which asks again
-        wait = self._last_sync.get(relid, -RETRY_INTERVAL) + RETRY_INTERVAL - monotonic()
+        interval = self._settings.retry_interval
+        wait = self._last_sync.get(relid, -interval) + interval - monotonic()
         if wait > 0:
             if relid not in self._waiting:  # asked again at each commit meanwhile
                 self._waiting.add(relid)
@@ -352,7 +352,7 @@ class Supervisor:
 
     async def _synchronize(self, relid: int, scope: anyio.CancelScope) -> None:
         context = self._context
-        recovery = self._recoveries.setdefault(relid, Recovery())
+        recovery = self._recoveries.setdefault(relid, Recovery(self._settings))
         report = context.board.add(self.subscription.oid, relid, TABLE_SYNC, recovery)
         sessions = self._reuse_sessions()
         finished = False

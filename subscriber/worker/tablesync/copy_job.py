@@ -28,7 +28,7 @@ from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import RETRY_INTERVAL, Reaction
+from subscriber.worker.retry import Reaction
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 
@@ -139,7 +139,7 @@ class CopyJobCoordinator:
             complaint = await self._copy()
             if complaint is not None:
                 self._complain(complaint)
-                await anyio.sleep(RETRY_INTERVAL)
+                await anyio.sleep(self._context.settings.retry_interval)
         finally:
             self._running = False
             self._owner.tables.notify()
@@ -150,7 +150,7 @@ class CopyJobCoordinator:
             async with self._catalog.use() as connection:
                 if await worker_sessions.holder(connection, self._owner.subscription.oid, COPY_JOB_RELID) is None:
                     return
-            await anyio.sleep(RETRY_INTERVAL)
+            await anyio.sleep(self._context.settings.retry_interval)
 
     async def _copy(self) -> str | None:
         """Run the command; what it complained of, None if it did not."""
@@ -185,7 +185,7 @@ class CopyJobCoordinator:
         telemetry.log_error(error, event="copy.failed")
         for relid, table in tables.unready.items():
             if table.state in _UNCOPIED:
-                recovery = Recovery()
+                recovery = Recovery(self._context.settings)
                 recovery.failed(error, None, Reaction.INTERVAL)
                 report = self._board.add(self._owner.subscription.oid, relid, TABLE_SYNC, recovery)
                 report.status.state = "waiting to retry"

@@ -46,6 +46,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.publisher.commands import negotiated_streaming
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
 from subscriber.subscription import Subscription
@@ -59,7 +60,7 @@ from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
 from subscriber.worker.apply_hooks import ApplyHooks
-from subscriber.worker.context import LauncherContext
+from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
@@ -96,7 +97,8 @@ class TableSync(ApplyHooks):
         self._flusher = context.flusher
         self._tables = tables
         self._report = report
-        self._spool = context.spool.open_spool(sync_id, subscription.oid, relid)
+        self._settings = context.settings
+        self._spool = open_spool(context.settings, sync_id, subscription.oid, relid)
         self._catchup: Lsn | None = None
 
     async def run(self, sessions: SyncSessions) -> None:
@@ -241,7 +243,7 @@ class TableSync(ApplyHooks):
     async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
         """Apply what came for the table after `start`, up to where the apply worker is."""
         subscription = self.subscription
-        sender_timeout = await read_sender_timeout(publisher)
+        settings = limit_status_interval(self._settings, await read_sender_timeout(publisher))
         options = stream_options(subscription, binary=subscription.binary or False)  # short: not worth a trial
         streaming = negotiated_streaming(options, publisher.server_version)
         stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
@@ -250,12 +252,12 @@ class TableSync(ApplyHooks):
             target,
             start,
             hooks=self,
-            sender_timeout=sender_timeout,
             durability=Durability(flush_for(subscription, self._flusher)),
             kinds=TransactionKinds(
                 SpooledTransactions(self._spool, subscription.oid) if streaming != "off" else None,
                 streaming == "parallel",
             ),
+            settings=settings,
         )
         self._report.follow(loop)
         await loop.run()

@@ -1,0 +1,344 @@
+"""Settings: every limit, interval and time-out that a user or a test may change, with its unit, default and reason.
+
+Each field of `Settings` is documented where it stands: first its meaning, then the reason for the default. A value has
+one of these sources, the first that names it:
+
+    command line    --setting status_interval=5s, repeated for each setting
+    environment     SUBSCRIBER_STATUS_INTERVAL=5s
+    default         the value in this file
+
+A program passes an object instead: `subscriber.connect(target, settings=Settings(status_interval=5))`. The environment
+does not change such an object. `Settings.from_environment()` starts from the environment.
+
+A numeric value in text may have a unit of PostgreSQL: 500ms, 10s, 5min, 64MB. Without a unit it is in seconds or bytes.
+
+To add a setting, add a field with its documentation, and pass `Settings` to the code that uses the value. Nothing else:
+the option, the variable and the page of the reference follow from the field. A constant that tunes one algorithm, and
+that nobody has a reason to change, stays beside that algorithm.
+
+Pure packages do not import this module. Their callers give them plain values.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_type_hints
+
+PREFIX = "SUBSCRIBER_"  # of the variable of a setting
+
+# Multiples of PostgreSQL's units, the base unit first.
+TIME_UNITS = {"s": 1.0, "us": 1e-6, "ms": 1e-3, "min": 60.0, "h": 3600.0, "d": 86400.0}
+MEMORY_UNITS = {"B": 1, "kB": 1024, "MB": 1024**2, "GB": 1024**3, "TB": 1024**4}
+
+_NUMBER = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*([A-Za-z]*)\s*", re.ASCII)
+_BOOLEANS = {
+    **dict.fromkeys(("on", "true", "yes", "1"), True),
+    **dict.fromkeys(("off", "false", "no", "0"), False),
+}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Unit:
+    """The values that a setting may have.
+
+    Attributes:
+        name: the base unit, as the documentation names it; empty for a number of things and for values without a unit.
+        multiples: the units that a text may name, with their size in base units.
+        minimum: the least value of a number.
+        zero_excluded: the value must be greater than `minimum`.
+    """
+
+    name: str = ""
+    multiples: Mapping[str, float] = field(default_factory=dict)
+    minimum: float = 0
+    zero_excluded: bool = False
+
+
+Seconds = Annotated[float, Unit("seconds", TIME_UNITS, zero_excluded=True)]
+SecondsOrZero = Annotated[float, Unit("seconds", TIME_UNITS)]
+Bytes = Annotated[int, Unit("bytes", MEMORY_UNITS, minimum=1)]
+Count = Annotated[int, Unit(minimum=1)]
+CountOrZero = Annotated[int, Unit()]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Limits, intervals and time-outs, with a default for each. Times are in seconds, sizes in bytes.
+
+    The page "Settings" of the reference explains each field. Raises TypeError for a name that is no setting, and for a
+    value of another type; ValueError for a value out of range.
+    """
+
+    # --- the connection to the publisher ----------------------------------------------------------
+
+    status_interval: Seconds = 10.0
+    """Longest time between two status updates to the publisher. A third of the publisher's wal_sender_timeout, if that
+    is shorter.
+
+    Reason: the default of wal_receiver_status_interval."""
+
+    receiver_timeout: Seconds = 60.0
+    """Time without a message from the publisher after which the connection counts as lost. The publisher is asked for a
+    message in between.
+
+    Reason: the default of wal_receiver_timeout."""
+
+    receive_queue_size: Bytes = 8 * 1024**2
+    """Size of the messages that may wait in memory for the apply worker, or for the consumer of a change stream.
+    Reading from the publisher stops while more are waiting.
+
+    Reason: covers some milliseconds of a fast publisher; a larger queue costs memory and gains no speed."""
+
+    archive_queue_size: Bytes = 8 * 1024**2
+    """Size of the messages that `subscriber archive` may have waiting to be stored. It takes no further ones while
+    more are waiting.
+
+    Reason: as receive_queue_size."""
+
+    # --- retries ----------------------------------------------------------------------------------
+
+    retry_interval: SecondsOrZero = 5.0
+    """Wait before a worker that failed is started again, and the longest wait between two attempts to connect.
+
+    Reason: the default of wal_retrieve_retry_interval."""
+
+    first_retry_delay: SecondsOrZero = 0.1
+    """Wait before the first attempt to reconnect after a transient error. It doubles with each attempt, up to
+    retry_interval.
+
+    Reason: a restart of a server takes less than a second, and the worker should be back soon after."""
+
+    max_silent_retries: CountOrZero = 20
+    """Immediate restarts of a worker in a row, without progress and without a line in the log. Further ones are logged,
+    and delayed as after a transient error.
+
+    Reason: one restart is the rule; more than a few in a row show a fault that must be visible."""
+
+    # --- the launcher -----------------------------------------------------------------------------
+
+    catalog_poll_interval: Seconds = 10.0
+    """Time between two reads of the subscriptions in the catalog without a notification.
+
+    Reason: notifications arrive within milliseconds; the read covers a notification that was lost."""
+
+    empty_database_linger: SecondsOrZero = 2.0
+    """Time that the launcher stays connected to a database without subscriptions.
+
+    Reason: DROP DATABASE waits 5 seconds for other sessions to leave."""
+
+    empty_database_poll_interval: Seconds = 0.5
+    """Time between two connections to a database without subscriptions, to see whether it has one.
+
+    Reason: the first CREATE SUBSCRIPTION takes effect within a second."""
+
+    standby_poll_interval: Seconds = 0.5
+    """Time between two attempts of a standby launcher to take over.
+
+    Reason: a takeover within a second of the end of the leader's session."""
+
+    takeover_after: Seconds = 30.0
+    """Time without a renewed lease after which a standby launcher takes over, and a third of which is the longest time
+    between two renewals.
+
+    Reason: longer than a pause of a busy machine, shorter than anybody waits."""
+
+    lease_renewal_interval: Seconds = 10.0
+    """Longest time between two renewals of the lease, each of which also checks that the target answers.
+
+    Reason: one third of the default of takeover_after."""
+
+    target_timeout: Seconds = 60.0
+    """Time for the target to answer a renewal of the lease; after that, the target counts as lost.
+
+    Reason: as receiver_timeout. TCP alone would take a quarter of an hour."""
+
+    max_sync_workers: Count = 2
+    """Table synchronization workers that run at the same time for one subscription.
+
+    Reason: the default of max_sync_workers_per_subscription. Each uses a slot and a walsender on the publisher."""
+
+    # --- waits for locks --------------------------------------------------------------------------
+
+    lock_wait_log_delay: SecondsOrZero = 10.0
+    """Time without an answer from the target after which the log names the sessions that block the worker.
+
+    Reason: longer than an ordinary statement takes, so that the log has no line for a healthy target."""
+
+    session_wait_interval: Seconds = 5.0
+    """Time between two checks whether a session of the launcher or of a table synchronization waits for a lock.
+
+    Reason: half of lock_wait_log_delay."""
+
+    # --- streamed transactions --------------------------------------------------------------------
+
+    spool_dir: Path | None = None
+    """Directory for streamed transactions that have not ended; each worker has a private directory in it.
+
+    Reason: without a value it is TMPDIR, or else /var/tmp, which is on a disk where /tmp may be memory."""
+
+    spool_limit: Bytes | None = None
+    """Disk space for streamed transactions, for each worker.
+
+    Reason: without a value it is half of the free space when the worker starts, so that the disk is never full."""
+
+    # --- the status, over HTTP and as a command ---------------------------------------------------
+
+    status_publisher_timeout: Seconds = 3.0
+    """Time for each publisher to answer when the status is read.
+
+    Reason: a publisher that is down must not delay the status of the others."""
+
+    status_lock_timeout: Seconds = 5.0
+    """Time for `subscriber status` to wait for a lock on the tables of schema "subscriber".
+
+    Reason: longer than any statement of ours holds such a lock."""
+
+    http_max_age: SecondsOrZero = 1.0
+    """Time for which an answer of the HTTP server is given again without another read of the catalog.
+
+    Reason: several monitors together cost the target one read a second."""
+
+    http_target_timeout: Seconds = 5.0
+    """Time for the target to answer a read of the catalog by the HTTP server.
+
+    Reason: half of the time-out of a Prometheus scrape."""
+
+    http_max_connections: Count = 32
+    """Connections that the HTTP server serves at the same time. The others get status 503.
+
+    Reason: many more than there are monitors."""
+
+    # --- applying ---------------------------------------------------------------------------------
+
+    one_by_one: bool = False
+    """Apply each change with a statement of its own, and never in batches. For comparisons and to find faults.
+
+    Reason: batches have the same result and are several times faster."""
+
+    def __post_init__(self) -> None:
+        for name, hint in _hints().items():
+            _check(name, hint, getattr(self, name))
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None, **values: Any) -> Settings:
+        """Settings from the environment; `values` take precedence over it.
+
+        Args:
+            environment: None: that of the process. An empty variable counts as absent.
+            values: settings by their names.
+
+        Raises:
+            TypeError: a name that is no setting, or a value of another type.
+            ValueError: a value that is no value of its setting. The message names the variable.
+        """
+        given = os.environ if environment is None else environment
+        found = {}
+        for name in cls.names():
+            variable = variable_of(name)
+            if text := given.get(variable):
+                try:
+                    found[name] = parse_value(name, text)
+                except ValueError as error:
+                    raise ValueError(f"environment variable {variable}: {error}") from None
+        return cls(**{**found, **values})
+
+    @classmethod
+    def names(cls) -> list[str]:
+        """The names of all settings, in the order of the documentation."""
+        return [one.name for one in fields(cls)]
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """Values from texts of the form NAME=VALUE, by name. The last one of a name counts.
+
+    Raises:
+        ValueError: no such setting, or no value of the setting.
+    """
+    values = {}
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        if not equals:
+            raise ValueError(f'"{assignment}" must have the form NAME=VALUE')
+        name = name.strip()
+        values[name] = parse_value(name, text)
+    return values
+
+
+def parse_value(name: str, text: str) -> Any:
+    """The value of the setting `name` that `text` stands for.
+
+    Raises:
+        ValueError: no such setting, or no value of the setting.
+    """
+    hint = _hints().get(name)
+    if hint is None:
+        raise ValueError(f'unrecognized setting "{name}"; the settings are {", ".join(Settings.names())}')
+    kind, unit = kind_of(hint)
+    if kind is Path:
+        return Path(text)
+    if kind is bool:
+        if (flag := _BOOLEANS.get(text.strip().lower())) is None:
+            raise _invalid(name, text, f"valid values are {', '.join(_BOOLEANS)}")
+        return flag
+    valid = f"; valid units are {', '.join(unit.multiples)}" if unit.multiples else ""
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        raise _invalid(name, text, f"a number is required{valid}")
+    if match[2] and match[2] not in unit.multiples:
+        raise _invalid(name, text, valid.removeprefix("; ") or "the setting has no unit")
+    number = float(match[1]) * (unit.multiples[match[2]] if match[2] else 1)
+    if kind is int and not number.is_integer():
+        raise _invalid(name, text, "a whole number is required")
+    value = kind(number)
+    _check(name, hint, value)
+    return value
+
+
+def variable_of(name: str) -> str:
+    """The environment variable of the setting `name`."""
+    return PREFIX + name.upper()
+
+
+def kind_of(hint: Any) -> tuple[type, Unit]:
+    """The type of a setting and its unit, from its annotation. A setting that may be None has the type of its value."""
+    alternatives = [one for one in get_args(hint) if one is not type(None)]
+    if type(None) in get_args(hint):
+        return kind_of(alternatives[0])
+    if alternatives:  # Annotated
+        return alternatives[0], alternatives[1]
+    return hint, Unit()
+
+
+@cache
+def _hints() -> dict[str, Any]:
+    return get_type_hints(Settings, include_extras=True)
+
+
+def _check(name: str, hint: Any, value: object) -> None:
+    """Raise TypeError or ValueError for a value that the setting cannot have."""
+    if value is None and type(None) in get_args(hint):
+        return
+    kind, unit = kind_of(hint)
+    allowed: Any = (int, float) if kind is float else kind
+    if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f'setting "{name}" requires a value of type {kind.__name__}, not {type(value).__name__}')
+    if isinstance(value, int | float) and kind is not bool:
+        too_small = value <= unit.minimum if unit.zero_excluded else value < unit.minimum
+        if too_small or not math.isfinite(value):
+            bound = "greater than" if unit.zero_excluded else "at least"
+            raise ValueError(
+                f'setting "{name}" is {value:g}, and must be {bound} {unit.minimum:g} {unit.name}'.rstrip()
+            )
+
+
+def _invalid(name: str, text: str, why: str) -> ValueError:
+    return ValueError(f'invalid value for setting "{name}": "{text}"; {why}')
+
+
+DEFAULTS = Settings()  # for parameters; a value of it never changes
