@@ -1,1 +1,1 @@
-"""Measurements: not part of the package, run by hand from a checkout; see README.md."""
+"""Benchmarks: not part of the package, run by hand from a checkout; see README.md."""

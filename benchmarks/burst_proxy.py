@@ -1,7 +1,7 @@
-"""A proxy that keeps a walsender's changes until all of them are there, and then lets them go at once.
+"""A proxy that holds back a walsender's changes until all have arrived, and then forwards them together.
 
-A walsender is slower than those who read from it here: they wait for it, in small pieces, and what is measured is
-mostly waiting. Behind the dam they read as fast as they can.
+A walsender is slower than the programs that read from it here. They wait for small pieces, and a measurement would show
+mostly this waiting. Behind the proxy they read at full speed.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from contextlib import asynccontextmanager, suppress
 
 import anyio
 
-QUIET = 1.0  # seconds without anything from the walsender: it has sent what it has
+QUIET = 1.0  # seconds without data from the walsender: it has sent everything
 CHUNK = 1024 * 1024  # bytes
 
 
 @asynccontextmanager
 async def dammed(port: int) -> AsyncIterator[int]:
-    """A dam before `port` of this machine; its own port."""
+    """Run a proxy in front of `port` of this machine. Returns its own port."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         above_reader, above_writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,13 +1,14 @@
-"""A backlog of a million changes: caught up from the change log, applied live, and by PostgreSQL's own worker.
+"""A backlog of a million changes: caught up from the change log, applied live, and applied by PostgreSQL's own worker.
 
     python -m benchmarks.catchup [--changes 1000000] [--keys 100000] [--json]
 
-One publisher, three databases on one target server with the same rows. The backlog is small transactions of two
-updates and an insert, over `--keys` rows, so that rows change many times. It is archived (timed, from a slot of the
-log's own), then caught up in one batch; then a subscription of ours and one of PostgreSQL's are enabled, one after
-the other, and timed until everything is confirmed as durable. All three end with the same rows, or it fails.
+One publisher, and three databases on one target server with the same rows. The backlog is small transactions of two
+updates and an insert, over `--keys` rows, so that rows change many times. It is archived from the log's own slot
+(timed), then caught up in one batch. Then our subscription and PostgreSQL's own are enabled, one after the other, and
+timed until everything is confirmed as durable. The benchmark fails if the three databases do not end with the same
+rows.
 
-Spark's start is not in the seconds; it is told apart.
+The start of Spark is not included; it is reported separately.
 """
 
 from __future__ import annotations
@@ -53,12 +54,12 @@ END $$
 
 
 async def measure(changes: int, keys: int) -> dict[str, float]:
-    """Seconds by what was done."""
+    """Return the seconds of each step."""
     async with stage() as where:
         try:
             return await _measure(where, changes, keys)
         finally:
-            await where.launcher.stop()  # one of ours, not the stage's
+            await where.launcher.stop()  # this benchmark starts its own launcher
 
 
 async def _measure(where: Stage, changes: int, keys: int) -> dict[str, float]:
@@ -90,7 +91,7 @@ async def _measure(where: Stage, changes: int, keys: int) -> dict[str, float]:
 
 async def _prepare(where: Stage, keys: int, log: Path) -> None:
     await execute(where.source, *TABLES, WRITE, FILL.format(keys=keys), "CREATE PUBLICATION p FOR ALL TABLES")
-    await _archive(where, log)  # it has to reach back to where the subscriptions will stand
+    await _archive(where, log)  # the log has to reach back to the subscriptions' start
     create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{where.source.dsn()}' PUBLICATION p WITH (streaming = off)"
     for name in (CATCHUP, OURS, NATIVE):
         await execute(where.target, f"CREATE DATABASE {name}")
@@ -107,7 +108,7 @@ async def _prepare(where: Stage, keys: int, log: Path) -> None:
 
 
 async def _ready(where: Stage, name: str, states: str) -> None:
-    """All tables are handed over; then the subscription is disabled."""
+    """Wait until all tables are handed over, then disable the subscription."""
     await execute(where.source, "SELECT pg_logical_emit_message(true, 'ready', '')")
     ready = f"SELECT count(*) = 2 AND bool_and(srsubstate = 'r') FROM {states}"
     await wait_for(where.target, ready, where.launcher, dbname=name)

@@ -1,24 +1,24 @@
-"""How fast a program gets decoded rows: stream(), psycopg2's replication cursor and pg_recvlogical, in one run.
+"""Decoded rows in a program: stream(), psycopg2's replication cursor and pg_recvlogical, in one run.
 
     python -m benchmarks.consume [--rows 200000] [--rounds 3] [--only NAME …] [--dam] [--json]
 
-Each has a slot of its own on the same publisher. The backlog is written once for all; then each reads its slot to
-the end, as a process of its own, and who goes first changes from round to round.
+Each program has its own slot on the same publisher. The backlog is written once. Then each program reads its slot to
+the end, in a process of its own. The order changes from round to round.
 
-    pg_recvlogical       writes the messages to a file: the least that anybody can take from one slot
-    psycopg2, bytes      consume_stream(), which hands over each message's bytes; nobody decodes them
+    pg_recvlogical       writes the messages to a file: the minimum for one slot
+    psycopg2, bytes      consume_stream(), which returns each message's bytes without decoding
     psycopg2, rows       and each row decoded into a dictionary of Python values, by a decoder written for this
-    stream, changes      subscriber.stream(), a Change object for each row; nobody looks into it
+    stream, changes      subscriber.stream(), a Change object for each row, which is not read
     stream, rows         and row.dict() of each
     stream, rows, pure   the same without the compiled part
     stream, one by one   the same with `async for change in transaction` instead of batches
     stream, binary rows  row.dict() with binary=True
     stream, spooled      the same with streaming, and a publisher that keeps 1 MB of a transaction in memory
 
-With --dam a proxy receives the whole backlog first (dam.py): then nobody waits for the publisher, and processor time is
-what reading takes at full speed.
+With --dam a proxy receives the whole backlog first (burst_proxy.py). No program waits for the publisher then, and
+processor time is that of reading at full speed.
 
-Rows have six columns: bigint, integer, numeric, timestamptz, boolean, text. psycopg2 comes with the extra `benchmark`.
+Rows have six columns: bigint, integer, numeric, timestamptz, boolean, text. The extra `benchmark` installs psycopg2.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ from benchmarks.burst_proxy import dammed
 from benchmarks.environment import INSERT, TABLE, Stage, connection, execute, memory, stage
 from subscriber import Insert, Lsn, Update
 
-Contender = Callable[[str, str, int, str], int]  # DSN, slot, rows to read, position of the end; the rows read
+Contender = Callable[[str, str, int, str], int]  # DSN, slot, rows to read, end position; returns the rows read
 
 
-# --- who reads ------------------------------------------------------------------------------------
+# --- the programs ---------------------------------------------------------------------------------
 
 
 def ours(how: str, *, binary: bool = False, spooled: bool = False) -> Contender:
@@ -142,7 +142,10 @@ def psycopg2(*, decode: bool) -> Contender:
 
 
 class Decoder:
-    """pgoutput's inserts and updates as dictionaries: what somebody with psycopg2 writes, without checks."""
+    """Decodes pgoutput's inserts and updates into dictionaries, without checks.
+
+    A user of psycopg2 would write it in this way.
+    """
 
     def __init__(self) -> None:
         self._columns: dict[int, list[tuple[str, Callable[[bytes], Any]]]] = {}
@@ -209,7 +212,7 @@ NAMES = [FLOOR, *CONTENDERS]
 
 
 def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
-    """In a process of its own: read, and print what that took, without what importing takes."""
+    """Read the slot in a process of its own, and print its costs without those of imports."""
     importlib.import_module("psycopg2.extras" if name.startswith("psycopg2") else "subscriber.change_stream.api")
     started, cpu = monotonic(), resource.getrusage(resource.RUSAGE_SELF)
     count = CONTENDERS[name](dsn, slot, rows, end)
@@ -217,7 +220,7 @@ def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
     if count < rows:
         raise RuntimeError(f"{name} has read {count} rows of {rows}")
     processor = used.ru_utime + used.ru_stime - cpu.ru_utime - cpu.ru_stime
-    # Not ru_maxrss, which begins with what the process had that started this one.
+    # Not ru_maxrss, which starts with the memory of the parent process.
     print(json.dumps({"seconds": seconds, "cpu": processor, "peak": memory(os.getpid()).peak}))
 
 
@@ -226,7 +229,7 @@ def read(name: str, dsn: str, slot: str, rows: int, end: str) -> None:
 
 @dataclass
 class Result:
-    """Of one contender and one workload: seconds, processor seconds and bytes of each round."""
+    """The results of one program and one workload: seconds, processor seconds and bytes of each round."""
 
     workload: str
     rows: int
@@ -341,7 +344,7 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="these contenders")
-    parser.add_argument("--dam", action="store_true", help="let the backlog gather before it is read")
+    parser.add_argument("--dam", action="store_true", help="let a proxy receive the backlog before it is read")
     parser.add_argument("--json", action="store_true", help="print JSON only")
     parser.add_argument("--read", nargs=5, metavar=("NAME", "DSN", "SLOT", "ROWS", "END"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()

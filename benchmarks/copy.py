@@ -2,10 +2,10 @@
 
 python -m benchmarks.copy [--rows N] [--rounds N] [--jdbc postgresql.jar] [--json]
 
-Ours and PostgreSQL's take turns in the same servers. What is timed ends when all tables have all their rows: for
-PostgreSQL when every table is in finishedcopy or further, for ours when copy_tables() returns. Spark has been started
-before, and has run Python tasks; how long that took is told beside. JDBC is Spark reading and writing with its own
-sources, with as many partitions; it takes the driver's jar, which is none of our dependencies (Debian:
+Our copy and PostgreSQL's alternate in the same servers. The time ends when all tables have all their rows: for
+PostgreSQL when every table is in finishedcopy or later, for ours when copy_tables() returns. Spark is started before,
+and has run Python tasks; its start time is reported separately. JDBC means that Spark reads and writes with its own
+sources, with the same number of partitions. It needs the driver's jar, which is not one of our dependencies (Debian:
 libpostgresql-jdbc-java).
 """
 
@@ -41,7 +41,7 @@ def names() -> list[str]:
 
 
 def warm_up(number: int) -> int:
-    """What an executor does for the first time."""
+    """Run the first-time initialization of an executor."""
     import subscriber.spark.copy.executor
 
     return number + len(subscriber.spark.copy.executor.TRANSIENT)
@@ -57,7 +57,7 @@ async def prepare(on: Stage, rows: int) -> None:
 
 
 async def empty(on: Stage, rows: int) -> None:
-    """Check that everything arrived, and take it away again."""
+    """Check that all rows arrived, and remove them."""
     async with connection(on.target) as one:
         counts = [await one.fetchval(f"SELECT count(*) FROM {name}") for name in names()]
         assert counts == [rows] + [SMALL_ROWS] * SMALL, counts
@@ -81,7 +81,7 @@ async def native(on: Stage, options: str) -> float:
 
 async def ours(on: Stage, spark: SparkSession) -> float:
     async with connect(on.target.dsn()) as db:
-        # Not enabled, so that nobody but us copies.
+        # Disabled, so that only this program copies.
         await db.execute(SUBSCRIPTION.format(dsn=on.source.dsn(), options="enabled = false, copy_engine = spark"))
         started = monotonic()
         await copy_tables(on.target.dsn(), "s", spark=spark, part_bytes=PART_BYTES)
@@ -117,7 +117,7 @@ async def jdbc(on: Stage, spark: SparkSession, rows: int) -> float:
 async def measure(rows: int, rounds: int, jar: Path | None) -> dict[str, list[float]]:
     conf = {"spark.jars": str(jar)} if jar is not None else {}
     started = monotonic()
-    # As `subscriber copy` starts it; but JDBC's rows are the JVM's work, which then gets all of its compiler.
+    # As `subscriber copy` starts it. But the JVM processes JDBC's rows, so with JDBC it uses its whole compiler.
     with spark_session(conf=conf, java_options=QUICK if jar is None else "") as spark:
         run_tasks(spark, warm_up, [0, 1])
         found: dict[str, list[float]] = {"start of Spark": [monotonic() - started]}

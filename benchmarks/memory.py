@@ -3,9 +3,9 @@
     python -m benchmarks.memory [--rows 5000000] [--transaction 1000000] [--json]
     python -m benchmarks.memory --rows 1 --transaction 10000000     # half an hour, and 10 GB of disk
 
-Each phase has a peak of its own: the kernel's high-water mark is reset between them. With streaming on and parallel,
-small transactions are committed while the large one is under way; how long the slowest of them took to be seen on
-the target is told. Exits 1 above LIMIT.
+Each phase has its own peak: the kernel's high-water mark is reset between them. With streaming on and parallel, small
+transactions are committed while the large one is open. The time until the slowest of them was visible on the target is
+reported. Exits 1 above LIMIT.
 """
 
 from __future__ import annotations
@@ -48,11 +48,11 @@ class Phase:
     cpu_seconds: float  # of the worker's process
     peak_bytes: int
     bytes_afterwards: int
-    slowest_small: float | None = None  # seconds, of the transactions committed meanwhile; None: there were none
+    slowest_small: float | None = None  # seconds of the slowest concurrent transaction; None: there were none
 
 
 async def measure(rows: int, transaction: int, *, streaming_only: bool) -> list[Phase]:
-    """All phases, one after the other, of one process; or those of the three ways of streaming alone."""
+    """Measure all phases with one process, or only those of the three ways of streaming."""
     async with stage() as where:
         await execute(
             where.source, TABLE, INSERT.format(first=1, last=rows), SMALL, "CREATE PUBLICATION p FOR TABLE items, small"
@@ -73,7 +73,7 @@ async def measure(rows: int, transaction: int, *, streaming_only: bool) -> list[
             insert = INSERT.format(first=first, last=first + transaction - 1)
             phases.append(await _transaction(where, f"streaming {mode}", insert, transaction, small=True))
             for server in (where.source, where.target):
-                await execute(server, "CHECKPOINT")  # or the write-ahead log of all three is kept
+                await execute(server, "CHECKPOINT")  # otherwise the write-ahead log of all three phases is kept
         return phases
 
 
@@ -106,7 +106,7 @@ async def _transaction(where: Stage, name: str, statement: str, rows: int, *, sm
 
 
 async def _with_small_ones(where: Stage, statement: str) -> float:
-    """Run the statement in a transaction, and small ones until it commits; seconds of the slowest."""
+    """Run the statement in a transaction, and small ones until it commits. Returns the seconds of the slowest."""
     async with small_ones(where) as small, connection(where.source) as large:
         await large.execute("BEGIN")
         await large.execute(statement, timeout=None)

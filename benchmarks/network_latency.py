@@ -1,9 +1,9 @@
-"""A backlog replayed over a network of some length, on either side of the worker.
+"""Replay of a backlog over a network with latency, on either side of the worker.
 
     python -m benchmarks.network_latency [--rows 100000] [--round-trips 1,5,20] [--json FILE]
 
-A proxy keeps every byte for half of the round trip, in each direction; its bandwidth is not limited. Rates are by that
-without a proxy's delay in the same run.
+A proxy delays every byte by half of the round trip, in each direction. Its bandwidth is not limited. Rates are relative
+to the proxy without delay in the same run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CHUNK = 64 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    side: str  # which of the two connections is long
+    side: str  # the delayed connection
     round_trip: float  # milliseconds
     workload: str
     rows: int
@@ -40,7 +40,7 @@ class Result:
 
 @asynccontextmanager
 async def delaying(port: int, round_trip: float) -> AsyncIterator[int]:
-    """A proxy to `port` of this machine, `round_trip` milliseconds long; its own port."""
+    """Run a proxy to `port` of this machine with a round trip of `round_trip` milliseconds. Returns its own port."""
     delay = round_trip / 2000
     writers: list[asyncio.StreamWriter] = []
 
@@ -82,7 +82,7 @@ async def delaying(port: int, round_trip: float) -> AsyncIterator[int]:
 
 
 async def measure(rows: int, round_trips: list[float]) -> list[Result]:
-    """Each workload without delay and with each, on the way to the target and to the source."""
+    """Measure each workload without delay and with each delay, to the target and to the source."""
     results = []
     for side, round_trip in [("target", 0.0), *((s, r) for s in ("target", "source") for r in round_trips)]:
         async with stage() as where:
@@ -119,7 +119,7 @@ async def _replay(where: Stage, side: str, round_trip: float, port: int, rows: i
                 position = await publisher.fetchval("SELECT pg_current_wal_lsn()::text")
             await execute(where.target, "UPDATE subscriber.subscription SET subenabled = true")
             await wait_for(where.source, "SELECT active FROM pg_replication_slots", where.launcher)
-            started = monotonic()  # connecting is not in it: that takes a dozen round trips, once
+            started = monotonic()  # without connecting, which takes a dozen round trips once
             await wait_for(where.source, caught_up("s", position), where.launcher)
             results.append(Result(side, round_trip, workload.name, workload.rows, monotonic() - started))
     return results

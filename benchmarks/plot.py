@@ -1,4 +1,4 @@
-"""Bars as SVG: one line of text and one rectangle a value is not worth a library."""
+"""Bar charts as SVG: one text and one rectangle for each value do not justify a library."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _STYLE = (
 
 
 def bars(title: str, values: Sequence[tuple[str, float]], *, mark: float) -> str:
-    """A horizontal bar for each (name, value), and a line at `mark`; values above it in another colour."""
+    """Return a horizontal bar for each (name, value), and a line at `mark`. Higher values have another color."""
     scale = _WIDTH / max(mark * 1.2, *(value for _, value in values))
     height = _TOP + _ROW * len(values) + 16
     parts = [

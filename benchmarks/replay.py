@@ -1,15 +1,16 @@
-"""A backlog replayed by PostgreSQL's own subscription and by ours, on the same servers, in turns.
+"""Replay of a backlog by PostgreSQL's own subscription and by ours, on the same servers, alternately.
 
     python -m benchmarks.replay [--rows 200000] [--rounds 3] [--only NAME] [--format FORMAT] [--sessions N]
                                 [--json FILE] [--plot FILE]
 
-Both targets are databases of one server and subscribe to the same publication. For each round the changes are
-committed while both subscriptions are disabled; then one is enabled and timed until the last of them can be read on
-the target, and until all are confirmed as durable; then the other. Who goes first changes from round to round. Unless
-told otherwise the statements for both do not say in which format values come: PostgreSQL's own then takes text, and
-ours binary where it can. Between them pg_recvlogical writes the same changes, as ours asks for them, to a file: the
-drain, less than which nobody takes who reads one slot. "nothing" is what enabling takes by itself, with one row, and is
-in all the others but the drain. Ratios are of the times until all can be read.
+Both targets are databases of one server and subscribe to the same publication. In each round the changes are committed
+while both subscriptions are disabled. One is then enabled and timed until the last change can be read on the target,
+and until all changes are confirmed as durable. Then the other one is measured. The order changes from round to round.
+
+By default the statements for both do not set a format: PostgreSQL's own then receives text, and ours binary if
+possible. Between the two, pg_recvlogical writes the same changes, in our format, to a file. This is the drain, the
+minimum for a reader of one slot. "nothing" is the time for enabling, with one row; all others except the drain include
+it. Ratios compare the times until all changes can be read.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ MIB = 1024 * 1024
 
 @dataclass
 class Result:
-    """Seconds of each round; of ours and native until all can be read on the target."""
+    """Seconds of each round. For ours and native, until all changes can be read on the target."""
 
     name: str
     rows: int
@@ -62,15 +63,15 @@ class Result:
     drain: list[float] = field(default_factory=list)
     our_confirmed: list[float] = field(default_factory=list)  # until all are confirmed to the publisher as durable
     native_confirmed: list[float] = field(default_factory=list)
-    our_cpu: list[float] = field(default_factory=list)  # processor seconds of our process; the servers' are not in it
-    our_target_cpu: list[float] = field(default_factory=list)  # of the target's server, with everything it does
+    our_cpu: list[float] = field(default_factory=list)  # processor seconds of our process, without the servers
+    our_target_cpu: list[float] = field(default_factory=list)  # of the target's server, including all its processes
     our_source_cpu: list[float] = field(default_factory=list)
-    native_target_cpu: list[float] = field(default_factory=list)  # with the worker, which is a part of the server
+    native_target_cpu: list[float] = field(default_factory=list)  # includes the worker, which is part of the server
     our_peak: int = 0  # bytes of resident memory
 
     @property
     def by_native(self) -> float:
-        """Ours by native, of the medians: below 1 we are faster."""
+        """Return the ratio of our median to native's: below 1 ours is faster."""
         return statistics.median(self.ours) / statistics.median(self.native)
 
     @property
@@ -79,7 +80,7 @@ class Result:
 
 
 async def measure(rows: int, rounds: int, only: str | None, *, format: str, sessions: int) -> list[Result]:
-    """All workloads, `rounds` times; those with `only` in their name are returned."""
+    """Measure all workloads, `rounds` times. Returns those with `only` in their name."""
     async with stage() as where:
         await _prepare(where, format, sessions)
         results: dict[str, Result] = {}
@@ -150,15 +151,15 @@ async def _drain(where: Stage, position: str, *, binary: bool) -> float:
 
 
 async def enable(where: Stage, name: str) -> None:
-    """Start one of the two subscriptions."""
+    """Enable one of the two subscriptions."""
     if name == NATIVE:
         await execute(where.target, f"ALTER SUBSCRIPTION {name} ENABLE", dbname=name)
-    else:  # the catalog's row directly: starting a program for the statement would be in the measurement
+    else:  # update the catalog's row directly: the start of a program would be part of the measurement
         await execute(where.target, "UPDATE subscriber.subscription SET subenabled = true", dbname=name)
 
 
 async def disable(where: Stage, name: str) -> None:
-    """Stop it, and wait until it has gone."""
+    """Disable the subscription, and wait until its worker has ended."""
     if name == NATIVE:
         await execute(where.target, f"ALTER SUBSCRIPTION {name} DISABLE", dbname=name)
     else:
@@ -200,8 +201,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.replay", description=__doc__)
     parser.add_argument("--rows", type=int, default=200_000, help="rows of the large transactions")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--only", metavar="NAME", help="report only workloads whose name has this in it")
-    parser.add_argument("--format", choices=FORMATS, default=UNSAID, help="in which values come (default: %(default)s)")
+    parser.add_argument("--only", metavar="NAME", help="report only workloads whose name contains this")
+    parser.add_argument(
+        "--format", choices=FORMATS, default=UNSAID, help="value format of both subscriptions (default: %(default)s)"
+    )
     parser.add_argument("--sessions", type=int, default=1, metavar="N", help="our subscription with apply_sessions = N")
     parser.add_argument("--json", metavar="FILE", type=Path, help="write the seconds of every round")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="draw the ratios, as SVG")

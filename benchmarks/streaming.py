@@ -1,14 +1,14 @@
-"""From COMMIT to being visible: one large transaction with streaming off, on and parallel, beside PostgreSQL's own.
+"""The time from COMMIT to visibility of a large transaction with streaming off, on and parallel.
 
     python -m benchmarks.streaming [--rows 200000] [--rounds 3] [--json]
 
-One subscription at a time, ours and PostgreSQL's own in turns. The transaction's statements take as long as they
-take; what is measured begins when its COMMIT has been answered on the publisher and ends when its last row can be
-read on the target. The publisher streams what exceeds WORK_MEM.
+There is one subscription at a time, ours and PostgreSQL's own alternately. The time of the transaction's statements is
+not measured. The measurement starts when the publisher has answered the COMMIT, and ends when the last row can be read
+on the target. The publisher streams transactions that exceed WORK_MEM.
 
-Meanwhile another session commits one small transaction after another: the slowest is the time from the answer to
-its COMMIT until its row can be read on the target, which includes its wait in the publisher's WAL, behind what the
-large one has written there.
+Meanwhile another session commits one small transaction after another. The slowest is the time from the answer to its
+COMMIT until its row can be read on the target. It includes waiting in the publisher's WAL behind the large
+transaction's changes.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ STATES = {OURS: "subscriber.subscription_rel", NATIVE: "pg_catalog.pg_subscripti
 class Sample:
     mode: str
     who: str
-    transaction: float  # seconds that the publisher took for it, up to the answer of its COMMIT
-    visible: float  # seconds from then on
+    transaction: float  # seconds on the publisher, up to the answer to its COMMIT
+    visible: float  # seconds after that
     slowest: float  # seconds until it was visible, of the small transactions committed meanwhile
-    cpu: float  # seconds of processor time of our process, from the transaction's beginning on; 0 for PostgreSQL's
+    cpu: float  # processor seconds of our process since the start of the transaction; 0 for PostgreSQL's
 
 
 async def measure(rows: int, rounds: int) -> list[Sample]:
-    """All samples, in the order in which they were taken."""
+    """Return all samples, in the order of measurement."""
     async with stage() as where:
         await execute(
             where.source,

@@ -1,4 +1,4 @@
-"""What the replay benchmark writes on the publisher."""
+"""The workloads of the replay benchmark on the publisher."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TABLES = [
 
 @dataclass(frozen=True)
 class Workload:
-    """`rows` are row changes; `write` commits them all on the publisher."""
+    """A workload. `write` commits `rows` row changes on the publisher."""
 
     name: str
     rows: int
@@ -47,7 +47,7 @@ def _transaction(*statements: str) -> Callable[[Stage], Awaitable[None]]:
 
 
 def small(transactions: int) -> Callable[[Stage], Awaitable[None]]:
-    """An update and an insert each."""
+    """Return a writer of transactions with one update and one insert each."""
     return _transactions(
         transactions,
         "UPDATE items SET number = number + 1 WHERE id = 1 + i % 1000",
@@ -56,7 +56,7 @@ def small(transactions: int) -> Callable[[Stage], Awaitable[None]]:
 
 
 def _transactions(number: int, *statements: str) -> Callable[[Stage], Awaitable[None]]:
-    """One after another, of statements in which i counts them from 1."""
+    """Return a writer of consecutive transactions, whose statements contain a counter i from 1."""
 
     async def write(where: Stage) -> None:
         async with connection(where.source) as one:
@@ -72,7 +72,10 @@ def _transactions(number: int, *statements: str) -> Callable[[Stage], Awaitable[
 
 
 def workloads(rows: int) -> list[Workload]:
-    """Those that change many rows do it in one transaction. They need each other's rows, in this order."""
+    """Return all workloads. They depend on each other's rows, in this order.
+
+    A workload with many rows changes them in one transaction.
+    """
     first, last = 1_000_001, 1_000_000 + rows
     part = rows // 4
     some = max(rows // 20, 1)

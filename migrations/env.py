@@ -1,6 +1,6 @@
 """Alembic's environment for a developer's `alembic check` or `alembic upgrade`, in the database SUBSCRIBER_TARGET_DSN.
 
-The program does without: it runs the scripts as one text, see upgrade_script() in catalog/schema.py.
+The program itself does not use Alembic: it runs the scripts as one text, see upgrade_script() in catalog/schema.py.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from subscriber.catalog.tables import SCHEMA, metadata
 
 
 def only_ours(name: str | None, kind: str, parents: object) -> bool:
-    """Leave every schema but ours out of comparisons: the target database belongs to somebody else."""
+    """Exclude all schemas but ours from comparisons, because the target database has other tables as well."""
     return kind != "schema" or name == SCHEMA
 
 
 def migrate(connection: Connection) -> None:
-    """Run the scripts in one transaction, which creates the schema first if need be."""
+    """Run the scripts in one transaction. It creates the schema first if it does not exist."""
     context.configure(
         connection=connection,
         target_metadata=metadata,
@@ -42,7 +42,7 @@ def migrate(connection: Connection) -> None:
 
 
 async def connect_and_migrate(dsn: str) -> None:
-    """For the alembic command."""
+    """Connect and run the migrations, for the alembic command."""
     engine = create_async_engine(f"postgresql+asyncpg://{dsn.split('://', 1)[1]}")
     async with engine.connect() as connection:
         await connection.run_sync(migrate)

@@ -9,5 +9,5 @@ down_revision = ${repr(down_revision)}
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     ${upgrades if upgrades else "pass"}

@@ -8,8 +8,9 @@ revision = "0001"
 down_revision = None
 
 TABLES = [
-    # Not from the server's own OID counter, which would hand the same numbers to other objects. Origins are named by
-    # them and belong to the whole cluster, so each database begins somewhere else, and skips what is taken.
+    # Not from the server's own OID counter, which would give the same numbers to other objects. The names of origins
+    # contain these numbers, and origins belong to the whole cluster. Each database therefore starts at another number,
+    # and skips used ones.
     "CREATE SEQUENCE subscriber.subscription_oid MINVALUE 3500000000 MAXVALUE 4294967294 CYCLE",
     """
     SELECT pg_catalog.setval('subscriber.subscription_oid', 3500000000 + (d.oid::bigint * 1000) % 790000000, false)
@@ -58,7 +59,7 @@ TABLES = [
         PRIMARY KEY (srsubid, srrelid)
     )
     """,
-    # One row updated at every commit: with room on its page the update stays in it and touches no index.
+    # The row is updated at every commit. Free space on its page keeps the update on the page, without index changes.
     """
     CREATE TABLE subscriber.progress (
         subid oid REFERENCES subscriber.subscription ON DELETE CASCADE,
@@ -114,7 +115,7 @@ TABLES = [
 ]
 
 FUNCTIONS = [
-    # Called inside CASE by statements of the apply worker: an expression that fails when it is reached.
+    # Called inside CASE by statements of the apply worker: an expression that fails when it is evaluated.
     """
     CREATE FUNCTION subscriber.raise_error(sqlstate text, message text) RETURNS boolean
     LANGUAGE plpgsql SET search_path = pg_catalog AS $$
@@ -131,7 +132,8 @@ FUNCTIONS = [
         RETURN NULL;
     END $$
     """,
-    # For the functions below, which run with their owner's rights: session_user, as current_user is that owner.
+    # For the functions below, which run with their owner's rights. They check session_user, because current_user is
+    # that owner.
     """
     CREATE FUNCTION subscriber.may_manage(subscription oid) RETURNS boolean
     LANGUAGE sql STABLE SET search_path = pg_catalog AS $$
@@ -154,7 +156,7 @@ FUNCTIONS = [
         END IF;
     END $$
     """,
-    # The lock makes it one at a time: whoever waited for it sees in its next statement what the other did.
+    # The lock serializes callers: the next statement of a waiting caller sees the result of the other one.
     """
     CREATE FUNCTION subscriber.create_origin(name text) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
@@ -171,7 +173,7 @@ FUNCTIONS = [
         RETURN origin;
     END $$
     """,
-    # A worker's session gives its locks back before its origin, so the origin can be in use a moment longer.
+    # A worker's session releases its locks before its origin, so the origin can be in use a moment longer.
     """
     CREATE FUNCTION subscriber.drop_origin(name text) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
@@ -209,8 +211,8 @@ FUNCTIONS = [
         RETURN NULL;
     END $$
     """,
-    # Ends the sessions of a subscription's workers, found by their locks (catalog/locks.py): of the worker that
-    # synchronizes that relation, or with NULL of all.
+    # Ends the sessions of a subscription's workers, which it finds by their locks (catalog/locks.py). With a relation,
+    # only the worker that synchronizes it; with NULL all.
     """
     CREATE FUNCTION subscriber.terminate_workers(subscription_oid oid, relation_oid oid) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
@@ -226,7 +228,8 @@ FUNCTIONS = [
                         OR relation_oid IS NULL AND l.classid = 1937072755 AND l.objid = subscription_oid));
     END $$
     """,
-    # Found before pg_catalog's, as the views are; with NULL, or an OID that is not ours, the server's own runs too.
+    # Found before the function of pg_catalog, as the views are. With NULL or an OID that is not ours, the server's own
+    # function runs too.
     """
     CREATE FUNCTION subscriber.pg_stat_reset_subscription_stats(subid oid) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog AS $$
@@ -263,14 +266,14 @@ VIEWS = [
       FROM subscriber.subscription s
       JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
     """,
-    # PostgreSQL removes a table's row with the table; here the row only stops being shown.
+    # PostgreSQL removes a table's row with the table. Here the row stays, but the view does not show it.
     """
     CREATE VIEW subscriber.pg_subscription_rel AS
     SELECT r.srsubid, r.srrelid, r.srsubstate, r.srsublsn
       FROM subscriber.subscription_rel r
      WHERE EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = r.srrelid)
     """,
-    # A worker counts while the backend that wrote its row lives: same pid, and not begun after the worker.
+    # A worker counts while the backend that wrote its row lives: the same pid, started before the worker.
     """
     CREATE VIEW subscriber.pg_stat_subscription AS
     SELECT s.subid, s.subname, w.worker_type, w.pid, NULL::integer AS leader_pid, nullif(w.relid, 0) AS relid,
@@ -290,9 +293,9 @@ VIEWS = [
     """,
 ]
 
-# Connection strings hold passwords, so nobody but a subscription's owner may see or change its row. Who may create one
-# is what PostgreSQL 16 says: the privileges of pg_create_subscription and CREATE on the database. The tables
-# that hang on a subscription follow it: their policies see only the subscriptions that the caller may see.
+# Connection strings contain passwords, so only a subscription's owner may see or change its row. Creating one requires
+# the same privileges as in PostgreSQL 16: those of pg_create_subscription, and CREATE on the database. The policies of
+# dependent tables show only rows of subscriptions that the caller may see.
 PRIVILEGES = [
     "GRANT USAGE ON SCHEMA subscriber TO PUBLIC",
     "GRANT USAGE ON SEQUENCE subscriber.subscription_oid TO PUBLIC",
@@ -320,7 +323,7 @@ PRIVILEGES = [
         AND EXISTS (SELECT FROM pg_catalog.pg_roles r
                      WHERE r.rolname = 'pg_create_subscription' AND pg_catalog.pg_has_role(r.oid, 'USAGE')))
     """,
-    # The new owner may be somebody else, whose role the old one can take on.
+    # The new owner may be another role, which the old one can SET ROLE to.
     """
     CREATE POLICY change ON subscriber.subscription FOR UPDATE
     USING (pg_catalog.pg_has_role(subowner, 'USAGE') AND subpasswordrequired)
@@ -346,6 +349,6 @@ PRIVILEGES = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in [*TABLES, *FUNCTIONS, *TRIGGERS, *VIEWS, *PRIVILEGES]:
         op.execute(statement)

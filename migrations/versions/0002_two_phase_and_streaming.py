@@ -1,4 +1,4 @@
-"""Prepared transactions, and what workers tell about streamed ones."""
+"""Prepared transactions, and the workers' reports about streamed transactions."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ revision = "0002"
 down_revision = "0001"
 
 STATEMENTS = [
-    # Two rows for each prepared transaction. One, `committed`, is inserted by the transaction itself: it is seen once
-    # COMMIT PREPARED has been done, and so tells a worker that starts again. The other is written beside it, with the
-    # progress: it says what waits. No foreign key: the first is locked by nobody while the subscription is dropped.
+    # Each prepared transaction has two rows. The transaction itself inserts the one with `committed`. It is visible
+    # after COMMIT PREPARED, so a restarted worker knows that this is done. The other row is written separately, with
+    # the progress, and lists the waiting transactions. There is no foreign key: the first row must not lock the
+    # subscription while it is dropped.
     """
     CREATE TABLE subscriber.prepared (
         subid oid,
@@ -51,6 +52,6 @@ STATEMENTS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

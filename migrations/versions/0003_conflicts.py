@@ -14,7 +14,7 @@ STATEMENTS = [
         ADD COLUMN subconflicthistory text NOT NULL DEFAULT 'decided',
         ADD COLUMN subconflictrows boolean NOT NULL DEFAULT false
     """,
-    # A line for each row of the target that was in conflict with a change, or for the change if there was none.
+    # A line for each target row that conflicted with a change, or for the change if there was no such row.
     """
     CREATE TABLE subscriber.conflict_history (
         id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -41,7 +41,7 @@ STATEMENTS = [
     """,
     "CREATE INDEX ON subscriber.conflict_history (subid, detected)",
     "CREATE INDEX ON subscriber.conflict_history (subid, remote_finish_lsn)",
-    # Rows of tables: for the subscription's owner, as its connection string is.
+    # It contains rows of tables, so it is visible only to the subscription's owner, like its connection string.
     "GRANT SELECT, INSERT, UPDATE, DELETE ON subscriber.conflict_history TO PUBLIC",
     "ALTER TABLE subscriber.conflict_history ENABLE ROW LEVEL SECURITY",
     """
@@ -53,6 +53,6 @@ STATEMENTS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

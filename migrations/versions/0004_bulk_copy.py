@@ -1,4 +1,4 @@
-"""Copies by many executors, which engine copies, and holding a worker at a position."""
+"""Copies by several executors, the choice of the copy engine, and pausing a worker at a position."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ down_revision = "0003"
 
 STATEMENTS = [
     "ALTER TABLE subscriber.subscription ADD COLUMN subcopyengine text NOT NULL DEFAULT 'auto'",
-    # Tables of a subscription that are copied together, from one snapshot. The number makes it another copy than
-    # the one before it, whose executors may still be alive.
+    # Tables of a subscription that are copied together, from one snapshot. The number distinguishes the copy from the
+    # previous one, whose executors may still be alive.
     """
     CREATE TABLE subscriber.bulk_copy (
         copyid bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -38,8 +38,8 @@ STATEMENTS = [
         FOREIGN KEY (copyid, relid) REFERENCES subscriber.bulk_copy_rel ON DELETE CASCADE
     )
     """,
-    # Asks the apply worker to stay where it is before the first transaction that finishes at stop_at or after it;
-    # held_at is its answer.
+    # Requests that the apply worker pause before the first transaction that finishes at or after stop_at. The worker
+    # answers in held_at.
     """
     CREATE TABLE subscriber.hold (
         subid oid PRIMARY KEY REFERENCES subscriber.subscription ON DELETE CASCADE,
@@ -80,6 +80,6 @@ STATEMENTS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

@@ -1,4 +1,4 @@
-"""What has been confirmed to the publisher; targets where nobody may use replication origins."""
+"""Positions confirmed to the publisher, and targets on which replication origins cannot be used."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ STATEMENTS = [
     CREATE POLICY follow ON subscriber.confirmed
     USING (EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = confirmed.subid))
     """,
-    # What a worker has to do without on this target; NULL: nothing.
+    # Capabilities that this target lacks, as reported by the worker; NULL: none.
     "ALTER TABLE subscriber.worker ADD COLUMN limits text[]",
-    # A schema that belongs to an ordinary role, as on a managed service, has no origins: NULL says so.
+    # A schema that belongs to an ordinary role, as on a managed service, has no origins: the result is NULL.
     """
     CREATE OR REPLACE FUNCTION subscriber.create_origin(name text) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog AS $$
@@ -48,6 +48,6 @@ STATEMENTS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

@@ -1,4 +1,4 @@
-"""Why a worker applies changes one by one."""
+"""The reasons for which a worker applies changes row by row."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     # Reason to number of changes, since the worker started; see targets/postgres/batch_applier.py.
     op.execute("ALTER TABLE subscriber.worker ADD COLUMN one_by_one jsonb NOT NULL DEFAULT '{}'")

@@ -1,4 +1,4 @@
-"""Transactions applied in several sessions of the target side by side."""
+"""Transactions applied in parallel in several sessions of the target."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     op.execute("ALTER TABLE subscriber.subscription ADD COLUMN subapplysessions integer NOT NULL DEFAULT 1")

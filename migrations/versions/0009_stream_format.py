@@ -1,4 +1,4 @@
-"""`binary` need not be said, and workers tell in which format they receive values."""
+"""`binary` may be unset, and workers report the format in which they receive values."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from alembic import op
 revision = "0009"
 down_revision = "0008"
 
-# What is not said is NULL. PostgreSQL knows no such thing: its view says what its own CREATE SUBSCRIPTION would mean.
+# An unset option is NULL. PostgreSQL has no unset options, so its view shows the default of its own CREATE
+# SUBSCRIPTION.
 VIEW = """
 CREATE OR REPLACE VIEW subscriber.pg_subscription AS
 SELECT s.subid AS oid, d.oid AS subdbid, s.subskiplsn, s.subname, s.subowner, s.subenabled,
@@ -21,7 +22,10 @@ SELECT s.subid AS oid, d.oid AS subdbid, s.subskiplsn, s.subname, s.subowner, s.
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back. Subscriptions that there are keep what they have: it is as good as said."""
+    """Upgrade the catalog. There is no downgrade.
+
+    Existing subscriptions keep their value of `binary`, as if it had been set.
+    """
     op.execute("ALTER TABLE subscriber.subscription ALTER COLUMN subbinary DROP NOT NULL")
     op.execute(VIEW)
     op.execute("ALTER TABLE subscriber.worker ADD COLUMN format text, ADD COLUMN format_reason text")

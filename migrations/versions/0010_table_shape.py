@@ -1,4 +1,4 @@
-"""The shape of a table as a function: apply workers only call it where something may have changed it."""
+"""The shape of a table as a function, which apply workers call only when the table may have changed."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from alembic import op
 revision = "0010"
 down_revision = "0009"
 
-# Whether the subscription's owner, if one is given, may act as the table's, and the versions of the table's rows in the
-# catalog. In PL/pgSQL, which keeps the plan; without SET search_path: whoever calls it has set that.
+# Returns whether the subscription's owner, if given, may act as the table's owner, and the versions of the table's rows
+# in the catalog. In PL/pgSQL, which keeps the plan. Without SET search_path, because the callers have set it.
 TABLE_SHAPE = """
 CREATE FUNCTION subscriber.table_shape(relation pg_catalog.oid, owner pg_catalog.text) RETURNS pg_catalog.text
 LANGUAGE plpgsql STABLE AS $$
@@ -38,5 +38,5 @@ END $$
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     op.execute(TABLE_SHAPE)

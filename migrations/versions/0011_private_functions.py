@@ -1,9 +1,9 @@
-"""Functions that no temporary object can hijack, for those roles only that need them; tables that PUBLIC cannot write.
+"""Functions that no temporary object can hijack, granted only to the roles that need them; no table writable by PUBLIC.
 
-`search_path = pg_catalog` alone has the server search schema pg_temp first: a temporary view of the caller took the
-place of a system catalog inside a SECURITY DEFINER function. Every function here names pg_temp last.
+With `search_path = pg_catalog` alone, the server searches schema pg_temp first. A caller's temporary view could replace
+a system catalog inside a SECURITY DEFINER function. Every function here therefore names pg_temp last.
 
-Roles get what their duty needs by subscriber.admit(). An owner of subscriptions is admitted by a trigger.
+subscriber.admit() gives a role the privileges of its duty. A trigger admits owners of subscriptions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ FUNCTIONS = [
         RETURN NULL;
     END $$
     """,
-    # The number is the time in seconds, so that it is never given twice; origins belong to the whole cluster. There is
-    # no sequence: sequences can be published.
+    # The number is the time in seconds, so that it is never used twice; origins belong to the whole cluster. It is not
+    # a sequence, because sequences can be published.
     """
     CREATE OR REPLACE FUNCTION subscriber.new_subscription_oid() RETURNS oid
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -77,7 +77,7 @@ FUNCTIONS = [
         END IF;
     END $$
     """,
-    # Two callers at the same time: the second one's INSERT into the server's catalog fails on its unique index.
+    # Two concurrent callers: the second one's INSERT into the server's catalog fails on its unique index.
     """
     CREATE OR REPLACE FUNCTION subscriber.create_origin(name text) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -157,7 +157,7 @@ FUNCTIONS = [
     """,
 ]
 
-# To change the owner takes a check of its own: an UPDATE of the column would not ask for SET on the new role.
+# Changing the owner needs a check of its own, because an UPDATE of the column does not check SET on the new role.
 OWNERS = [
     """
     CREATE FUNCTION subscriber.set_owner(subscription oid, owner oid) RETURNS void
@@ -202,7 +202,10 @@ OWNERS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back. The privileges follow in the last script, which knows all functions."""
+    """Upgrade the catalog. There is no downgrade.
+
+    The last script grants the privileges, because it knows all functions.
+    """
     for statement in [*FUNCTIONS, *OWNERS]:
         op.execute(statement)
     op.execute("ALTER TABLE subscriber.subscription ALTER COLUMN subid SET DEFAULT subscriber.new_subscription_oid()")

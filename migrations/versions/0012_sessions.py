@@ -1,7 +1,7 @@
-"""Which sessions work for which subscription, and which launcher leads: in tables instead of advisory locks.
+"""The sessions of each subscription, and the leading launcher, in tables instead of advisory locks.
 
-Every role may take an advisory lock, and could stop replication with it. These tables only change through functions.
-A session counts as long as its backend lives. Both tables are empty after a crash, as all backends are gone then.
+Every role may take an advisory lock, and could stop replication with it. These tables change only through functions. A
+session counts as long as its backend lives. Both tables are empty after a crash, when all backends are gone.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TABLES = [
 ]
 
 FUNCTIONS = [
-    # Where the caller may not see when another role's backend began, process ID and role have to do.
+    # If the caller may not see the start time of another role's backend, process ID and role identify it.
     """
     CREATE FUNCTION subscriber.is_alive(backend integer, started timestamptz, session_role oid) RETURNS boolean
     LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -45,9 +45,9 @@ FUNCTIONS = [
                           AND coalesce(a.backend_start = started, true))
     $$
     """,
-    # Waits at most five seconds for a statement about the subscription, which has its row locked. Returns the process
-    # ID of the living session that has the place already; NULL once it is the caller's. Only a launcher registers other
-    # sessions than its own: what is registered can be ended.
+    # Waits at most five seconds for a statement about the subscription, which locks its row. Returns the process ID of
+    # the live session that is already registered, or NULL if the caller's session now is. Only a launcher can register
+    # sessions other than its own, because registered sessions can be terminated.
     """
     CREATE FUNCTION subscriber.register_session(subscription oid, relation oid, backend integer, started timestamptz,
                                                 session_role oid) RETURNS integer
@@ -96,7 +96,8 @@ FUNCTIONS = [
                       WHERE s.subid = subscription AND subscriber.is_alive(s.pid, s.backend_start, s.role);
     END $$
     """,
-    # Ends the sessions that work for a subscription: those of one relation, or with NULL all. Returns how many lived.
+    # Terminates the sessions of a subscription: those of one relation, or with NULL all. Returns the number of live
+    # ones.
     """
     CREATE OR REPLACE FUNCTION subscriber.terminate_workers(subscription_oid oid, relation_oid oid) RETURNS bigint
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -118,8 +119,8 @@ FUNCTIONS = [
                    AND subscriber.is_alive(s.pid, s.backend_start, s.role));
     END $$
     """,
-    # Becomes the launcher that leads, unless another one does whose backend lives and has renewed its lease within
-    # `patience`. A former session of the same instance, and of one that is too late, is ended.
+    # Makes the candidate the leading launcher, unless the backend of another leader lives and has renewed its lease
+    # within `patience`. Terminates the former session of the same instance, and that of an expired leader.
     """
     CREATE FUNCTION subscriber.lead(candidate text, backend integer, started timestamptz, session_role oid,
                                     patience interval) RETURNS boolean
@@ -148,7 +149,7 @@ FUNCTIONS = [
         RETURN true;
     END $$
     """,
-    # False: another launcher leads now.
+    # Returns false if another launcher leads now.
     """
     CREATE FUNCTION subscriber.renew_lead(leader text, backend integer) RETURNS boolean
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '5s' AS $$
@@ -169,6 +170,6 @@ FUNCTIONS = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in [*TABLES, *FUNCTIONS]:
         op.execute(statement)

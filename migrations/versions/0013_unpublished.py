@@ -1,18 +1,18 @@
-"""No table of this schema is published: UNLOGGED tables, and a large object behind each row that has to last.
+"""No table of this schema is published: UNLOGGED tables, with a large object for each row that must be durable.
 
-FOR ALL TABLES publishes every permanent table: connection strings would travel, and a subscriber without schema
+FOR ALL TABLES publishes every permanent table. Connection strings would be replicated, and a subscriber without schema
 "subscriber" would stop. PostgreSQL publishes neither UNLOGGED tables nor large objects. Large objects are transactional
-and survive a crash, so they hold what the tables say:
+and survive a crash, so they store the contents of the tables:
 
     a row of a durable table    one large object: JSON that the trigger keep() writes in the same transaction
     progress of a worker        one large object, whose position advance() moves in the transaction of the changes
     a prepared transaction      large objects only: a row has to appear with COMMIT PREPARED, after a crash as well
 
-A crash empties the tables; restore() fills them again. Table `complete` has a row as long as the others are complete.
-What a crash may lose has no large object: reports of workers, statistics, requests to hold.
+A crash empties the tables; restore() fills them again. Table `complete` has a row while the others are complete. Data
+that may be lost in a crash has no large object: reports of workers, statistics, pause requests.
 
-vacuumlo removes large objects that no column of type oid mentions. The materialized view large_objects mentions the
-numbers of those that nothing could bring back, while the tables are empty, too.
+vacuumlo removes large objects that no column of type oid references. The materialized view large_objects references the
+numbers of those that could not be created again, even while the tables are empty.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from alembic import op
 revision = "0013"
 down_revision = "0012"
 
-# The numbers of the large objects. The server's own counter does not reach them soon.
+# The number ranges of the large objects. The server's own counter does not reach them soon.
 PREPARED = (3_400_000_000, 3_500_000_000)
 CORE = (3_500_000_000, 3_600_000_000)
-MANY = (3_600_000_000, 4_200_000_000)  # of tables with many rows that are worth less than the others
-LISTED = 16_384  # numbers of CORE that the materialized view lists; those behind are used when these are not enough
+MANY = (3_600_000_000, 4_200_000_000)  # of tables with many rows, which are less important than the others
+LISTED = 16_384  # numbers of CORE that the materialized view lists; higher ones are used if these are not enough
 
 MANY_ROWS = ("conflict_history", "copy_done")
 KEPT = ("subscription", "subscription_rel", "bulk_copy", "bulk_copy_rel", *MANY_ROWS)
-# A permanent table cannot refer to an UNLOGGED one, so those that refer come first. The last script that writes a
-# permanent table is the one before this: what changes a row here comes after SET UNLOGGED.
+# A permanent table cannot reference an UNLOGGED one, so the referencing tables are first. The previous script is the
+# last one that writes to a permanent table: statements here that change a row follow SET UNLOGGED.
 BECOME_UNLOGGED = (
     "progress",
     "confirmed",
@@ -46,7 +46,7 @@ BECOME_UNLOGGED = (
     "subscription",
 )
 
-# In a database of encoding SQL_ASCII texts are bytes of unknown encoding; those of MULE_INTERNAL cannot be converted.
+# In a database with encoding SQL_ASCII, texts are bytes of unknown encoding. MULE_INTERNAL cannot be converted.
 ENCODING = """CASE WHEN pg_catalog.getdatabaseencoding() IN ('SQL_ASCII', 'MULE_INTERNAL')
                    THEN pg_catalog.getdatabaseencoding() ELSE 'UTF8' END"""
 
@@ -55,7 +55,7 @@ RECORDS = [
     CREATE MATERIALIZED VIEW subscriber.large_objects AS
     SELECT ({CORE[0]} + n)::pg_catalog.oid AS record FROM pg_catalog.generate_series(0, {LISTED - 1}) n
     """,
-    # A number that no large object has. The sequence keeps numbers apart that are drawn and not used yet.
+    # Returns a number that no large object has. The sequence prevents two callers from getting the same number.
     """
     CREATE FUNCTION subscriber.draw_number(first bigint, past bigint, attempts integer) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -84,7 +84,7 @@ RECORDS = [
         SELECT subscriber.draw_number({MANY[0]}, {MANY[1]}, {LISTED})
     $$
     """,
-    # By time, so that rows can be read in the order in which they were made.
+    # By time, so that rows can be read in the order of their creation.
     """
     CREATE FUNCTION subscriber.new_id() RETURNS bigint
     LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -98,7 +98,7 @@ RECORDS = [
         SELECT pg_catalog.convert_to(pg_catalog.jsonb_build_object('table', relation, 'row', content)::text, {ENCODING})
     $$
     """,
-    # Blanks fill a record that was longer before; they mean nothing in JSON.
+    # Blanks overwrite the rest of a longer previous record. They have no meaning in JSON.
     f"""
     CREATE FUNCTION subscriber.keep() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -130,7 +130,7 @@ RECORDS = [
         RETURN NULL;
     END $$
     """,
-    # The rows of one table that its large objects hold. Others may have large objects of these numbers, too.
+    # Returns the rows of one table from its large objects. Other programs may have large objects with these numbers.
     f"""
     CREATE FUNCTION subscriber.saved(relation name, first bigint, past bigint) RETURNS SETOF jsonb
     LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -157,10 +157,10 @@ RECORDS = [
 
 # The large object of a worker's progress:
 #      0  prg1
-#      4  the fence: eight random bytes that only the worker of the moment knows
+#      4  the fence: eight random bytes that only the current worker knows
 #     12  the position, 8 bytes
 #     20  the row of progress_record as JSON, blanks up to 256 bytes
-# 65,536  what has been confirmed without a commit, 8 bytes; zeros: nothing. Each page of a large object is a row of
+# 65,536  the position confirmed without a commit, 8 bytes; zeros: none. Each page of a large object is a row of
 #         its own, so the two sessions that write position and confirmation do not wait for each other.
 CONFIRMED_AT = 65_536
 
@@ -260,8 +260,8 @@ PROGRESS = [
         END IF;
     END $$
     """,
-    # A new fence: whoever worked before cannot commit any more. Waits for a commit that has moved the position, and
-    # fails then (40001), so that the next attempt reads what that has left.
+    # Sets a new fence: the previous worker cannot commit any more. Waits for a commit that has moved the position, and
+    # then fails (40001), so that the next attempt reads the new position.
     """
     CREATE FUNCTION subscriber.claim_progress(subscription oid, relation oid, OUT record oid, OUT fence bytea,
                                               OUT reached pg_lsn, OUT confirmed pg_lsn)
@@ -286,7 +286,7 @@ PROGRESS = [
     """,
 ]
 
-# For sessions that apply changes, which have no privilege on a table. The fence shows for which record they work.
+# For sessions that apply changes, which have no privilege on any table. The fence proves which record they work for.
 APPLYING = [
     f"""
     CREATE FUNCTION subscriber.check_fence(progress oid, fence bytea, OUT subid oid, OUT relid oid)
@@ -305,7 +305,7 @@ APPLYING = [
         relid := (worker ->> 'relid')::oid;
     END $$
     """,
-    # At the end of each transaction. Of two sessions that move the same position, lo_put() fails in the second one.
+    # Called at the end of each transaction. If two sessions move the same position, lo_put() fails in the second one.
     """
     CREATE FUNCTION subscriber.advance(progress oid, fence bytea, before pg_lsn, after pg_lsn, committed timestamptz,
                                        with_origin boolean) RETURNS void
@@ -367,7 +367,7 @@ APPLYING = [
           FROM pg_catalog.jsonb_populate_record(NULL::subscriber.conflict_history, conflict) c
     $$
     """,
-    # A conflict that has stopped the stream is met again with each attempt, and has one line.
+    # A conflict that stops the stream occurs again in each attempt, and is recorded once.
     """
     CREATE FUNCTION subscriber.record_conflict_error(subscription oid, conflict jsonb) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -386,9 +386,9 @@ APPLYING = [
     """,
 ]
 
-# Prepared transactions have no table. Two records for each: one, `committed`, is made by the transaction itself, so it
-# is seen from COMMIT PREPARED on and shows a worker that starts again that this is done. The other is made beside it,
-# with the progress, and says what waits.
+# Prepared transactions have no table. Each has two records. The transaction itself creates the one with `committed`,
+# which is visible after COMMIT PREPARED, so a restarted worker knows that this is done. The other record is created
+# separately, with the progress, and lists the waiting transactions.
 PREPARED_TRANSACTIONS = [
     f"""
     CREATE FUNCTION subscriber.saved_prepared()
@@ -449,7 +449,7 @@ PREPARED_TRANSACTIONS = [
           WHERE p.subid = (subscriber.check_fence(progress, $2)).subid AND p.xid = $3;
     END $$
     """,
-    # Of a whole subscription; what is prepared stays prepared.
+    # Deletes the records of a whole subscription; prepared transactions stay prepared.
     """
     CREATE FUNCTION subscriber.forget_prepared(subscription oid) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -460,7 +460,8 @@ PREPARED_TRANSACTIONS = [
     """,
 ]
 
-# What a server's role may not do by itself is done with the rights of the schema's owner, if that is a superuser.
+# Operations that an ordinary role may not perform. They run with the rights of the schema's owner, if that is a
+# superuser.
 SESSIONS = [
     """
     CREATE FUNCTION subscriber.become_replica() RETURNS void
@@ -469,8 +470,8 @@ SESSIONS = [
         PERFORM pg_catalog.set_config('session_replication_role', 'replica', false);
     END $$
     """,
-    # `number`: that of a further session of an apply worker, which has an origin of its own; 0: the worker's own.
-    # Puts the origin where the record stands. Returns its number.
+    # `number`: that of a further session of an apply worker, with its own origin; 0: the worker's own. Sets the origin
+    # to the record's position. Returns its number.
     """
     CREATE FUNCTION subscriber.bind_origin(progress oid, fence bytea, number oid) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -503,7 +504,7 @@ SESSIONS = [
         PERFORM pg_catalog.pg_replication_origin_xact_setup(lsn, committed);
     END $$
     """,
-    # Without the question who asks: for functions here.
+    # Without a check of the caller: for functions in this script.
     """
     CREATE FUNCTION subscriber.make_origin(name text) RETURNS oid
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -538,7 +539,7 @@ SESSIONS = [
     """,
 ]
 
-# Executors of `subscriber copy` show the fence of the copy.
+# Executors of `subscriber copy` pass the fence of the copy.
 COPIES = [
     """
     ALTER TABLE subscriber.bulk_copy
@@ -555,7 +556,7 @@ COPIES = [
         END IF;
     END $$
     """,
-    # In one order, so that those who want the same parts wait for each other and never in a circle.
+    # Inserts in a fixed order, so that callers that want the same parts wait for each other without a deadlock.
     """
     CREATE FUNCTION subscriber.claim_parts(wanted bigint, fence bytea, relids oid[], parts integer[])
     RETURNS TABLE (relid oid, part integer)
@@ -617,9 +618,9 @@ RESTORING = [
     """,
 ]
 
-# `progress` and `prepared` as they were, to be read.
+# Read-only replacements of `progress` and `prepared`.
 VIEWS = [
-    # A function that views call runs with the rights of the caller, so it has to ask whose subscription it is.
+    # A function in a view runs with the rights of the caller, so it has to check the owner of the subscription.
     """
     CREATE FUNCTION subscriber.prepared_transactions()
     RETURNS TABLE (subid oid, xid bigint, committed boolean, gid text, publisher_gid text, prepare_end_lsn pg_lsn,
@@ -646,7 +647,7 @@ VIEWS = [
 ]
 
 
-# Such a transaction has rows of the old table and would keep it from being replaced for as long as it is prepared.
+# Such a transaction has rows of the old table, and would block its replacement as long as it is prepared.
 REFUSE_PREPARED = """
 DO $$
 BEGIN
@@ -658,7 +659,7 @@ BEGIN
     END IF;
 END $$
 """
-# The server's own subscription would stop at the first change of a table that is not there any more.
+# The server's own subscription would stop at the first change of a table that no longer exists.
 REFUSE_REPLICATED = """
 DO $$
 DECLARE
@@ -676,8 +677,8 @@ BEGIN
     END IF;
 END $$
 """
-# Permanent tables could be filled by replication. A subscription of another server would take its slot and apply its
-# changes here. Workers of a subscription leave an origin, or where there are none, a report.
+# Replication could have filled permanent tables. A subscription of another server would use its slot and apply its
+# changes here. Workers of a subscription leave an origin, or without origins a report.
 DISABLE_FOREIGN = [
     """
     UPDATE subscriber.subscription s SET subenabled = false
@@ -697,7 +698,7 @@ DISABLE_FOREIGN = [
        AND NOT EXISTS (SELECT FROM subscriber.worker w WHERE w.subid = s.subid)
     """,
 ]
-# Since PostgreSQL 19 sequences can be published, since 15 they can be UNLOGGED.
+# Sequences can be published since PostgreSQL 19, and can be UNLOGGED since 15.
 NUMBER = """
 DO $$
 BEGIN
@@ -709,7 +710,7 @@ END $$
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in ["SET LOCAL lock_timeout = '30s'", REFUSE_PREPARED, REFUSE_REPLICATED]:
         op.execute(statement)
     for table in BECOME_UNLOGGED:
@@ -737,7 +738,7 @@ def upgrade() -> None:
 
 
 def _carry_over() -> None:
-    """Progress, what was confirmed, and what is prepared, out of the tables that there were."""
+    """Copy the progress, the confirmed positions and the prepared transactions from the previous tables."""
     for statement in PREPARED_TRANSACTIONS:
         op.execute(statement)
     op.execute("SELECT subscriber.set_progress(p.subid, p.relid, p.remote_lsn) FROM subscriber.progress p")

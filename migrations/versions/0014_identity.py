@@ -1,8 +1,9 @@
-"""Which database this catalog belongs to, and the names of the subscriptions' tables and owners.
+"""The database to which this catalog belongs, and the names of the subscriptions' tables and owners.
 
 A dump, a template and a physical copy carry the catalog to another database, where no user has decided to run the
-subscriptions. A launcher there would take the changes away from the original. So the catalog names the database that it
-belongs to, and subscriptions only run there. subscriber.rebind() makes the catalog belong to its present database.
+subscriptions. A launcher there would take the changes away from the original. The catalog therefore names the database
+to which it belongs, and subscriptions run only there. subscriber.rebind() makes the catalog belong to its present
+database.
 
 A restored dump has other OIDs. Tables and owners are therefore stored with their names as well.
 """
@@ -14,13 +15,13 @@ from alembic import op
 revision = "0014"
 down_revision = "0013"
 
-# The relations that can take changes, as `named`, beside each row `r` of subscription_rel.
+# The relations to which changes can be applied, as `named`, for each row `r` of subscription_rel.
 NAMED = """
 (pg_catalog.pg_namespace n JOIN pg_catalog.pg_class named ON named.relnamespace = n.oid AND named.relkind IN ('r', 'p'))
     ON n.nspname = r.srnspname AND named.relname = r.srrelname
 """
 
-# A copy has committed rows of the table, and is not complete. `subscriber copy` commits part by part.
+# A copy has committed rows of the table, and is not complete. `subscriber copy` commits each part.
 COPY_BEGUN = """
 (r.srsubstate = 'f' OR r.srsubstate IN ('i', 'd') AND EXISTS (
     SELECT FROM subscriber.bulk_copy b JOIN subscriber.bulk_copy_rel p USING (copyid)
@@ -28,7 +29,7 @@ COPY_BEGUN = """
 """
 
 STATEMENTS = [
-    # `sync_id` is part of the names of slots for table synchronization. It stays when a server is upgraded.
+    # `sync_id` is part of the names of slots for table synchronization. It does not change when a server is upgraded.
     """
     CREATE UNLOGGED TABLE subscriber.identity (
         only_row boolean PRIMARY KEY DEFAULT true CHECK (only_row),
@@ -46,7 +47,7 @@ STATEMENTS = [
     FOR EACH ROW EXECUTE FUNCTION subscriber.keep()
     """,
     "ALTER TABLE subscriber.identity ENABLE ALWAYS TRIGGER keep",
-    # The timeline is that of the WAL that is written now. NULL on a standby, and where it cannot be asked for.
+    # The timeline is that of the current WAL. NULL on a standby, and if it cannot be queried.
     """
     CREATE FUNCTION subscriber.present_identity(OUT system_identifier text, OUT timeline bigint, OUT database_oid oid,
                                                 OUT database_name name)
@@ -103,7 +104,7 @@ STATEMENTS = [
         RETURN NEW;
     END $$
     """,
-    # restore() brings the name back: the OID may be another role's by then.
+    # restore() inserts the stored name, because the OID may belong to another role by then.
     """
     CREATE TRIGGER name_new_owner BEFORE INSERT ON subscriber.subscription
     FOR EACH ROW WHEN (NEW.subownername IS NULL) EXECUTE FUNCTION subscriber.name_owner()
@@ -114,7 +115,7 @@ STATEMENTS = [
     """,
     "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_new_owner",
     "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER name_owner",
-    # Gives rows of subscription_rel new OIDs, all at the same moment: tables may exchange their names.
+    # Gives rows of subscription_rel new OIDs in one statement, because tables may have exchanged their names.
     """
     CREATE FUNCTION subscriber.renumber(subscription oid, olds oid[], news oid[]) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -131,8 +132,8 @@ STATEMENTS = [
         ON CONFLICT DO NOTHING;
     END $$
     """,
-    # Rows whose table has another name, while another table has the stored one, get that one's OID. So do rows that
-    # wait for their copy. Returns their names. catalog/table_names.py tells what becomes of the others.
+    # If a row's table has been renamed and another table has the stored name, the row gets that table's OID. So do rows
+    # that wait for their copy. Returns their names. catalog/table_names.py handles the other rows.
     f"""
     CREATE FUNCTION subscriber.follow_names(subscription oid) RETURNS TABLE (nspname name, relname name)
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -163,8 +164,8 @@ STATEMENTS = [
                       WHERE r.srsubid = subscription AND r.srrelid = ANY (news);
     END $$
     """,
-    # All rows get the OID of the table that has the stored name: OIDs mean nothing in a restored dump. In a copy of
-    # a database, no table's own copy can continue: its slot belongs to the original.
+    # All rows get the OID of the table that has the stored name, because OIDs are invalid in a restored dump. In a copy
+    # of a database, no table's initial copy can continue: its slot belongs to the original.
     f"""
     CREATE FUNCTION subscriber.find_relations(forget text[], is_copy boolean) RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -209,8 +210,8 @@ STATEMENTS = [
         END LOOP;
     END $$
     """,
-    # For the schema's owner: the subscriptions are to run in this database. `forget` has tables, as quoted names with
-    # schema, to take out of their subscriptions. Raises an error where the database lacks what they need.
+    # For the schema's owner, to run the subscriptions in this database. `forget` are tables, as quoted names with
+    # schema, to remove from their subscriptions. Raises an error if the database lacks a table or role that they need.
     f"""
     CREATE FUNCTION subscriber.rebind(forget text[] DEFAULT '{{}}') RETURNS void
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
@@ -280,7 +281,7 @@ STATEMENTS = [
                                   floor(pg_catalog.random() * 1e18)::bigint::text ELSE i.sync_id END;
     END $$
     """,
-    # For the schema's owner: whether subscriptions go on after a failover of the target without rebind().
+    # For the schema's owner: whether subscriptions continue after a failover of the target without rebind().
     """
     CREATE FUNCTION subscriber.accept_timelines(accept boolean) RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp AS $$
@@ -305,13 +306,14 @@ STATEMENTS = [
         RETURN former;
     END $$
     """,
-    # The publisher's timeline when its history was last compared with the progress, and whose it is: ALTER SUBSCRIPTION
-    # ... CONNECTION forgets the publisher's system identifier, and may lead to a standby that was promoted.
+    # The publisher's timeline when its history was last compared with the progress, and the system identifier of that
+    # publisher. ALTER SUBSCRIPTION ... CONNECTION clears the publisher's system identifier, and may name a promoted
+    # standby.
     "ALTER TABLE subscriber.subscription ADD COLUMN subtimeline bigint, ADD COLUMN subtimelinesystem text",
 ]
 
 
 def upgrade() -> None:
-    """Upgrade only: there is no downgrade."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)

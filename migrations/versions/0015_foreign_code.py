@@ -1,15 +1,15 @@
 """Code that runs when a table is written, and that belongs to a role which the session must not trust.
 
 Triggers, rules, expressions, domains and operators of a table run with every change that a worker applies. SET ROLE to
-the table's owner is no protection: the code can set the role back, and then has the rights of the session's own role.
+the table's owner is no protection: the code can reset the role, and then has the rights of the session's own role.
 
-A role is *trusted* if it could be the session's own role anyway: it is a superuser, or may SET ROLE to that role, or
-the subscription names it in trusted_owners. Code of all other roles is *foreign*. The owner of a function, a type or
-an operator decides, since the owner can replace it at any time. The text of an expression belongs to the table's
-owner, so it may only use functions that run nothing else.
+A role is *trusted* in three cases: it is a superuser, it may SET ROLE to the session's own role, or the subscription
+names it in trusted_owners. Code of all other roles is *foreign*. The owner of a function, a type or an operator
+decides, because the owner can replace it at any time. The text of an expression belongs to the table's owner, so it may
+only use functions that run no other code.
 
-foreign_code() lists the foreign code of a table and its partitions. exceeds() says whether the session's role may do
-more than another role; foreign code of that role must not run in such a session.
+foreign_code() lists the foreign code of a table and its partitions. exceeds() returns whether the session's role has
+more rights than another role. Foreign code of such a role must not run in the session.
 
 The functions are in PL/pgSQL, whose plans a session keeps. The plans of a function in SQL are made for each call.
 """
@@ -21,8 +21,8 @@ from alembic import op
 revision = "0015"
 down_revision = "0014"
 
-# Node types of stored expressions that run nothing but the functions and types they name, as PostgreSQL 13 to 18 write
-# them. An expression with any other node counts as foreign.
+# Node types of stored expressions that run nothing but the functions and types they name, in the formats of PostgreSQL
+# 13 to 18. An expression with any other node counts as foreign.
 NODES = """
 ARRAY ARRAYCOERCEEXPR ARRAYEXPR BOOLEANTEST BOOLEXPR CASE CASEEXPR CASETESTEXPR CASEWHEN COALESCE COALESCEEXPR
 COERCETODOMAIN COERCETODOMAINVALUE COERCEVIAIO COLLATE COLLATEEXPR CONST DISTINCTEXPR FIELDSELECT FUNCEXPR MINMAX
@@ -35,7 +35,7 @@ now clock_timestamp statement_timestamp transaction_timestamp timeofday random r
 uuidv7 nextval currval lastval txid_current pg_current_xact_id concat concat_ws format array_to_string
 current_setting inet_client_addr inet_server_addr pg_backend_pid pg_typeof quote_literal quote_nullable
 """
-# A stable function of the server with arguments of these types only cannot be given code to run.
+# A stable function of the server whose arguments all have these types cannot be given code to run.
 SCALARS = """
 bool int2 int4 int8 float4 float8 numeric text varchar bpchar char bytea date time timetz timestamp timestamptz
 interval uuid json jsonb inet cidr macaddr bit varbit money pg_lsn tsvector tsquery
@@ -62,7 +62,8 @@ FUNCTIONS = [
     END
     $$
     """,
-    # What the session's role has been granted or owns by itself counts as more, but for what these duties need.
+    # All grants to the session's role and objects owned by it count as more rights, except those that these duties
+    # need.
     """
     CREATE FUNCTION subscriber.exceeds(role oid) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -96,7 +97,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # Functions, and types, that a stored expression names. Texts in it are escaped: all words found are its own.
+    # Functions and types that a stored expression names. Texts in it are escaped, so all matching words are its own.
     """
     CREATE FUNCTION subscriber.code_in(expression text) RETURNS SETOF oid
     LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
@@ -124,7 +125,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # A type and all that are part of it.
+    # A type and all types that it contains.
     """
     CREATE FUNCTION subscriber.types_within(type oid) RETURNS SETOF oid
     LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
@@ -154,7 +155,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # The functions behind an operator class, and the operators of an exclusion constraint.
+    # The functions of an operator class, and the operators of an exclusion constraint.
     """
     CREATE FUNCTION subscriber.functions_of_opclass(opclass oid) RETURNS SETOF oid
     LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
@@ -170,7 +171,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # Code behind a type: what its owner can change. An enum has labels only.
+    # Code that belongs to a type: the code that its owner can change. An enum has only labels.
     """
     CREATE FUNCTION subscriber.code_of_type(type oid) RETURNS TABLE (owner oid, what text)
     LANGUAGE plpgsql STABLE ROWS 10 SET search_path = pg_catalog, pg_temp AS $$
@@ -198,7 +199,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # Whether a function of a trusted owner does nothing with its arguments but compute.
+    # Whether a function of a trusted owner only computes with its arguments.
     f"""
     CREATE FUNCTION subscriber.is_harmless(function oid) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -219,7 +220,7 @@ FUNCTIONS = [
     END
     $$
     """,
-    # Code behind a stored expression that `author` has written.
+    # Code that belongs to a stored expression written by `author`.
     f"""
     CREATE FUNCTION subscriber.code_of_expression(expression text, author oid, trusted_author boolean)
     RETURNS TABLE (owner oid, what text)
@@ -245,8 +246,9 @@ FUNCTIONS = [
     """,
 ]
 
-# `used_as_default` is a column whose default only runs if the publisher does not send the column. `acting` is the role
-# that runs all code if it is not the table's owner: it has chosen to, and is the one that must not be exceeded.
+# `used_as_default` is a column whose default runs only if the publisher does not send the column. `acting` is the role
+# that runs all code if it is not the table's owner. It has chosen to run the code, and is the role whose rights must
+# not be exceeded.
 FOREIGN_CODE = """
 CREATE FUNCTION subscriber.foreign_code(relation oid, trusted_owners name[], replica boolean, acting name)
 RETURNS TABLE (owner name, what text, used_as_default name, exceeded boolean)
@@ -338,11 +340,10 @@ END
 $$
 """
 
-# Of a table for a session of the role that has logged in: its foreign code, and whether it is *guarded*. Then the
-# session may do more than an owner of the table, of a partition or of what it is a partition of, who could add foreign
-# code at any moment: each transaction has to lock the table and compare its shape before it touches the table. To
-# attach a partition takes a weaker lock than any other change of a table: the partitioned tables among them are locked
-# in a stronger mode.
+# The foreign code of a table for a session of the login role, and whether the table is *guarded*. The session may have
+# more rights than an owner of the table, of a partition or of a parent, who could add foreign code at any time. Each
+# transaction then has to lock the table and compare its shape before it uses the table. Attaching a partition takes a
+# weaker lock than any other change of a table, so partitioned tables are locked in a stronger mode.
 TABLE_SAFETY = """
 CREATE FUNCTION subscriber.table_safety(relation oid, trusted_owners name[], replica boolean, acting name) RETURNS json
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -374,8 +375,8 @@ END
 $$
 """
 
-# The shape of a table and the versions of all that its safety depends on, and whether the session's role may do more
-# than those whose code it runs.
+# The shape of a table, the versions of all objects that its safety depends on, and whether the session's role has more
+# rights than the roles whose code it runs.
 GUARDED_SHAPE = """
 CREATE FUNCTION subscriber.guarded_shape(relation oid, owner text, code_of name[]) RETURNS text
 LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp AS $$
@@ -408,7 +409,7 @@ STATEMENTS = [*FUNCTIONS, FOREIGN_CODE, TABLE_SAFETY, GUARDED_SHAPE]
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)
     op.execute("ALTER TABLE subscriber.subscription ADD COLUMN subtrustedowners name[] NOT NULL DEFAULT '{}'")

@@ -1,10 +1,10 @@
-"""Who may do what: privileges by duty, and nothing for PUBLIC but to read the views.
+"""Privileges by duty. PUBLIC may only read the views.
 
-    owner       of subscriptions: statements, `subscriber copy` and `verify`; policies show a role its own only
+    owner       of subscriptions: statements, `subscriber copy` and `verify`; policies show a role only its own
     launcher    runs subscriptions
-    apply       a session that applies changes: no table, only functions that ask for the fence of a worker
+    apply       a session that applies changes: no table, only functions that check the fence of a worker
 
-admit(role, duty) gives a duty, dismiss(role, duty) takes it. Both are for the schema's owner.
+admit(role, duty) grants a duty, dismiss(role, duty) revokes it. Both are for the schema's owner.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WRITE = (
     "copy_done",
     "hold",
 )
-# Not the owner, nor what only a superuser decides, nor where the row is kept.
+# Without the owner, the columns that only a superuser sets, and the number of the row's large object.
 COLUMNS = (
     "subname, subenabled, subconninfo, subslotname, subsynccommit, subpublications, subbinary, substream,"
     " subtwophasestate, subdisableonerr, subrunasowner, suborigin, subfailover, subskiplsn, subconflictpolicy,"
@@ -117,7 +117,7 @@ LAUNCHER = f"EXECUTE ON FUNCTION {_tables(LAUNCHER_FUNCTIONS)}"
 
 
 def change(name: str, verb: str, preposition: str, *, more: tuple[str, ...] = ()) -> str:
-    """A function that grants or revokes what a duty needs. `more` are functions of duty "apply" that came later."""
+    """Return a function that grants or revokes the privileges of a duty. `more` are later functions of duty "apply"."""
     apply = (f"EXECUTE ON FUNCTION {_tables((*APPLY_FUNCTIONS, *more))}",)
     duties = {"owner": OWNER, "launcher": (LAUNCHER, *OWNER, *apply), "apply": apply}
     cases = "\n".join(
@@ -143,7 +143,7 @@ def change(name: str, verb: str, preposition: str, *, more: tuple[str, ...] = ()
     """
 
 
-# Reading pg_subscription and its like is for everybody, as in PostgreSQL.
+# Everybody may read pg_subscription and similar views, as in PostgreSQL.
 PUBLIC = (
     "REVOKE ALL ON ALL TABLES IN SCHEMA subscriber FROM PUBLIC",
     "REVOKE ALL ON ALL SEQUENCES IN SCHEMA subscriber FROM PUBLIC",
@@ -178,7 +178,7 @@ POLICIES = [
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in [*PUBLIC, *POLICIES]:
         op.execute(statement)
     for name, verb, preposition in (("admit", "GRANT", "TO"), ("dismiss", "REVOKE", "FROM")):

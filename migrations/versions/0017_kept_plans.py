@@ -1,4 +1,4 @@
-"""The functions of 0015 where they were made in SQL: in PL/pgSQL a session keeps their plans."""
+"""The functions of 0015 in PL/pgSQL, for catalogs in which they are in SQL: a session keeps PL/pgSQL's plans."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ down_revision = "0016"
 
 
 def upgrade() -> None:
-    """Upgrade only: nobody goes back."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in op.get_context().script.get_revision("0015").module.STATEMENTS:
         op.execute(statement.replace("CREATE FUNCTION", "CREATE OR REPLACE FUNCTION", 1))

@@ -1,8 +1,8 @@
 """A worker commits nothing with settings that a statement has replaced.
 
-The launcher is told of an ALTER SUBSCRIPTION, and restarts the worker. Until then a worker could commit what came in
-between. subgeneration counts the statements that change what a worker works with, and each commit names the one whose
-settings it was made with.
+After ALTER SUBSCRIPTION the launcher is notified and restarts the worker. Until then a worker could commit transactions
+with the old settings. subgeneration counts the statements that change a worker's settings. Each commit passes the
+number of its settings.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from alembic import op
 revision = "0018"
 down_revision = "0017"
 
-# What the worker is started anew for: SETTINGS in worker/supervision/supervisor.py has their fields, and a test
-# compares the two.
+# The settings whose change restarts the worker. SETTINGS in worker/supervision/supervisor.py has the same fields, and a
+# test compares the two.
 SETTINGS = (
     "subname",
     "subowner",
@@ -57,7 +57,7 @@ STATEMENTS = [
     "ALTER TABLE subscriber.subscription ENABLE ALWAYS TRIGGER next_generation",
     # The large objects of the rows have the column as well.
     "UPDATE subscriber.subscription SET kept = kept",
-    # Beside advance() and set_origin(), in the same statement.
+    # Called with advance() and set_origin(), in the same statement.
     """
     CREATE FUNCTION subscriber.check_generation(subscription oid, generation integer) RETURNS void
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -71,7 +71,7 @@ STATEMENTS = [
     "REVOKE ALL ON FUNCTION subscriber.next_generation() FROM PUBLIC",
     "REVOKE ALL ON FUNCTION subscriber.check_generation(oid, integer) FROM PUBLIC",
 ]
-# admit() and dismiss() with one more function in duty "apply", and the grant for those who have the duty.
+# admit() and dismiss() with one more function in duty "apply", and the grant for roles that have the duty.
 ADMITTED = """
 DO $$
 DECLARE
@@ -87,7 +87,7 @@ END $$
 
 
 def upgrade() -> None:
-    """Upgrade only: there is no downgrade."""
+    """Upgrade the catalog. There is no downgrade."""
     for statement in STATEMENTS:
         op.execute(statement)
     duties = op.get_context().script.get_revision("0016").module

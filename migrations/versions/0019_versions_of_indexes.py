@@ -1,8 +1,8 @@
-"""The shape of a table is the same before and after TRUNCATE, and REINDEX.
+"""The shape of a table does not change with TRUNCATE and REINDEX.
 
-An index that was built over rows that had been updated may not be used by older snapshots: pg_index.indcheckxmin. To
-build it anew ends that and writes its row, also in a transaction of ours. So the row's version (xmin) is no part of the
-shape; what can change of an index is.
+An index that was built over updated rows may not be used by older snapshots: pg_index.indcheckxmin. Rebuilding the
+index clears the flag and writes the row of pg_index, also in one of our transactions. The version of that row (xmin) is
+therefore not part of the shape; the properties of an index that can change are.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PROPERTIES = (
 
 
 def upgrade() -> None:
-    """Upgrade only: there is no downgrade."""
+    """Upgrade the catalog. There is no downgrade."""
     script = op.get_context().script
     shapes = (script.get_revision("0010").module.TABLE_SHAPE, script.get_revision("0015").module.GUARDED_SHAPE)
     for shape in shapes:
