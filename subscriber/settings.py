@@ -63,6 +63,7 @@ class Unit:
 Seconds = Annotated[float, Unit("seconds", TIME_UNITS, zero_excluded=True)]
 SecondsOrZero = Annotated[float, Unit("seconds", TIME_UNITS)]
 Bytes = Annotated[int, Unit("bytes", MEMORY_UNITS, minimum=1)]
+BytesOrZero = Annotated[int, Unit("bytes", MEMORY_UNITS)]
 Count = Annotated[int, Unit(minimum=1)]
 CountOrZero = Annotated[int, Unit()]
 
@@ -89,11 +90,22 @@ class Settings:
 
     Reason: the default of wal_receiver_timeout."""
 
-    receive_queue_size: Bytes = 8 * 1024**2
+    receive_queue_size: BytesOrZero = 8 * 1024**2
     """Size of the messages that may wait in memory for the apply worker, or for the consumer of a change stream.
     Reading from the publisher stops while more are waiting.
 
     Reason: covers some milliseconds of a fast publisher; a larger queue costs memory and gains no speed."""
+
+    stream_stop_timeout: SecondsOrZero = 5.0
+    """Time for the publisher to finish what it is sending, and to take the last status update, when a stream ends. 0
+    drops the connection at once.
+
+    Reason: the publisher first sends the rest of its transaction. A lost update only makes it send changes again."""
+
+    consumer_shutdown_timeout: SecondsOrZero = 5.0
+    """Time for `Consumer.shutdown()` when `consume()` is canceled.
+
+    Reason: as stream_stop_timeout."""
 
     archive_queue_size: Bytes = 8 * 1024**2
     """Size of the messages that `subscriber archive` may have waiting to be stored. It takes no further ones while
@@ -186,6 +198,18 @@ class Settings:
     """Disk space for streamed transactions, for each worker.
 
     Reason: without a value it is half of the free space when the worker starts, so that the disk is never full."""
+
+    # --- other databases --------------------------------------------------------------------------
+
+    mirror_batch_changes: CountOrZero = 5000
+    """Changes of small transactions that `mirror()` commits together on the target. 0 commits each transaction alone.
+
+    Reason: a commit costs other databases as much as some hundred rows."""
+
+    mirror_wait_turns: CountOrZero = 20
+    """Turns of the event loop in which a further transaction may arrive before `mirror()` commits those it has.
+
+    Reason: enough for a transaction that is already in memory; a pause of the publisher delays no commit."""
 
     # --- the status, over HTTP and as a command ---------------------------------------------------
 

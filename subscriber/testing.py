@@ -29,11 +29,11 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from subscriber.change_stream.api import check_choice
+from subscriber.change_stream.api import check_choice, combine_settings
 from subscriber.change_stream.consumer import Consumer, drive, takes_blocks
 from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.rows import Missing
-from subscriber.change_stream.stream import MEMORY, Stream
+from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.types.registry import TypeRow, oid_of
 from subscriber.errors import ConnectionLost
 from subscriber.lsn import Lsn
@@ -43,6 +43,7 @@ from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.custom_target import ApplyUntil
 from subscriber.worker.apply.loop import ApplyLoop
@@ -150,7 +151,9 @@ class FakeTransaction:
 class FakePublisher:
     """See the top of the file. `position` is behind the last thing written, `confirmed` what may be forgotten."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, settings: Settings = DEFAULTS) -> None:
+        """`settings` are those of its streams."""
+        self._settings = settings
         self.position = FIRST
         self.confirmed = FIRST
         self.slot = "fake"
@@ -295,15 +298,16 @@ class FakePublisher:
         follow: bool = False,
         start: Lsn = Lsn(0),
         in_progress: Literal["spool", "blocks"] = "spool",
-        memory: int = MEMORY,
+        memory: int | None = None,
         parallel: bool = False,
     ) -> AsyncIterator[Stream]:
         """Like subscriber.stream(). It ends when what is written by now was handed out, unless it is to `follow`."""
         check_choice("in_progress", in_progress, "spool", "blocks")
         until = until or (None if follow else self.position)
         blocks = in_progress == "blocks"
+        settings = combine_settings(self._settings, memory, None)
         opened = Stream(
-            self, self._spooled(), blocks=blocks, start=start, until=until, memory=memory, parallel=parallel
+            self, self._spooled(), blocks=blocks, start=start, until=until, parallel=parallel, settings=settings
         )
         async with opened as stream:
             yield stream
@@ -317,6 +321,7 @@ class FakePublisher:
             hold=consumer.filter_prepare,
             until=until or self.position,
             parallel=parallel,
+            settings=self._settings,
         )
         async with opened as stream:
             await drive(consumer, stream)

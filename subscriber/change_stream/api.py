@@ -11,14 +11,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from subscriber.change_stream.engine.slot_source import SlotSource
 from subscriber.change_stream.engine.spooled import SpooledReader
-from subscriber.change_stream.stream import MEMORY, STOP_TIMEOUT, Stream
+from subscriber.change_stream.stream import Stream
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
+from subscriber.settings import Settings
 
 
 @asynccontextmanager
@@ -36,12 +38,13 @@ async def stream(
     origin: Literal["any", "none"] = "any",
     streaming: Literal["off", "on", "parallel"] = "on",
     in_progress: Literal["spool", "blocks"] = "spool",
-    memory: int = MEMORY,
+    memory: int | None = None,
     spool_folder: Path | None = None,
     spool_limit: int | None = None,
     failover: bool = False,
     application_name: str | None = None,
-    stop_timeout: float = STOP_TIMEOUT,
+    stop_timeout: float | None = None,
+    settings: Settings | None = None,
 ) -> AsyncIterator[Stream]:
     """Stream the changes of `publications` from a publisher, without any target.
 
@@ -60,13 +63,15 @@ async def stream(
     Transactions too large for the publisher's memory come while they are in progress: `in_progress="spool"` keeps
     them on disk in `spool_folder` (None: in the system's temporary folder), at most `spool_limit` bytes (None: as
     much as there is), until they commit; "blocks" hands the blocks over as they come; `streaming="off"` leaves
-    it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops.
+    it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops
+    (None: settings.receive_queue_size).
 
     `failover` has a slot that is made kept on the publisher's standbys, too (17 and later). `application_name` is what
     the publisher shows of the connection; None: the slot's name.
 
     Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
-    drops the connection at once.
+    drops the connection at once, None is settings.stream_stop_timeout. `settings` has other limits and intervals; None:
+    those of the environment, Settings.from_environment().
 
     Raises TypeError and ValueError for arguments that mean nothing; ConninfoError, ConnectionLost, ServerError, and
     PublisherError for what is not there or too old. Later losses of the connection are got over; what cannot be is
@@ -92,11 +97,10 @@ async def stream(
         until=until,
         blocks=in_progress == "blocks",
         hold=None,
-        memory=memory,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
         application_name=application_name,
-        stop_timeout=stop_timeout,
+        settings=combine_settings(settings, memory, stop_timeout),
     ) as opened:
         yield opened
 
@@ -113,11 +117,10 @@ async def open_stream(
     until: Lsn | None,
     blocks: bool,
     hold: Callable[[int, str], bool] | None,
-    memory: int,
     spool_folder: Path | None,
     spool_limit: int | None,
     application_name: str | None,
-    stop_timeout: float,
+    settings: Settings,
 ) -> AsyncIterator[Stream]:
     """What stream() and consume() share. `hold`: see Stream."""
     check_choice("create", create, "never", "missing", "replace")
@@ -138,10 +141,19 @@ async def open_stream(
         start=found.position,
         until=until,
         parallel=found.parallel,
-        memory=memory,
-        stop_timeout=stop_timeout,
+        settings=settings,
     ) as opened:
         yield opened
+
+
+def combine_settings(settings: Settings | None, memory: int | None, stop_timeout: float | None) -> Settings:
+    """The settings of a call, or of the environment, with the values that have a parameter of their own."""
+    settings = Settings.from_environment() if settings is None else settings
+    if memory is not None:
+        settings = replace(settings, receive_queue_size=memory)
+    if stop_timeout is not None:
+        settings = replace(settings, stream_stop_timeout=stop_timeout)
+    return settings
 
 
 def names(publications: Sequence[str]) -> tuple[str, ...]:

@@ -28,14 +28,13 @@ from typing import Literal
 
 import anyio
 
-from subscriber.change_stream.api import names, only_local, open_stream
+from subscriber.change_stream.api import combine_settings, names, only_local, open_stream
 from subscriber.change_stream.changes import Delete, Insert, Message, Truncate, Update
-from subscriber.change_stream.stream import MEMORY, STOP_TIMEOUT, Stream
+from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.transaction import Kind, Transaction
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
-
-SHUTDOWN_TIMEOUT = 5.0  # seconds that shutdown() may take when consume() is cancelled
+from subscriber.settings import DEFAULTS, Settings
 
 
 class Consumer:
@@ -130,17 +129,19 @@ async def consume(
     until: Lsn | None = None,
     binary: bool = False,
     origin: Literal["any", "none"] = "any",
-    memory: int = MEMORY,
+    memory: int | None = None,
     spool_folder: Path | None = None,
     spool_limit: int | None = None,
     failover: bool = False,
     application_name: str | None = None,
-    stop_timeout: float = STOP_TIMEOUT,
+    stop_timeout: float | None = None,
+    settings: Settings | None = None,
 ) -> None:
     """Have `consumer` called with what happens on a publisher: until cancelled, `until`, or an error.
 
     The options are those of stream(), which raises the same.
     """
+    settings = combine_settings(settings, memory, stop_timeout)
     options = StreamOptions(
         names(publications),
         binary=binary,
@@ -159,13 +160,12 @@ async def consume(
         until=until,
         blocks=takes_blocks(consumer),
         hold=consumer.filter_prepare,
-        memory=memory,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
         application_name=application_name,
-        stop_timeout=stop_timeout,
+        settings=settings,
     ) as stream:
-        await drive(consumer, stream)
+        await drive(consumer, stream, settings.consumer_shutdown_timeout)
 
 
 def takes_blocks(consumer: Consumer) -> bool:
@@ -177,7 +177,9 @@ def _has(consumer: Consumer, method: str) -> bool:
     return getattr(type(consumer), method) is not getattr(Consumer, method)
 
 
-async def drive(consumer: Consumer, stream: Stream) -> None:
+async def drive(
+    consumer: Consumer, stream: Stream, shutdown_timeout: float = DEFAULTS.consumer_shutdown_timeout
+) -> None:
     """Call the callbacks for everything that comes, from startup() to shutdown()."""
     try:
         await consumer.startup(stream)
@@ -187,7 +189,7 @@ async def drive(consumer: Consumer, stream: Stream) -> None:
                 await _deliver(consumer, transaction)
             await transaction.ack()
     finally:
-        with anyio.CancelScope(shield=True), anyio.move_on_after(SHUTDOWN_TIMEOUT):
+        with anyio.CancelScope(shield=True), anyio.move_on_after(shutdown_timeout):
             await consumer.shutdown()
 
 

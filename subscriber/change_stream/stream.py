@@ -43,9 +43,7 @@ from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.protocol.decode import Decoder
-
-MEMORY = 8 * 1024 * 1024  # bytes received and not yet looked at, before reading stops
-STOP_TIMEOUT = 5.0  # seconds for the publisher to take the last acknowledgements when the stream is left
+from subscriber.settings import DEFAULTS, Settings
 
 _ORIGIN, _COMMIT = b"OC"
 _PLAIN = Kind.COMMIT  # found sooner here
@@ -66,8 +64,7 @@ class Stream:
         start: Lsn = Lsn(0),
         until: Lsn | None = None,
         parallel: bool = False,
-        memory: int = MEMORY,
-        stop_timeout: float = STOP_TIMEOUT,
+        settings: Settings = DEFAULTS,
     ) -> None:
         """`hold(xid, gid)` says of a prepared transaction that nobody wants it before COMMIT PREPARED."""
         self.closed = False
@@ -75,8 +72,8 @@ class Stream:
         self._source = source
         self._until = until
         self.acks = AcknowledgementTracker(start)
-        self._link = ReconnectingStream(source, self.acks, limit=memory, stop_timeout=stop_timeout)
-        self.frames = FrameReader(self._link, self.acks, RelationCache(source))
+        self._link = ReconnectingStream(source, self.acks, settings)
+        self.frames = FrameReader(self._link, self.acks, RelationCache(source, settings))
         self.decoder = Decoder(parallel=parallel)
         self._parallel = parallel
         self._spooled = spooled

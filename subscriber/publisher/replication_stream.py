@@ -40,8 +40,7 @@ from subscriber.publisher import commands
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import UNDEFINED_OBJECT, Publisher, SlotInfo, SystemIdentity, prefixed
 from subscriber.publisher.own_schema import OwnSchemaFilter
-
-STOP_TIMEOUT = 5.0  # seconds for the publisher to finish what it is sending when we stop
+from subscriber.settings import DEFAULTS
 
 EPOCH = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
 
@@ -129,7 +128,7 @@ class ReplicationStream:
         except ConnectionLost as error:
             raise ConnectionLost(f"could not send data to WAL stream: {error.message}") from error
 
-    async def stop(self, *, timeout: float = STOP_TIMEOUT) -> bool:
+    async def stop(self, *, timeout: float = DEFAULTS.stream_stop_timeout) -> bool:
         """End the stream and the session; whether the publisher agreed within `timeout` seconds.
 
         In the middle of a transaction it sends that to its end first; when that takes too long the

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from subscriber import Delete, Insert, Kind, Missing, Truncate, Update
 from subscriber.change_stream.changes import Change
-from subscriber.change_stream.engine import connection
 from subscriber.change_stream.rows import Row
 from subscriber.change_stream.stream import Stream
+from subscriber.settings import Settings
 from subscriber.testing import FakePublisher
 from tests.captures import Capture, captures
 
@@ -28,14 +28,8 @@ Told = tuple[object, ...]
 Story = dict[int, list[Told]]  # by xid: what was done by what is committed in the end
 
 
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_WAIT", 0.0)
-    monkeypatch.setattr(connection, "LONGEST_WAIT", 0.0)
-
-
 def playing(capture: Capture) -> FakePublisher:
-    publisher = FakePublisher()
+    publisher = FakePublisher(settings=Settings(first_retry_delay=0, retry_interval=0))
     publisher.play(capture.messages, parallel=capture.parallel)
     return publisher
 

@@ -27,7 +27,7 @@ from subscriber import (
     stream,
 )
 from subscriber.change_stream.consumer import Consumer
-from subscriber.change_stream.engine import connection
+from subscriber.settings import Settings
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_proxy import Proxies
 
@@ -194,16 +194,14 @@ async def test_logical_messages(db: Database, slot: str) -> None:
         assert (await anext(changes)).kind is Kind.COMMIT  # what was acknowledged does not come again
 
 
-async def test_a_lost_connection_is_not_noticed(
-    db: Database, slot: str, proxies: Proxies, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lost_connection_is_not_noticed(db: Database, slot: str, proxies: Proxies) -> None:
     proxy = await proxies.to(db.server.port)
-    monkeypatch.setattr(connection, "FIRST_WAIT", 0.02)
+    settings = Settings(first_retry_delay=0.02, receive_queue_size=100_000)
     for number in range(20):
         await db.execute(f"INSERT INTO t SELECT i FROM generate_series({number * 1000}, {number * 1000 + 999}) i")
     end = await here(db)
     found: list[int] = []
-    async with stream(proxy.dsn(db.dsn()), slot=slot, publications=["p"], until=end, memory=100_000) as changes:
+    async with stream(proxy.dsn(db.dsn()), slot=slot, publications=["p"], until=end, settings=settings) as changes:
         async for transaction in changes:
             async for change in transaction:
                 assert isinstance(change, Insert)
@@ -237,13 +235,11 @@ async def test_a_stuck_consumer_keeps_its_connection(db: Database, slot: str) ->
         assert await db.value("SELECT pid FROM pg_stat_replication WHERE application_name = 's'") == pid
 
 
-async def test_two_cannot_stream_from_one_slot_and_the_second_takes_over(
-    db: Database, slot: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "LONGEST_WAIT", 0.1)
+async def test_two_cannot_stream_from_one_slot_and_the_second_takes_over(db: Database, slot: str) -> None:
+    settings = Settings(retry_interval=0.1)
     await db.execute("INSERT INTO t VALUES (1)")
 
-    async with stream(db.dsn(), slot=slot, publications=["p"]) as second:
+    async with stream(db.dsn(), slot=slot, publications=["p"], settings=settings) as second:
         async with stream(db.dsn(), slot=slot, publications=["p"]) as first:
             await anext(first)
             with anyio.move_on_after(0.3):

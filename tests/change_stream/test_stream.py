@@ -21,7 +21,6 @@ from subscriber import (
     Update,
 )
 from subscriber.change_stream.changes import Change
-from subscriber.change_stream.engine import connection, frame_reader
 from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.transaction import Transaction
@@ -32,18 +31,13 @@ from subscriber.protocol import messages
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Commit, OldPart
 from subscriber.protocol.tuple_data import TupleData
+from subscriber.settings import Settings
 from subscriber.testing import FakePublisher, FakeTable
-
-
-@pytest.fixture(autouse=True)
-def quick_retries(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "FIRST_WAIT", 0.001)
-    monkeypatch.setattr(connection, "LONGEST_WAIT", 0.001)
 
 
 @pytest.fixture
 def publisher() -> FakePublisher:
-    return FakePublisher()
+    return FakePublisher(settings=Settings(first_retry_delay=0.001, retry_interval=0.001))
 
 
 @pytest.fixture
@@ -147,7 +141,6 @@ async def test_an_untouched_value_is_text_if_it_was_sent_so(publisher: FakePubli
 async def test_types_are_asked_for_until_the_publisher_answers(
     publisher: FakePublisher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(frame_reader, "FIRST_WAIT", 0.001)
     table = publisher.table("s.t", id="int key", mood="mood")
     with publisher.transaction() as transaction:
         transaction.insert(table, id=1, mood="ok")

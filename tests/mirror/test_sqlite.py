@@ -12,8 +12,8 @@ import pytest
 import subscriber
 from subscriber import ApplyError, ConninfoError, Hook, HookError, Hooks, PublisherError, SubscriberError
 from subscriber.errors import MappingError, PublisherReplaced, SlotLost
+from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.target import SqlTarget
-from subscriber.worker.mirror import applier
 from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
 # As PostgreSQL writes it -> what SQLite has.
@@ -133,17 +133,15 @@ async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there:
 
 
 @pytest.mark.parametrize("turns", [0, 20_000], ids=["alone", "together"])
-async def test_values_that_cannot_be_kept_stop_it_without_showing_them(
-    mirror: Mirror, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: Mirror, turns: int) -> None:
     """What was committed before is there, though it was to be committed together with them."""
-    monkeypatch.setattr(applier, "TURNS", turns)
+    settings = Settings(mirror_wait_turns=turns)
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
-    await mirror.run()
+    await mirror.run(settings=settings)
     await mirror.source.execute("INSERT INTO t VALUES (2, 3)", "INSERT INTO t VALUES (3, 'NaN')")
     for _ in range(2):
         with pytest.raises(ApplyError, match=r'value of column "b" of ".*" cannot be kept') as caught:
-            await mirror.run()
+            await mirror.run(settings=settings)
         assert "nan" not in str(caught.value).lower()
     assert mirror.rows("SELECT a FROM t") == [(1,), (2,)]
 

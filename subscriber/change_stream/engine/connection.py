@@ -35,12 +35,10 @@ from subscriber.change_stream.types.registry import TypeRow
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import weigh
+from subscriber.publisher.feedback import limit_status_interval
+from subscriber.settings import Settings
 
 CHUNK = 512  # frames handed out at once; other tasks get a turn in between
-
-STATUS_INTERVAL = 10.0  # seconds; wal_receiver_status_interval
-RECEIVER_TIMEOUT = 60.0  # seconds; wal_receiver_timeout
-FIRST_WAIT, LONGEST_WAIT = 0.1, 5.0  # seconds before the next attempt to connect
 
 # Connections, shutdowns, too many connections, a slot that is still in use by our predecessor.
 _PASSES = ("08", "57P", "53300", "55006")
@@ -78,13 +76,13 @@ class Source(Protocol):
 class ReconnectingStream:
     """See the top of the file. One task takes frames while run() runs in another."""
 
-    def __init__(self, source: Source, acks: AcknowledgementTracker, *, limit: int, stop_timeout: float) -> None:
+    def __init__(self, source: Source, acks: AcknowledgementTracker, settings: Settings) -> None:
         self.epoch = 0
         self.between = True  # whoever takes frames has no transaction open and no frames left; kept by them
         self._source = source
         self._acks = acks
-        self._limit = limit
-        self._stop_timeout = stop_timeout
+        self._settings = settings
+        self._limit = settings.receive_queue_size
         self._queue: deque[tuple[list[bytes], bool]] = deque()  # frames, and whether keepalives are all they are
         self._taken = 0  # frames of the first list in it
         self._queued = 0  # bytes
@@ -148,7 +146,8 @@ class ReconnectingStream:
 
     async def run(self) -> None:
         """Until cancelled, or an error that does not pass; that is what receive() raises then."""
-        wait = FIRST_WAIT
+        settings = self._settings
+        wait = settings.first_retry_delay
         while True:
             try:
                 await self._follow()
@@ -157,7 +156,7 @@ class ReconnectingStream:
                     self._error = error
                     self.wake()
                     return
-                wait = FIRST_WAIT if self._connected else min(LONGEST_WAIT, wait * 2)
+                wait = settings.first_retry_delay if self._connected else min(settings.retry_interval, wait * 2)
                 telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
             await anyio.sleep(wait)
 
@@ -170,7 +169,7 @@ class ReconnectingStream:
         connection, sender_timeout = await self._source.start(self._acks.passed)
         self._connected = True
         self._heard, self._asked = monotonic(), False
-        interval = min(STATUS_INTERVAL, sender_timeout / 3) if sender_timeout else STATUS_INTERVAL
+        interval = limit_status_interval(self._settings, sender_timeout).status_interval
         polite = True
         lost: SubscriberError | None = None
         try:
@@ -186,12 +185,12 @@ class ReconnectingStream:
             with anyio.CancelScope(shield=True):
                 with suppress(SubscriberError):
                     self._send(connection)
-                await connection.stop(timeout=self._stop_timeout if polite else 0.0)
+                await connection.stop(timeout=self._settings.stream_stop_timeout if polite else 0.0)
         assert lost is not None
         raise lost
 
     async def _read(self, connection: Connection) -> None:
-        half = RECEIVER_TIMEOUT / 2
+        half = self._settings.receiver_timeout / 2
         while True:
             with anyio.move_on_after(self._heard + half - monotonic()):  # one for many, a timeout is not cheap
                 while True:

@@ -16,8 +16,6 @@ from subscriber.change_stream.changes import KINDS, Change, Message, Truncate, r
 from subscriber.change_stream.changes import LETTER as LETTER
 from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
 from subscriber.change_stream.engine.connection import (
-    FIRST_WAIT,
-    LONGEST_WAIT,
     ReconnectingStream,
     Source,
     is_transient,
@@ -29,6 +27,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import messages
 from subscriber.protocol.copy_data import KEEPALIVE, XLOG_DATA, Keepalive, decode_from_publisher
 from subscriber.protocol.decode import Decoder
+from subscriber.settings import Settings
 
 _B, _C, _TYPE = b"BCY"
 
@@ -40,7 +39,8 @@ _COMMIT = struct.Struct(">B24xBBQQ8x")
 class RelationCache:
     """The tables of one publisher, as last described."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, settings: Settings) -> None:
+        self._settings = settings
         self.known: dict[int, Relation] = {}
         self._types = Types()
         self._source = source
@@ -57,7 +57,7 @@ class RelationCache:
 
     async def _look_up(self, oids: set[int]) -> list[TypeRow]:
         """Ask the catalog, for as long as the publisher cannot be reached."""
-        wait = FIRST_WAIT
+        wait = self._settings.first_retry_delay
         while True:
             try:
                 return await self._source.types(oids, self._types.known)
@@ -66,7 +66,7 @@ class RelationCache:
                     raise
                 telemetry.log_error(error, telemetry.WARNING, event="stream.types")
             await anyio.sleep(wait)
-            wait = min(LONGEST_WAIT, wait * 2)
+            wait = min(self._settings.retry_interval, wait * 2)
 
     async def describe_all(self, described: Iterable[bytes]) -> None:
         """Take in Relation messages as they are read from outside of a block."""

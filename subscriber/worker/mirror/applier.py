@@ -26,11 +26,9 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import messages, tuple_data
 from subscriber.protocol.messages import OldPart, ReplicaIdentity
 from subscriber.protocol.tuple_data import TupleData
+from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.table import TargetTable, Texts
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
-
-TURNS = 20  # of the event loop, in which another transaction may be read before what there is is committed
-TOGETHER = 5000  # changes of small transactions that become one of the target
 
 Piece = tuple[list[Change], Transaction | None]  # changes; the transaction, when it ends with them
 
@@ -54,8 +52,10 @@ class _Known:
 class MirrorApply:
     """Changes of the stream, written to the tables of the mirror."""
 
-    def __init__(self, there: SqlTarget, position: Lsn) -> None:
+    def __init__(self, there: SqlTarget, position: Lsn, settings: Settings) -> None:
         self._there = there
+        self._batch_changes = settings.mirror_batch_changes
+        self._wait_turns = settings.mirror_wait_turns
         self.position = position  # durable on the target
         self.one_by_one_until = NOWHERE  # transactions of the publisher before this stay transactions on the target
         self._known: dict[int, _Known] = {}
@@ -64,7 +64,7 @@ class MirrorApply:
     async def together(self, piece: Piece, received: MemoryObjectReceiveStream[Piece]) -> list[Transaction]:
         """The transaction that begins with `piece`, and those that wait behind it: all of them, or nothing."""
         ended: list[Transaction] = []
-        most = TOGETHER if self.position >= self.one_by_one_until else 0
+        most = self._batch_changes if self.position >= self.one_by_one_until else 0
         changes = 0
         try:
             async with self._there.transaction(self.position) as writer:
@@ -79,7 +79,7 @@ class MirrorApply:
                     ended.append(transaction)
                     assert transaction.end_lsn is not None
                     writer.reached = transaction.end_lsn
-                    following = await _waiting(received) if changes < most else None
+                    following = await _waiting(received, self._wait_turns) if changes < most else None
                     if following is None:
                         break
                     piece = following
@@ -143,9 +143,9 @@ class MirrorApply:
             )
 
 
-async def _waiting(received: MemoryObjectReceiveStream[Piece]) -> Piece | None:
+async def _waiting(received: MemoryObjectReceiveStream[Piece], turns: int) -> Piece | None:
     """What the next transaction begins with, if it is there already."""
-    for _ in range(TURNS):
+    for _ in range(turns):
         await anyio.lowlevel.checkpoint()
         try:
             return received.receive_nowait()

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -34,6 +35,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.quoting import literal
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
+from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 from subscriber.worker.exception_groups import root_cause
@@ -50,6 +52,7 @@ async def mirror(
     create_tables: bool = True,
     until: Lsn | None = None,
     on_position: Callable[[Lsn], None] | None = None,
+    settings: Settings | None = None,
 ) -> None:
     """Copy the tables of `publications` to another database, and keep them as the publisher's.
 
@@ -60,22 +63,25 @@ async def mirror(
 
     Runs until cancelled; or until everything committed before `until` is there. `on_position` is called with each
     position that is durable on the target. Transactions of the publisher are seen there whole and in their order,
-    several at once if they come quicker than the target commits.
+    several at once if they come quicker than the target commits. `settings` are limits, intervals and time-outs; None:
+    those of the environment, Settings.from_environment().
 
     Raises ConninfoError, ConnectionLost, ServerError, PublisherError; MappingError for tables that cannot be mirrored,
     HookError for hooks that do not fit, ApplyError for what the target refuses. Start it again when that is mended:
     nothing is lost, nothing comes twice.
     """
+    settings = Settings.from_environment() if settings is None else settings
     publications = names(publications)
+    begin = partial(stream, source, slot=slot, publications=publications, until=until, settings=settings)
     async with SqlTarget.open(target, slot, hooks) as there:
         position = await _position(source, slot, publications, there, create_tables=create_tables)
         tell = on_position or (lambda _: None)
         tell(position)
-        apply = MirrorApply(there, position)
+        apply = MirrorApply(there, position, settings)
         while True:
             try:
                 async with (
-                    stream(source, slot=slot, publications=publications, start=apply.position, until=until) as changes,
+                    begin(start=apply.position) as changes,
                     anyio.create_task_group() as tasks,
                 ):
                     sent, received = anyio.create_memory_object_stream[Piece]()
