@@ -18,13 +18,11 @@ from tools.docs import markdown, source
 from tools.docs.markdown import code
 
 HEAD = """
-Everything here is typed, may be cancelled at any `await`, and starts no threads that it does not end. What is not on this page
-is subject to change. Errors have [a page of their own](errors.md).
+All functions and classes on this page are typed. Every `await` may be cancelled, and threads that a call starts end with it. Names
+that are not on this page may change without notice. Errors have [a separate page](errors.md).
 """.strip()
 
-SPARK = (
-    "[Spark](../spark.md) and [the change log](../pipeline.md) tell how these are used. They need the extra `spark`."
-)
+SPARK = "For their use see [Spark](../spark.md) and [the change log](../pipeline.md). They need the extra `spark`."
 
 # heading -> introduction, names
 GROUPS: dict[str, tuple[str, list[str]]] = {

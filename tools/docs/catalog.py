@@ -15,10 +15,10 @@ from tools.docs import markdown
 from tools.docs.markdown import code
 
 INTRODUCTION = """
-Schema `subscriber` of the target database is made and upgraded by the first command that needs it, through the
-migrations in `migrations/versions`; `subscriber.alembic_version` says which one it is at, now `{head}`. Read the views; the
-tables are subscriber's own, may change from one version to the next, and are here for whoever looks for a fault. Rows of
-tables can be seen by a subscription's owner, and by superusers. Times are of the target's clock unless they say otherwise.
+The first command that needs schema `subscriber` of the target database creates or upgrades it, with the migrations in
+`migrations/versions`. `subscriber.alembic_version` has the current migration, now `{head}`. Read the views in your programs. The
+tables are internal and may change in any version; they are described here for troubleshooting. Only a subscription's owner and
+superusers can see the rows of the tables. Times are of the target's clock unless the description names another one.
 """.strip()
 
 DIALECT = PGDialect()  # type: ignore[no-untyped-call]
@@ -26,28 +26,28 @@ DIALECT = PGDialect()  # type: ignore[no-untyped-call]
 VIEWS_HEAD = """
 ## Views
 
-They have the names, columns, types and meaning of PostgreSQL 18's, for the subscriptions that are here. With `search_path =
-public, subscriber, pg_catalog` a query that names none of the schemas finds these before the server's own. As there, the
-connection string is NULL for everybody but the owner.
+The views have the names, columns, types and meaning of PostgreSQL 18's views, and show subscriber's subscriptions. With
+`search_path = public, subscriber, pg_catalog`, a query without schema names finds these views before the server's own. As in
+PostgreSQL, only the owner sees the connection string; it is NULL for other roles.
 """.strip()
 
 # view -> column -> meaning
 VIEWS: dict[str, dict[str, str]] = {
     "pg_subscription": {
-        "oid": "the subscription's number, beyond those PostgreSQL gives for a long time",
+        "oid": "the subscription's OID, in a range that PostgreSQL's own OIDs do not reach soon",
         "subdbid": "the database",
-        "subskiplsn": "what `SKIP` was told; 0/0: nothing",
+        "subskiplsn": "the position of `SKIP`; 0/0: none",
         "subname": "its name",
         "subowner": "the role that owns it",
-        "subenabled": "whether it is to run",
-        "subbinary": "`binary`; false where it is not said",
+        "subenabled": "whether it is enabled",
+        "subbinary": "`binary`; false if it is not set",
         "substream": "`streaming`: f off, t on, p parallel",
         "subtwophasestate": "`two_phase`: d disabled, p pending, e enabled",
         "subdisableonerr": "`disable_on_error`",
         "subpasswordrequired": "`password_required`",
         "subrunasowner": "`run_as_owner`",
         "subfailover": "`failover`",
-        "subconninfo": "the connection string; NULL for others than the owner",
+        "subconninfo": "the connection string; NULL for roles other than the owner",
         "subslotname": "the slot; NULL: `slot_name = NONE`",
         "subsynccommit": "`synchronous_commit`",
         "subpublications": "the publications",
@@ -64,11 +64,11 @@ VIEWS: dict[str, dict[str, str]] = {
         "subname": "its name",
         "worker_type": "apply, parallel apply, table synchronization; NULL: no worker",
         "pid": "the worker's session on the target",
-        "leader_pid": "of a parallel apply worker, the apply worker's",
-        "relid": "of table synchronization, the table",
-        "received_lsn": "received so far",
+        "leader_pid": "for a parallel apply worker, the session of its apply worker",
+        "relid": "for table synchronization, the table",
+        "received_lsn": "the last position received",
         "last_msg_send_time": "when the publisher sent the last message, by its clock",
-        "last_msg_receipt_time": "when it came, by the clock of the worker's machine",
+        "last_msg_receipt_time": "when the worker received it, by the clock of the worker's machine",
         "latest_end_lsn": "the last position confirmed to the publisher",
         "latest_end_time": "when the publisher sent that, by its clock",
     },
@@ -78,7 +78,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "apply_error_count": "errors of the apply worker",
         "sync_error_count": "errors of table synchronization",
         **{f"confl_{conflict}": says for conflict, says in CONFLICTS.items()},
-        "stats_reset": "since when they count; NULL: always",
+        "stats_reset": "when the counters were reset; NULL: never",
     },
 }
 
@@ -87,16 +87,16 @@ FUNCTIONS = """
 
 | function | does |
 |---|---|
-| `subscriber.pg_stat_reset_subscription_stats(oid)` | sets the counters of a subscription to zero, with NULL those of all; found before the server's own of that name, which it calls for subscriptions that are not here |
+| `subscriber.pg_stat_reset_subscription_stats(oid)` | resets the counters of a subscription, or of all with NULL. It is found before the server's own function of the same name, which it calls for the server's own subscriptions |
 
-The others are called by subscriber: they create and drop replication origins, read their progress and end workers' sessions,
-with the rights of the schema's owner, and refuse whoever may not manage the subscription.
+The other functions are for subscriber itself. They create and drop replication origins, read their progress and end workers'
+sessions. They run with the rights of the schema's owner, and refuse callers that may not manage the subscription.
 """.strip()
 
 TABLES_HEAD = """
 ## Tables
 
-`subid` of most goes with the subscription: dropping it takes their rows along.
+Most tables have a column `subid`. Dropping a subscription deletes its rows in these tables.
 """.strip()
 
 
@@ -118,6 +118,6 @@ def _about(table: Table) -> str:
 
 
 def _row(column: Column[object]) -> list[str]:
-    assert column.doc, f"{column} says nothing about itself"
+    assert column.doc, f"{column} has no documentation"
     name = column.type.compile(dialect=DIALECT).lower()
     return [code(column.name), code(name.replace("timestamp with time zone", "timestamptz")), column.doc]

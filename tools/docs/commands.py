@@ -15,16 +15,16 @@ from tools.docs import markdown
 from tools.docs.markdown import code
 
 HEAD = """
-Every command has `--help`, and `subscriber --version` says which program this is. DSNs are URIs or libpq's `key=value`
-strings, with several hosts, `service`, `passfile`, `sslmode` and the rest, or `@FILE`: then the DSN is the first line of
-that file, which nobody but its owner may read. An option that names a variable is taken from the
-[environment](environment.md) when it is not given.
+Every command has `--help`, and `subscriber --version` prints the version. A DSN is a URI or libpq's `key=value` string, with
+several hosts, `service`, `passfile`, `sslmode` and libpq's other keywords. It may also be `@FILE`: the DSN is then the first line
+of that file, which only its owner may read. If an option with a variable is not given, its value is taken from the
+[environment](environment.md).
 
 | exit status | means |
 |---|---|
-| 0 | done |
-| 1 | the answer is no: something differs, is wrong, or a check failed |
-| 2 | used wrongly; what is missing is on stderr |
+| 0 | success |
+| 1 | the answer is no: a difference, a problem, or a failed check |
+| 2 | wrong usage; the error is on stderr |
 | 3 | an error, printed on stderr as psql prints one; see [errors](errors.md) |
 | 130 | ended by Ctrl-C |
 """.strip()

@@ -10,22 +10,22 @@ from tools.docs import markdown, source
 from tools.docs.markdown import code
 
 OURS = {
-    "SUBSCRIBER_TARGET_DSN": "the target database, where `--target` is not given; a DSN or `@FILE`",
-    "SUBSCRIBER_SOURCE_DSN": "the publisher's database, where `--source` is not given; a DSN or `@FILE`",
-    "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, where `--apply-target` is not given; a "
+    "SUBSCRIBER_TARGET_DSN": "the target database, if `--target` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_SOURCE_DSN": "the publisher's database, if `--source` is not given; a DSN or `@FILE`",
+    "SUBSCRIBER_APPLY_DSN": "the target database for the role that applies changes, if `--apply-target` is not given; a "
     "DSN or `@FILE`",
-    "SUBSCRIBER_PURE": "not empty: Python's functions run where there are compiled ones",
+    "SUBSCRIBER_PURE": "if not empty: the Python functions are used instead of the compiled ones",
 }
 OTHERS = {
-    "TMPDIR": "temporary files, of Spark as well; of streamed transactions where no other folder is given",
-    "HOME": "where `~/.pgpass`, `~/.pg_service.conf` and `~/.postgresql` are",
-    "JAVA_HOME": "the Java that Spark runs on, before one in `PATH` and before the wheel's",
+    "TMPDIR": "the folder for temporary files, including Spark's, and for streamed transactions without another folder",
+    "HOME": "the folder of `~/.pgpass`, `~/.pg_service.conf` and `~/.postgresql`",
+    "JAVA_HOME": "the Java runtime for Spark; takes precedence over `PATH` and the wheel",
     "PGSERVICEFILE": "the file with services, instead of `~/.pg_service.conf`",
     "PGSYSCONFDIR": "the folder of the system's `pg_service.conf`",
 }
 
 HEAD = """
-A `.env` file is not read. Each [setting](settings.md) has a variable too: `SUBSCRIBER_SPOOL_DIR` is setting `spool_dir`, and so
+A `.env` file is not read. Each [setting](settings.md) also has a variable: `SUBSCRIBER_SPOOL_DIR` is setting `spool_dir`, and so
 on. Variables that are neither listed on this page nor settings have no effect.
 """.strip()
 
@@ -36,19 +36,19 @@ Keep the password of `--target`, `--apply-target` and `--source` where no other 
 |---|---|---|
 | a file with the DSN | `--target @/run/secrets/target`, or `SUBSCRIBER_TARGET_DSN=@/run/secrets/target` | its owner: a file with group or world access is refused |
 | a password file | `passfile=…`, `PGPASSFILE` or `~/.pgpass`, as for libpq | its owner: a file with group or world access is not used |
-| a service file | `service=shop` with `PGSERVICEFILE` or `~/.pg_service.conf`, as for libpq | whoever the file's permissions allow |
+| a service file | `service=shop` with `PGSERVICEFILE` or `~/.pg_service.conf`, as for libpq | all users that the file's permissions allow |
 | the environment | `SUBSCRIBER_TARGET_DSN`, `PGPASSWORD` | the same user and root |
-| an argument | `--target postgresql://app:secret@…` | everybody, while Python starts |
+| an argument | `--target postgresql://app:secret@…` | every user, while Python starts |
 
 `@FILE` takes the first line of the file. Arguments are overwritten on Linux when a command starts: from then on `ps` and
-`/proc/PID/cmdline` show `********` in place of a password. Starting takes a fraction of a second, and elsewhere nothing is hidden. The
-processes that a command starts, as `subscriber copy` and Spark's, get no DSN as an argument.
+`/proc/PID/cmdline` show `********` in place of a password. The start takes a fraction of a second. On other systems arguments are not
+hidden. The processes that a command starts, such as `subscriber copy` and Spark's, get no DSN as an argument.
 """.strip()
 
 LIBPQ = """
-What a connection string leaves out is taken from libpq's variables, then from its own defaults: the same for each connection,
-to the target as to the publisher, so they are of most use for what both have in common. In the stored connection string of a
-subscription, what is missing is filled in by the environment of whoever runs it. Keywords without a variable: {without}.
+Keywords that a connection string omits are taken from libpq's variables, then from libpq's defaults. The variables apply to every
+connection, to the target and to the publisher, so set only what both have in common. For the stored connection string of a
+subscription, the environment of the launcher applies. Keywords without a variable: {without}.
 """.strip()
 
 
@@ -62,11 +62,11 @@ def page() -> str:
         HEAD,
         "## Passwords",
         PASSWORDS,
-        "## Of subscriber",
+        "## Variables of subscriber",
         markdown.table(["variable", ""], [[code(name), says] for name, says in OURS.items()]),
-        "## Of others",
+        "## Variables of other programs",
         markdown.table(["variable", ""], [[code(name), says] for name, says in OTHERS.items()]),
-        "## Of libpq",
+        "## Variables of libpq",
         LIBPQ.format(without=without),
         markdown.table(
             ["keyword", "variable"], [[code(keyword), code(name)] for keyword, name in names.items() if name]

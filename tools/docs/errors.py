@@ -18,10 +18,15 @@ from tools.docs import markdown
 from tools.docs.markdown import code
 
 HEAD = """
-All errors that are raised on purpose are a `subscriber.SubscriberError`. It has the parts that PostgreSQL's errors have:
-`message`, one line; `detail`, facts in whole sentences; `hint`, what can be done; `sqlstate`, five characters; and
-`context`, lines from the inside out. `detail` and `hint` are None when there is nothing to add. None of these texts has a
-row's values in it, except what a server wrote into an error of its own, `ServerError`.
+All errors that subscriber raises are of class `subscriber.SubscriberError`. It has the same parts as PostgreSQL's errors:
+
+- `message`: one line.
+- `detail`: facts, in sentences; None if there are none.
+- `hint`: advice, in sentences; None if there is none.
+- `sqlstate`: five characters.
+- `context`: lines, the innermost first.
+
+These texts contain no values of rows. The exception is the text of a server's own error, in `ServerError`.
 
 A command prints them on stderr as psql does and exits 3:
 
@@ -29,16 +34,16 @@ A command prints them on stderr as psql does and exits 3:
 ERROR:  subscription "shop" does not exist
 ```
 
-Classes in bold can be imported from `subscriber`; catch these. The others are raised, too, and are caught by the class
-they stand under. *Then* is what a subscription's worker does about it, after having it logged and shown in `subscriber
-status`.
+Classes in bold can be imported from `subscriber`; catch these. The other classes are raised as well; to catch one of them, catch
+the bold class above it. Column *then* is the reaction of a subscription's worker, after the error is logged and shown in
+`subscriber status`.
 """.strip()
 
 THEN = {
-    Reaction.IMMEDIATE: "looks again at once",
-    Reaction.SHORT_DELAY: "starts anew",
-    Reaction.BACKOFF: "again after 0.1 s, more slowly each time, up to 5 s",
-    Reaction.INTERVAL: "again every 5 s, or disabled (`disable_on_error`)",
+    Reaction.IMMEDIATE: "retries immediately",
+    Reaction.SHORT_DELAY: "restarts after a short delay",
+    Reaction.BACKOFF: "retries after 0.1 s, with longer delays each time, up to 5 s",
+    Reaction.INTERVAL: "retries every 5 s, or is disabled (`disable_on_error`)",
     Reaction.STOP: "stops until the subscription is altered",
 }
 
@@ -56,11 +61,11 @@ NO_WORKERS = (StatementError, ServersError, ChangeLogError)
 STATES = """
 ## SQLSTATEs
 
-What a server refuses keeps the server's SQLSTATE, which decides how a worker goes on, never a text. These are tried again
-more and more slowly, without end, and never disable a subscription: {transient}. So are connections that are lost or refused.
+A server's error keeps its SQLSTATE. The SQLSTATE decides the worker's reaction, never the text. These errors are retried without
+limit, with increasing delays, and never disable a subscription: {transient}. So are lost and refused connections.
 
-Those of ours are PostgreSQL's. Two are not: `SB001`, raised on the target where a table has another shape than the worker
-knows, which makes it look again; and `SB002`, where another session has moved the progress, so that this one cannot commit.
+Our own errors have PostgreSQL's SQLSTATEs, with two exceptions on the target. `SB001`: a table's definition has changed since the
+worker read it; the worker reads it again. `SB002`: another session has moved the progress, so this session cannot commit.
 """.strip()
 
 
@@ -89,7 +94,7 @@ def _says(error: type[SubscriberError]) -> str:
     """Return the first paragraph of the docstring, and the advice of errors.py."""
     says = " ".join((inspect.getdoc(error) or "").split("\n\n")[0].split())
     remedy = re.search(rf"[─│└├ ]{error.__name__}  +.*?: (.*)", errors.__doc__ or "")
-    assert says, f"{error} says nothing about itself"
+    assert says, f"{error} has no docstring"
     return f"{says.removesuffix('.')}. *{remedy[1][0].upper()}{remedy[1][1:]}.*" if remedy else says
 
 
@@ -97,5 +102,5 @@ def _then(error: type[SubscriberError]) -> str:
     if error is SubscriberError or issubclass(error, NO_WORKERS):
         return ""
     if error is ServerError:
-        return "as the SQLSTATE says"
+        return "depends on the SQLSTATE"
     return THEN[reaction(error.__new__(error))]

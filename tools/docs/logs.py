@@ -13,83 +13,84 @@ from tools.docs import markdown, source
 from tools.docs.markdown import code
 
 HEAD = """
-`subscriber run` and `subscriber archive` log to stderr, `--log-format` says how. A program that embeds subscriber has the
-records in the logger `subscriber` of Python's `logging`: with what has to be known of them in their attributes `parts`
-(message, detail, hint, context) and `keys` (the table below).
+`subscriber run` and `subscriber archive` log to stderr, in the format of `--log-format`. A program that embeds subscriber gets
+the records from the logger `subscriber` of Python's `logging`. Each record has the attributes `parts` (message, detail, hint,
+context) and `keys` (the table below).
 
 | format | |
 |---|---|
 | `rich` | for people: coloured, with DETAIL, HINT and CONTEXT below each message |
-| `json` | an object in each line: `time`, `level`, `message`, `detail`, `hint`, `context`, and the keys |
-| `postgres` | as a server with `log_line_prefix = '%m [%p] '`; the only one with rows' values, where PostgreSQL's log has them |
+| `json` | an object on each line: `time`, `level`, `message`, `detail`, `hint`, `context`, and the keys |
+| `postgres` | like a server with `log_line_prefix = '%m [%p] '`; the only format with values of rows, in the same places as in PostgreSQL's log |
 
-Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` comes with `--debug`, or where the target's
-`log_min_messages` asks for it.
+Levels are `DEBUG`, `LOG`, `WARNING`, `ERROR` and `FATAL`. `DEBUG` is logged with `--debug`, or if the target's
+`log_min_messages` includes it.
 """.strip()
 
 # event -> occasion
 EVENTS = {
-    "apply.conflict": "a change met a row that it should not meet, and the stream goes on",
-    "apply.skip": "a transaction is passed over, and the position to skip is cleared",
-    "apply_sessions.fewer": "the target has no room for as many sessions as the subscription asks for",
-    "archive.recovered": "what a crash left of a transaction was cut off the change log",
+    "apply.conflict": "a change conflicted with a row of the target, and the stream continues",
+    "apply.skip": "a transaction is skipped, and the position to skip is cleared",
+    "apply_sessions.fewer": "the target lacks connections or replication origins for all `apply_sessions`",
+    "archive.recovered": "an incomplete transaction was removed from the end of the change log after a crash",
     "archive.started": "`subscriber archive` reads the slot",
-    "archive.stopping": "`subscriber archive` was asked to end",
-    "conflict.unknown": "a transaction failed by a conflict, and the target did not answer all questions about it",
+    "archive.stopping": "`subscriber archive` was requested to end",
+    "conflict.unknown": "a transaction failed because of a conflict, and not all facts about the conflict could be read from the target",
     "copy.failed": "`subscriber copy`, started by the launcher, has failed",
     "copy.finished": "`subscriber copy`, started by the launcher, is done",
     "copy.started": "the launcher has started `subscriber copy`",
-    "http.failed": "`subscriber run --http` cannot listen, and tries again, or could not answer a request",
-    "http.started": "`subscriber run --http` answers at that address",
-    "launcher.lost": "the launcher has lost the target; its workers are stopped and it tries again",
-    "launcher.standby": "another launcher works on this database",
-    "launcher.started": "the launcher works",
-    "launcher.stopping": "the launcher was asked to end",
-    "mirror.table": "a table has come into a mirror's publication that the mirror began without",
-    "parallel.deadlock": "the apply worker waited for a lock of its own parallel worker; the transaction is applied later",
-    "parallel.failed": "a parallel apply worker has failed; its transaction is applied when it ends",
-    "parallel.serialize": "a large transaction has no parallel worker and waits in a file",
-    "publisher.notice": "what the publisher said in the stream",
+    "http.failed": "`subscriber run --http` cannot listen, and retries, or could not answer a request",
+    "http.started": "`subscriber run --http` listens at that address",
+    "launcher.lost": "the launcher has lost the target; its workers are stopped, and it retries",
+    "launcher.standby": "another launcher is active on this database",
+    "launcher.started": "the launcher has started",
+    "launcher.stopping": "the launcher was requested to end",
+    "mirror.table": "a table was added to a mirror's publication after the mirror had started",
+    "parallel.deadlock": "the apply worker was blocked by its own parallel worker; the parallel worker's transaction is applied later",
+    "parallel.failed": "a parallel apply worker has failed; its transaction is applied when it commits",
+    "parallel.serialize": "a large transaction has no parallel worker and is spooled",
+    "publisher.notice": "a NOTICE or WARNING of the publisher in the stream",
     "publisher.timeline": "the publisher has failed over to a server with everything that was applied",
-    "publisher.warning": "what the publisher said in the stream of `subscriber.stream()`",
-    "stream.lost": "`subscriber.stream()` has lost its connection and opens another",
-    "stream.types": "types could not be looked up on the publisher; tried again",
-    "subscription.disabled": "by `disable_on_error`",
-    "table.replaced": "another table of the target has a table's name, and takes its changes",
+    "publisher.warning": "a NOTICE or WARNING of the publisher in the stream of `subscriber.stream()`",
+    "stream.lost": "`subscriber.stream()` has lost its connection and reconnects",
+    "stream.types": "types could not be read from the publisher; retried",
+    "subscription.disabled": "an error has disabled the subscription (`disable_on_error`)",
+    "table.replaced": "another table of the target has taken a table's name, and receives its changes",
     "tablesync.finished": "a table is copied and handed over",
-    "tablesync.started": "a table is going to be copied",
+    "tablesync.started": "the copy of a table starts",
     "target.answers": "the target has answered after `target.silent`",
-    "target.silent": "the apply worker has had no answer from the target for ten seconds, and who holds the lock, if it is one",
-    "target.limit": "what has to be done without on this target, once",
+    "target.silent": "the target has not answered the apply worker for ten seconds; the record names the holder of a lock, if there is one",
+    "target.limit": "a capability that this target lacks, logged once",
     "target.timeline": "the target has failed over, and `subscriber.accept_timelines(true)` was called before",
-    "worker.ended": "the publisher has ended the stream in good order; the worker starts again",
-    "worker.restart": "the apply worker starts again, because the subscription was changed",
+    "worker.ended": "the publisher has ended the stream normally; the worker restarts",
+    "worker.restart": "the apply worker restarts, because the subscription was changed",
     "worker.started": "the apply worker has started",
     "worker.stopped": "the launcher stops the worker of a subscription",
 }
 
 FIGURES = """
-## Figures
+## Status and metrics
 
-Figures are rows of the target database, keys of `subscriber status --json`, and with `subscriber run --http` what
-Prometheus reads from `/metrics`; see [metrics, health and a page](../operations.md#metrics-health-and-a-page).
+Metrics are available in three places: in tables and views of the target database, in `subscriber status --json`, and with
+`subscriber run --http` at `/metrics` for Prometheus; see [metrics, health and a page](../operations.md#metrics-health-and-a-page).
 
-| what | where |
+| metrics | place |
 |---|---|
 | transactions, changes and bytes since a worker started; rows and bytes copied; positions; the last error and the next attempt | [`subscriber.worker`](catalog.md#worker) |
 | positions and times as PostgreSQL shows them | [`subscriber.pg_stat_subscription`](catalog.md#pg_stat_subscription) |
-| errors and conflicts, counted since they were reset | [`subscriber.pg_stat_subscription_stats`](catalog.md#pg_stat_subscription_stats) |
+| errors and conflicts since the counters were reset | [`subscriber.pg_stat_subscription_stats`](catalog.md#pg_stat_subscription_stats) |
 | each conflict | [`subscriber.conflict_history`](catalog.md#conflict_history) |
 | states of tables | [`subscriber.pg_subscription_rel`](catalog.md#pg_subscription_rel) |
-| lag in bytes and seconds, on the publisher's side too; rates with `--watch` | `subscriber status --json` |
+| lag in bytes and seconds, also as measured on the publisher; rates with `--watch` | `subscriber status --json` |
 
-`subscriber status --json` prints an object with `time`, `launcher_pid` (null: none runs) and `subscriptions`. Of each, `state` is
-one of {states}, `tables` counts those in each of the states {tables}, and `not_ready` has those that are not ready, one by one.
+`subscriber status --json` prints an object with `time`, `launcher_pid` (null: none runs) and `subscriptions`. In each
+subscription, `state` is one of {states}, `tables` has the number of tables in each of the states {tables}, and `not_ready` lists the
+tables that are not ready.
 
 ### Metrics
 
-All but the first three have the label `subscription`. What is not known at the moment is left out. Counters of a worker begin
-anew when the worker does. `process_…` has memory and processor time of the program, by the names Prometheus gives them.
+All metrics except the first three have the label `subscription`. A metric without a known value is left out. A worker's counters
+restart from 0 with the worker. `process_…` are memory and processor time of the program, under Prometheus's names.
 """.strip()
 
 
@@ -102,14 +103,14 @@ def page() -> str:
         tables=", ".join(map(code, dict.fromkeys([*TABLE_STATES.values(), "failed"]))),
     )
     return markdown.page(
-        "Logs and figures",
+        "Logs and metrics",
         HEAD,
         "## Keys",
         "A key that does not apply to a record is left out.",
         markdown.table(["key", ""], [[code(key), says] for key, says in keys.items()]),
         "## Events",
-        "The value of `event` stays the same when a message changes. Errors have none unless they stand here: `error_class` and"
-        " `sqlstate` tell them apart, see [errors](errors.md).",
+        "The value of `event` stays the same when a message changes. Errors without an event in this table are"
+        " identified by `error_class` and `sqlstate`, see [errors](errors.md).",
         markdown.table(["event", "when"], [[code(event), EVENTS[event]] for event in sorted(messages)]),
         figures,
         markdown.table(["metric", "label", ""], _metrics()),
