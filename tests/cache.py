@@ -1,4 +1,4 @@
-"""Where fetched and built files are kept: in the user's cache directory."""
+"""The place of downloaded and built files: the user's cache directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nothing global but the plugins, and how a run is shared out; a fixture lives with what it is about."""
+"""The plugins, and the distribution of a run over processes. Every fixture is in the package of its subject."""
 
 from __future__ import annotations
 

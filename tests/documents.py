@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write_section(document: Path, name: str, text: str) -> None:
-    """Replace what stands between `<!-- NAME -->` and `<!-- end of NAME -->`. Raises ValueError without them."""
+    """Replace the text between `<!-- NAME -->` and `<!-- end of NAME -->`. Raises ValueError if they are missing."""
     before = document.read_text()
     pattern = re.compile(rf"(<!-- {re.escape(name)} -->\n).*?(<!-- end of {re.escape(name)} -->)", re.DOTALL)
     after, found = pattern.subn(lambda match: f"{match[1]}{text}\n{match[2]}", before)

@@ -1,4 +1,4 @@
-"""Short ways to write relations, columns and rows in tests."""
+"""Helpers that build relations, columns and rows for tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tables are copied, and followed, in binary though nobody said so."""
+"""Tables that are copied and followed in binary although the subscription does not set `binary`."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_why_text_is_told_by_the_first_column(theirs: int, ours: int, words: str
 
 def test_arrays_are_quicker_as_text_where_they_can_be_part_of_a_batch() -> None:
     table = mapping([INT, INTS], [INT, INTS])
-    assert text_format_reason(table) is None  # no key: whatever the format, one by one
+    assert text_format_reason(table) is None  # no key: row by row in either format
     array = replace(of_type("c1", INTS), batch_info=BatchColumnInfo(INTS, -1, False, "", INTS, True, False))
     key = of_type("c0", INT)
     remote = (RelationColumn(True, "c0", INT, -1), RelationColumn(False, "c1", INTS, -1))

@@ -1,4 +1,4 @@
-"""Conflicts in the words of PostgreSQL 18."""
+"""Conflict messages in PostgreSQL 18's words."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_missing_row_of_an_update() -> None:
     assert found.type is ConflictType.UPDATE_MISSING
     assert found.message == 'conflict detected on relation "s.t": conflict=update_missing'
     assert found.detail == "Could not find the row to be updated."
-    # All columns of the target's table in its order; what was not sent is null.
+    # All columns of the target's table in its order. Unsent values are null.
     assert found.rows[0] == "Remote row (y, null, 1); replica identity (a)=(1)."
 
 
@@ -86,7 +86,7 @@ def test_a_generated_column_is_null() -> None:
     assert found.rows[0] == "Remote row (1, null); replica identity (a)=(1)."
 
 
-# --- keys that are taken, rows that somebody else wrote -------------------------------------------
+# --- unique violations, rows written by another origin ---------------------------------------------
 
 AT = "2024-05-01 12:00:00.5+00"
 LOCAL = RowWriter("750", AT, False, None)
@@ -172,7 +172,7 @@ def test_a_table_that_has_just_got_a_column() -> None:
 
 
 def test_a_value_that_is_no_utf8() -> None:
-    """A server with encoding SQL_ASCII sends what it has."""
+    """A server with encoding SQL_ASCII sends unchecked bytes."""
     change = Delete(None, 1, OldPart.KEY, row("1", None))
     found = differs(KEYED, change, LOCAL, ["caf\udce9", None, "1"])
     assert found.rows[0].startswith("Existing local row (caf\\xe9, null, 1)")

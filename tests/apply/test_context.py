@@ -1,4 +1,4 @@
-"""CONTEXT lines, letter for letter as apply_error_callback() in PostgreSQL's worker.c prints them."""
+"""CONTEXT lines, identical to those of apply_error_callback() in PostgreSQL's worker.c."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every message in every state, and the sequences that real publishers sent."""
+"""Every message in every state, and the message sequences of real publishers."""
 
 from __future__ import annotations
 
@@ -91,12 +91,12 @@ IDLE = {
     "STREAM COMMIT",
     "STREAM PREPARE",
 }
-# Also what a block keeps as it came, unless it is the ORIGIN that a reader of the block hands over.
+# An open block spools these messages as they are. A reader of the block may also deliver ORIGIN.
 CHANGES = {"RELATION", "TYPE", "INSERT", "UPDATE", "DELETE", "TRUNCATE", "MESSAGE"}
 
 
 def _after(*messages: Message, ends_with: str) -> dict[str, tuple[list[Message], set[str]]]:
-    """The states behind each of the messages that may come in the transaction that `messages` begin."""
+    """Return the states after each of the messages that may follow in the transaction that `messages` begin."""
     return {
         f"after {', '.join(m.message_type for m in messages)}, {name}": (
             [*messages, EVERYTHING[name]],
@@ -106,7 +106,7 @@ def _after(*messages: Message, ends_with: str) -> dict[str, tuple[list[Message],
     }
 
 
-# How to get into each state, and the messages that may come in it.
+# State -> the messages that lead to it, and the messages that it allows.
 STATES: dict[str, tuple[list[Message], set[str]]] = {
     "idle": ([], IDLE),
     "idle after an empty transaction": ([BEGIN, COMMIT], IDLE),
@@ -147,7 +147,7 @@ def test_what_may_come_and_what_may_not(state: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERYTHING)
 def test_what_is_kept_may_come_again_where_it_is_replayed(name: str) -> None:
-    """Exactly the changes: a streamed transaction's beginning and end were handled when they came."""
+    """Only changes: the beginning and end of a streamed transaction were handled when they arrived."""
     dispatcher = Dispatcher.replaying(RemoteTransaction(731, FINISH, 0))
     if name in CHANGES | {"COMMIT"}:
         dispatcher.receive(EVERYTHING[name])
@@ -275,9 +275,9 @@ def decoded(capture: Capture) -> list[Message]:
 
 
 def check(messages: list[Message]) -> list[Action]:
-    """Receive until the first error; nothing but a ProtocolError is raised, and what is done is well formed.
+    """Receive until the first error. Only a ProtocolError may be raised, and the actions must be well formed.
 
-    What a block keeps is passed over, as it is by whoever asks must_spool().
+    Messages that a block spools are skipped, as by a caller of must_spool().
     """
     dispatcher = Dispatcher()
     actions: list[Action] = []

@@ -1,4 +1,4 @@
-"""conflict_policy: how it is read, which entry decides, and who wins."""
+"""conflict_policy: parsing, the entry that applies, and the winner."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | No
         (conflict((99, None)), PolicyOutcome.APPLY),
         (conflict((101, None)), PolicyOutcome.KEEP),
         (conflict((101, "pg_other")), PolicyOutcome.KEEP),
-        (conflict((101, "pg_ours")), PolicyOutcome.APPLY),  # it came through the same stream, so before
+        (conflict((101, "pg_ours")), PolicyOutcome.APPLY),  # from the same stream, and therefore older
         (conflict((None, None)), PolicyOutcome.APPLY),
         (conflict((99, None), (98, "pg_other")), PolicyOutcome.APPLY),
         (conflict((99, None), (101, None)), PolicyOutcome.KEEP),

@@ -1,4 +1,4 @@
-"""What is confirmed to the publisher: never too much, and in the end everything."""
+"""The position confirmed to the publisher: never too far, and in the end complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From published tables to the target's: columns, and which row an UPDATE or DELETE means."""
+"""The mapping of published tables to the target's tables: columns, and the row of an UPDATE or DELETE."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_generated_column_of_the_target_is_nobodys() -> None:
             local(column("a", generated=True), column("b", generated=True)),
             'logical replication target relation "s.t" has incompatible generated columns: "a", "b"',
         ),
-        (  # missing ones come first
+        (  # missing columns are reported first
             remote("a", "b"),
             local(column("a", generated=True)),
             'logical replication target relation "s.t" is missing replicated column: "b"',
@@ -150,7 +150,7 @@ def test_a_relation_message_replaces_everything() -> None:
 
 
 def test_the_same_description_keeps_its_mapping() -> None:
-    """As it comes again after TRUNCATE; of whatever transaction."""
+    """A relation is described again after TRUNCATE, in any transaction."""
     relations = RelationMap()
     relations.update(remote("a"))
     mapping = map_relation(remote("a"), local("a"))
@@ -166,7 +166,7 @@ def test_a_mapping_of_before_holds_for_the_same_description() -> None:
     mapping = map_relation(published, local("a"))
     before.put(mapping)
     streamed = RelationMap(before)
-    assert streamed.get(published.relid) is None  # the transaction has said nothing of it
+    assert streamed.get(published.relid) is None  # the transaction has not described it
     streamed.update(replace(published, xid=7))
     assert streamed.get(published.relid) is mapping
     streamed.update(replace(remote("b"), xid=7))

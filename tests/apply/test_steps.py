@@ -1,4 +1,4 @@
-"""Changes taken together come to the same as changes taken one after the other."""
+"""Changes applied in batches have the same result as changes applied one after another."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mapping(
 
 
 def steps_of(table: TableBatch) -> Any:
-    """What there is to do, whether rows have been cut or not."""
+    """Return the steps of the batch, for split and unsplit rows."""
     found = []
     for step in table.steps:
         ncols = table.ncols * (1 + (step.kind is ChangeKind.KEY_UPDATE))
@@ -126,7 +126,7 @@ def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) ->
             while len(waiting) > 1 and found.append_raw(transaction, waiting, 100, lambda _: table)[0]:
                 pass
             if len(waiting) > 1:
-                break  # the rest of it cannot be part of a batch
+                break  # the rest of the transaction cannot be batched
             portion = found.portion(transaction)
             portion.end_lsn, portion.on_committed = Lsn(index + 2), partial(done.append, index)
     portions = [one for portion in found.portions for one in portion.transactions()]
@@ -191,7 +191,7 @@ def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
 
 
 def test_a_batch_goes_with_its_last_reference() -> None:
-    """Not when the garbage collector comes round, which is seldom: until then ten thousands of rows would stay."""
+    """The last reference frees a batch. Garbage collection is rare, and ten thousands of rows would stay until then."""
     change = Insert(None, RELID, build.row("1", "1", None))
     found = Batch()
     table = found.table(mapping((0,), other_unique=False), change)

@@ -1,4 +1,4 @@
-"""The table states, and the promise they are there for: every change reaches the table exactly once."""
+"""The table states, and their guarantee: every change reaches the table exactly once."""
 
 from __future__ import annotations
 
@@ -61,11 +61,11 @@ def test_the_catch_up_target_is_behind_neither() -> None:
 
 
 class Handover(RuleBasedStateMachine):
-    """One table, an apply worker and a sync worker that take turns in any order and die at any time.
+    """One table, an apply worker and a table sync worker that run in any order and die at any time.
 
-    A transaction is (start of its commit record, end of it). The apply worker goes back, when it is started
-    again, to what its progress row says or to what the publisher has heard, which may be older than what
-    it has seen: transactions that changed nothing leave no trace in the row.
+    A transaction is (start of its commit record, end of it). After a restart, the apply worker resumes from its
+    progress row or from the confirmed position. Either may be older than the transactions that it has seen, because a
+    transaction without changes does not update the row.
     """
 
     @initialize(gaps=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), min_size=1, max_size=8))

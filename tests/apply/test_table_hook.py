@@ -1,4 +1,4 @@
-"""What a hook makes of the changes of a table; test_every_filter goes through all kinds of updates."""
+"""The effect of a hook on the changes of a table; test_every_filter covers all kinds of updates."""
 
 from __future__ import annotations
 
@@ -173,7 +173,7 @@ async def test_values_in_binary_are_not_read() -> None:
 async def test_a_filter_sees_what_every_change_has(read: Callable[[dict[str, Any]], Any]) -> None:
     with pytest.raises(HookError, match='reads column "b"'):
         await hooked(Hook(where=read), "a*", "b").change(insert("1", "x"))
-    assert await hooked(Hook(where=read), "a", "b").change(insert("1", "x"))  # nobody can update it
+    assert await hooked(Hook(where=read), "a", "b").change(insert("1", "x"))  # without a key, no updates
     assert await hooked(Hook(where=read), "a", "b", replica_identity=FULL).change(insert("1", "x"))
 
 

@@ -1,4 +1,4 @@
-"""The distribution is `pgsubscriber`: no text may have users install `subscriber`, which is another project."""
+"""The distribution is `pgsubscriber`. No text may recommend installing `subscriber`, which is another project."""
 
 from __future__ import annotations
 

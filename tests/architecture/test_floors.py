@@ -1,4 +1,4 @@
-"""The floor plan, checked: who imports whom, and who may use which library."""
+"""The layers: imports between packages, and the libraries that a package may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people outside can see: exports, commands, licence. Growing is meant; shrinking is not."""
+"""The public interface: exports, commands, license. Names may be added, but not removed."""
 
 from __future__ import annotations
 

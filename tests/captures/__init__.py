@@ -1,4 +1,4 @@
-"""Recordings of what real servers sent: pgoutput messages, one `lsn hex` a line. record.py makes them again."""
+"""Recordings of real servers: pgoutput messages, one `lsn hex` on each line. record.py creates them."""
 
 from __future__ import annotations
 

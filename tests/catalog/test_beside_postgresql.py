@@ -1,4 +1,4 @@
-"""The same statements for PostgreSQL's own subscriptions and for ours, on one server: what is said must be the same."""
+"""The same statements for PostgreSQL's own subscriptions and for ours, on one server: the messages must be equal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from subscriber.errors import SubscriberError
 MADE = "CREATE SUBSCRIPTION s CONNECTION 'dbname=nowhere' PUBLICATION testpub WITH (connect = false)"
 T = "CREATE SUBSCRIPTION t CONNECTION 'dbname=nowhere' PUBLICATION testpub"
 
-# Each list is executed in order, once natively and once by us, and goes on after errors.
+# Each list is executed in order, once by PostgreSQL and once by us, and continues after errors.
 SCRIPTS = [
     [
         "CREATE SUBSCRIPTION s CONNECTION 'foo'",
@@ -286,7 +286,7 @@ async def test_the_same_is_said(database: asyncpg.Connection, script: list[str])
             theirs, ours = await natively(database, sql), await by_us(database, sql)
             for said in theirs:
                 if said.message == "conflicting or redundant options":
-                    said.position = None  # it comes after parsing, where positions are lost to us
+                    said.position = None  # raised after parsing, when our positions are lost
             assert ours == theirs, sql
     finally:
         for (name,) in await database.fetch(

@@ -1,7 +1,7 @@
-"""What a publisher has a part in, for PostgreSQL's own subscriptions and for ours: the same is said and left behind.
+"""Statements that involve a publisher, for PostgreSQL's own subscriptions and for ours: the same messages and results.
 
-A script is executed in full by the target server itself, then by us, against the same publisher: after each statement
-what was said, the subscription's options, its tables and the slot must be the same.
+The target server executes a whole script itself, then we do, with the same publisher. After each statement the
+messages, the subscription's options, its tables and the slot must be equal.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ async def conninfo(source_db: Database, target_db: Database) -> str:
 async def left_behind(
     connection: asyncpg.Connection, source: Database, schema: str
 ) -> tuple[int, list[tuple[Any, ...]]]:
-    """The subscription's OID, 0 if there is none, and all that one can see of it without its OID."""
+    """Return the subscription's OID (0 if there is none), and its visible state without the OID."""
     rows = [tuple(row) for row in await connection.fetch(SUBSCRIPTION.format(schema=schema))]
     seen = [row[1:] for row in rows] + await source.rows(SLOTS)
     for oid, *_ in rows:
@@ -165,7 +165,7 @@ async def left_behind(
 
 
 def comparable(said: Said) -> Said:
-    """Without what comes from elsewhere: places in the text, and the SQLSTATE that an error of the publisher has."""
+    """Return the message without positions in the text, and without the SQLSTATE of a publisher's error."""
     said.position = None
     if "replication slot" in said.message:
         said.sqlstate = None

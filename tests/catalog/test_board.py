@@ -1,4 +1,4 @@
-"""What workers tell about themselves reaches the catalog, and goes with them."""
+"""The workers' reports reach the catalog, and disappear with the workers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Statements on a target alone, with no publisher to be found: checks, messages, and what they leave behind.
+"""Statements on a target with an unreachable publisher: checks, messages, and results.
 
-The cases follow src/test/regress/sql/subscription.sql.
+Source: src/test/regress/sql/subscription.sql.
 """
 
 from __future__ import annotations
@@ -356,7 +356,7 @@ async def test_what_a_role_without_superuser_may_do(
             await user.execute(sql)
     assert await user.execute("DELETE FROM subscriber.subscription WHERE subname = 'theirs'") == "DELETE 0"
 
-    # What a superuser made of it, its owner may only drop.
+    # The owner can only drop a subscription that a superuser has changed in this way.
     await run(database, "ALTER SUBSCRIPTION s DISABLE; ALTER SUBSCRIPTION s SET (password_required = off)")
     error = await fails(user, "ALTER SUBSCRIPTION s SET (binary = false)")
     assert error.message == "password_required=false is superuser-only"

@@ -1,4 +1,4 @@
-"""Which tables run code of a role that the session must not trust, as the server itself is asked."""
+"""Tables that run code of a role that the session must not trust, as the server reports them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SAME = FUNCTION.format(name="same(x integer) RETURNS integer", kind="IMMUTABLE",
 
 @dataclass
 class Owned:
-    """A database with schema app of a role that owns what is in it."""
+    """A database with schema app, whose objects belong to one role."""
 
     connection: asyncpg.Connection
     role: str
@@ -40,7 +40,7 @@ class Owned:
     async def safety(
         self, table: str = "app.t", trusted: tuple[str, ...] = (), acting: str | None = None, *, replica: bool = True
     ) -> tuple[list[str], bool]:
-        """What is foreign, and whether the table is guarded."""
+        """Return the foreign code, and whether the table is guarded."""
         found = json.loads(await self.connection.fetchval(SAFETY, table, trusted, replica, acting))
         return [what for _, what, *_ in found["foreign"] or []], found["guarded"]
 

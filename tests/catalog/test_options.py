@@ -1,4 +1,4 @@
-"""Options: values, defaults, and PostgreSQL's objections."""
+"""Options: values, defaults, and PostgreSQL's error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements that talk to a publisher: what they create there and here, and that failures leave nothing behind."""
+"""Statements that connect to a publisher: their effects on both servers, and that failures leave nothing behind."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ STATES = (
 
 
 async def run(connection: asyncpg.Connection, sql: str) -> list[str]:
-    """What is said on the way, without DETAIL and HINT."""
+    """Execute the statements. Returns their messages without DETAIL and HINT."""
     notices: list[str] = []
     await execute(connection, sql, notice=lambda severity, message, *_: notices.append(f"{severity}: {message}"))
     return notices

@@ -1,4 +1,4 @@
-"""The migrations against real servers: what they end in, and who may use it."""
+"""The migrations on real servers: the resulting schema, and the roles that may use it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ async def test_two_starters_at_once_make_one_schema(dsn: str) -> None:
 
 
 async def test_a_starter_sees_the_whole_of_anothers_commit(dsn: str) -> None:
-    """Rows of a commit are visible before other sessions are told to forget what they know of the system catalogs."""
+    """A commit makes rows visible before it invalidates the catalog caches of other sessions."""
     if not (gdb := shutil.which("gdb")):
         pytest.skip("only gdb can stop a server's process in the middle of its commit, and it is not installed")
     first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
@@ -114,7 +114,7 @@ async def test_alembic_sees_no_difference_to_the_tables(database: asyncpg.Connec
 
 @pytest.mark.parametrize("view", VIEWS)
 async def test_views_have_the_columns_of_postgresql_18(database: asyncpg.Connection, view: str) -> None:
-    """And those that the documentation tells."""
+    """The documentation lists the same columns."""
     if database.get_server_version().major != 18:
         pytest.skip("the server has another major's columns")
     ours = [tuple(row) for row in await database.fetch(COLUMNS, SCHEMA, view)]

@@ -1,4 +1,4 @@
-"""The grammar: what each form becomes, and what PostgreSQL says of everything else."""
+"""The grammar: the result of each form, and PostgreSQL's message for everything else."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ OTHERS = {
 async def test_a_worker_commits_nothing_with_settings_that_were_changed(
     database: asyncpg.Connection, subid: int
 ) -> None:
-    """Each column that a worker is started anew for is one that ends its right to commit, and no other is."""
+    """A change of a column ends the worker's right to commit exactly if it restarts the worker."""
     ending = {FIELDS.get(field) or COLUMNS[field][0] for field in SETTINGS} | {"subenabled"}
     asked = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = $1 AND table_schema = $2"
     for column, data_type in await database.fetch(asked, "subscription", "subscriber"):

@@ -1,4 +1,4 @@
-"""two_phase of a subscription: from pending to enabled and back, and what prepared transactions are in the way of."""
+"""two_phase of a subscription: from pending to enabled and back, and statements blocked by prepared transactions."""
 
 from __future__ import annotations
 
@@ -141,13 +141,13 @@ async def test_prepared_transactions_must_be_over(
     error = await refused(database, OFF)
     assert (error.message, error.hint) == (EXIST, "Resolve these transactions and try again.")
 
-    # Committed, but the worker does not know: its COMMIT PREPARED would find nothing, and the whole come again.
+    # Committed, but unknown to the worker: its COMMIT PREPARED would fail, and the transaction would be sent again.
     await database.execute(f"COMMIT PREPARED '{gid}'")
     error = await refused(database, OFF)
     assert (error.message, error.hint) == (EXIST, "Enable the subscription until it has, and try again.")
     assert await source_db.value(SLOT) is True
 
-    # Rolled back by hand: what is noted beside it is in nobody's way, and goes.
+    # Rolled back manually: the record that was written separately blocks nothing, and is deleted.
     await database.execute("SELECT subscriber.forget_prepared($1::oid)", enabled)
     await database.execute(NOTE.format(subid=enabled, committed=False, gid=gid))
     await run(database, OFF)
@@ -169,7 +169,7 @@ async def test_transactions_of_others_are_in_nobodys_way(database: asyncpg.Conne
 async def test_killed_between_the_slot_and_the_catalog(
     database: asyncpg.Connection, target_db: Database, source_db: Database, enabled: int
 ) -> None:
-    """The slot's two_phase is off already, the catalog's commit never came: the statement can be repeated."""
+    """The slot's two_phase is already off, and the catalog's commit is missing: the statement can be repeated."""
     await database.execute("""
         CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(60); RETURN NULL; END';
         CREATE CONSTRAINT TRIGGER wait AFTER UPDATE ON subscriber.subscription DEFERRABLE INITIALLY DEFERRED

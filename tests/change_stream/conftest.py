@@ -21,6 +21,6 @@ async def db(source_db: Database) -> Database:
 
 @pytest.fixture
 async def slot(db: Database) -> str:
-    """A slot of that database that nobody uses."""
+    """Create an unused slot in the database."""
     await db.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
     return "s"

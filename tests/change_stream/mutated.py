@@ -1,6 +1,6 @@
-"""Read streams with damaged messages, and print what comes of each: python -m tests.change_stream.mutated SEED COUNT.
+"""Read streams with damaged messages, and print the results: python -m tests.change_stream.mutated SEED COUNT.
 
-Which ones are damaged, and how, depends on SEED alone, so that two processes can be compared.
+SEED determines the damaged messages and the damage, so that two processes can be compared.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def damage(frames: list[bytes], random: Random) -> None:
 
 
 async def read(publisher: FakePublisher) -> str:
-    """All that comes, and the error at the end."""
+    """Return all changes, and the error at the end."""
     found: list[str] = []
     try:
         with anyio.move_on_after(PATIENCE) as waiting:

@@ -1,4 +1,4 @@
-"""Which position may be confirmed, against the plainest model of it."""
+"""The position that may be confirmed, compared with a simple model."""
 
 from __future__ import annotations
 

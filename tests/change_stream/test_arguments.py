@@ -1,4 +1,4 @@
-"""Arguments that mean nothing are refused before a connection is opened, and nothing is made on the publisher."""
+"""Invalid arguments raise an error before a connection is opened or an object is created on the publisher."""
 
 from __future__ import annotations
 

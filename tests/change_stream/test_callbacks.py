@@ -1,4 +1,4 @@
-"""Which callback is called when, and what the filters leave out."""
+"""The order of callbacks, and the changes that filters exclude."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ stream_message stream_truncate
 
 
 class Recorder(Consumer):
-    """Writes down what is called, with the transaction's number among those it has met."""
+    """Records the calls, with the transaction's number in order of arrival."""
 
     def __init__(self) -> None:
         self.calls: list[str] = []

@@ -1,4 +1,4 @@
-"""What help() has to say: everything a person can reach has a sentence, and options are named in it."""
+"""The output of help(): every public name has a docstring, which names its options."""
 
 from __future__ import annotations
 

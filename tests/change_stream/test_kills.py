@@ -1,7 +1,8 @@
-"""A consumer under kill -9 at random, while a server is busy: nothing is missing, nothing confirmed comes again.
+"""A consumer is killed with SIGKILL at random while the server is busy: no transaction is lost.
 
-Of two consumers one acknowledges only: what was not confirmed yet comes to it again. The other one stores its
-position with what it makes of a transaction, and starts there: it gets each transaction once.
+There are two consumers. One only acknowledges, so unconfirmed transactions are delivered to it again, but confirmed
+ones are not. The other one stores its position together with its results, and starts there: it gets each transaction
+once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from tests.plugins.fix_cluster import Database
 
 STUCK = 300  # tenths of a second without a transaction
 
-# Transactions beyond this come in blocks while they are in progress.
+# Larger transactions are sent in blocks while they are in progress.
 OPTIONS = "-c logical_decoding_work_mem=64kB"
 
 WRITE = """
@@ -67,7 +68,10 @@ class Killed:
         return found
 
     async def live(self, seconds: float) -> None:
-        """One life, which ends so long after it got something done; that is compared with what was confirmed before."""
+        """Run the consumer, and kill it `seconds` after its first progress.
+
+        Then compare its output with the position confirmed before.
+        """
         before = self.lines()
         confirmed = await self.confirmed()
         size = self.file.stat().st_size if self.file.exists() else 0
@@ -102,7 +106,7 @@ class Killed:
         assert not again or self.how == "again"
 
     async def confirmed(self) -> Lsn:
-        """Of the slot, when nobody streams from it any more."""
+        """Return the slot's confirmed position after its reader has gone."""
         await self.db.wait_for(f"SELECT active FROM pg_replication_slots WHERE slot_name = '{self.how}'", False)
         return Lsn.parse(
             await self.db.value(

@@ -1,4 +1,4 @@
-"""Values of some size, and types of some depth, cost what they are and no more. Without a server."""
+"""Memory and time for large values and deeply nested types. Without a server."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ one = nested.CompositeFromText([("a", text)])
     ],
 )
 def test_a_large_value_takes_three_times_its_size_at_most(read: Callable[[bytes], Any], value: bytes) -> None:
-    """The bytes that came are one of the three."""
+    """The received bytes are one of the three."""
     tracemalloc.start()
     try:
         read(value)

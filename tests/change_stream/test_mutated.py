@@ -1,4 +1,4 @@
-"""Damaged streams: the compiled part and the Python functions say the same of each, and nothing undocumented."""
+"""Damaged streams: compiled and Python functions have the same result, and raise only documented errors."""
 
 from __future__ import annotations
 

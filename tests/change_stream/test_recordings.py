@@ -1,4 +1,4 @@
-"""What servers of all versions sent, through the stream: every mode tells the same story, however often it is cut."""
+"""Recordings of all versions, read by the stream: all modes deliver the same changes, with any number of reconnects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ every_capture = pytest.mark.parametrize("capture", captures(), ids=lambda captur
 
 Thing = TypeVar("Thing")
 Told = tuple[object, ...]
-Story = dict[int, list[Told]]  # by xid: what was done by what is committed in the end
+Story = dict[int, list[Told]]  # by xid: the changes of subtransactions that were committed
 
 
 def playing(capture: Capture) -> FakePublisher:
@@ -48,7 +48,7 @@ def told(change: Change) -> Told:
 
 
 async def story(stream: Stream) -> Story:
-    """Acknowledges all of it."""
+    """Read and acknowledge the whole stream."""
     found: Story = {}
     prepared: Story = {}
     async for transaction in stream:
@@ -91,7 +91,7 @@ async def test_streamed_and_prepared_transactions_come_out_as_plain_ones(capture
 
 @every_capture
 async def test_blocks_with_their_aborts_come_out_as_spooled_transactions(capture: Capture) -> None:
-    """Whoever takes blocks drops what an aborted subtransaction did, from its first change on."""
+    """A reader of blocks drops the changes of an aborted subtransaction, from its first change on."""
     publisher = playing(capture)
     found: Story = {}
     open_blocks: dict[int, list[tuple[int | None, Told]]] = {}

@@ -191,7 +191,7 @@ async def test_logical_messages(db: Database, slot: str) -> None:
         inside = await anext(changes)
         assert [change.kind for change in await inside.changes()] == ["message", "insert"]
     async with stream(db.dsn(), slot=slot, publications=["p"], messages=True) as changes:
-        assert (await anext(changes)).kind is Kind.COMMIT  # what was acknowledged does not come again
+        assert (await anext(changes)).kind is Kind.COMMIT  # acknowledged transactions are not sent again
 
 
 async def test_a_lost_connection_is_not_noticed(db: Database, slot: str, proxies: Proxies) -> None:

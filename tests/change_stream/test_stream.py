@@ -1,4 +1,4 @@
-"""The stream without a server: what is handed out, in which order, and what is confirmed."""
+"""The stream without a server: delivered changes, their order, and confirmed positions."""
 
 from __future__ import annotations
 
@@ -309,7 +309,7 @@ async def test_an_idle_consumer_does_not_hold_the_publisher_back(publisher: Fake
 async def test_a_keepalive_is_not_noted_while_frames_are_on_their_way(
     publisher: FakePublisher, city: FakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a new connection files are removed, which takes a moment; what was taken by then is not handed out yet."""
+    """Removing files after a reconnect takes a moment. Frames received meanwhile have not been delivered yet."""
     with publisher.transaction(streamed=True) as large:
         large.insert(city, id=1)
     begin_again = SpooledReader.begin_again
@@ -438,7 +438,10 @@ async def test_a_message_out_of_order_ends_the_stream(publisher: FakePublisher) 
 async def test_a_small_transaction_is_here_to_its_end_when_it_is_handed_out(
     publisher: FakePublisher, city: FakeTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And is confirmed by its ack all the same, whether it was looked at or not; a larger one has still to come."""
+    """A small transaction has arrived completely when it is delivered, a larger one has not.
+
+    Its ack confirms it, whether its changes were read or not.
+    """
     write(publisher, city, 1, 3)
     write(publisher, city, 4, 4, rows=1000)
     write(publisher, city, 5, 5)

@@ -1,4 +1,4 @@
-"""Values, beside what asyncpg itself reads from the same rows, in text and in binary."""
+"""Values in text and binary format, compared with asyncpg's result for the same rows."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ PIECES = ["int4", "text", "text[]", "int4range", "textrange", "numeric"]
 
 
 async def test_nested_values_are_the_same_in_text_and_in_binary(source_db: Database) -> None:
-    """And what is put together again from them is the value."""
+    """Both equal the values that asyncpg returns."""
     random = Random(int(os.environ.get("SUBSCRIBER_VALUES_SEED", "1")))
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(PARTS))
     await source_db.execute(
@@ -290,7 +290,7 @@ async def test_nested_values_are_the_same_in_text_and_in_binary(source_db: Datab
 
 
 async def test_a_composite_with_another_shape_than_the_catalog_had(source_db: Database) -> None:
-    """The publisher does not tell that a type has changed; a new stream asks the catalog again."""
+    """The publisher does not report that a type has changed. A new stream reads the catalog again."""
     await source_db.execute(
         "CREATE TYPE pair AS (a int)",
         "CREATE TABLE t (id int PRIMARY KEY, p pair)",

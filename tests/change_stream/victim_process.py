@@ -1,7 +1,7 @@
 """A consumer to be killed: python -m tests.change_stream.victim_process DSN SLOT FILE {once,again} [UNTIL]
 
-Writes a line for each transaction, `end_lsn xid number,number,…`, in one go, and acknowledges it then. `once`
-starts behind the last line that is in the file; `again` where the slot stands.
+Writes a line for each transaction, `end_lsn xid number,number,…`, in one call, and then acknowledges it. `once` starts
+after the last line of the file; `again` starts at the slot's position.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from subscriber import Insert, Lsn, stream
 
 
 def last_position(path: Path) -> Lsn:
-    """Of the last whole line; what is behind it is cut off."""
+    """Return the position of the last complete line. An incomplete line behind it is removed."""
     if not path.exists():
         return Lsn(0)
     written = path.read_bytes()
@@ -29,7 +29,7 @@ def last_position(path: Path) -> Lsn:
 async def main(*arguments: str) -> None:
     dsn, slot, file, how, *until = arguments
     path = Path(file)
-    work = [0.0] if until else [0.0, 0.0, 0.005]  # seconds; at the end nobody kills it
+    work = [0.0] if until else [0.0, 0.0, 0.005]  # seconds; the last process is not killed
     position = last_position(path)
     out = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     async with stream(
@@ -41,7 +41,7 @@ async def main(*arguments: str) -> None:
     ) as changes:
         async for transaction in changes:
             numbers = [str(change.new["number"]) async for change in transaction if isinstance(change, Insert)]
-            await anyio.sleep(random.choice(work))  # what is confirmed too early is lost in this moment
+            await anyio.sleep(random.choice(work))  # a transaction confirmed too early would be lost by a kill here
             os.write(out, f"{transaction.end_lsn} {transaction.xid} {','.join(numbers)}\n".encode())
             await anyio.sleep(random.choice(work))
             await transaction.ack()

@@ -1,4 +1,4 @@
-"""`subscriber archive --info`: it names all damage, and exits 1 if there is some."""
+"""`subscriber archive --info` lists all damage, and exits 1 if there is any."""
 
 from __future__ import annotations
 

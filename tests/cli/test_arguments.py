@@ -1,4 +1,4 @@
-"""What the list of processes shows of a command's arguments."""
+"""A command's arguments in the process list."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def listed(pid: int) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-# What is given, and what is shown of it; {port} is of the silent server.
+# Argument, and its text in the process list; {port} is that of the silent server.
 FORMS = [
     (f"postgresql://app:{ENCODED}@127.0.0.1:{{port}}/db", "postgresql://app:********@127.0.0.1:{port}/db"),
     (f"postgresql://127.0.0.1:{{port}}/?password={ENCODED}&user=u", "postgresql://127.0.0.1:{port}/?password=********&user=u"),

@@ -1,4 +1,4 @@
-"""Text of others in what we print: nothing that cannot be seen gets out as it is."""
+"""Text from other sources in our output: no invisible character is printed unescaped."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ texts = st.text(st.characters(codec=None, categories=None) | st.sampled_from(NAS
 
 
 def unseen(text: str) -> list[str]:
-    """Characters of it that move a terminal, break a line, turn text around, or cannot be written at all."""
+    """Return the characters that move the cursor, break a line, change the text direction, or cannot be encoded."""
     return [
         c
         for c in text

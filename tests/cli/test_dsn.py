@@ -1,4 +1,4 @@
-"""Connection strings that a command reads elsewhere: files, the environment, services."""
+"""Connection strings from other places: files, the environment, services."""
 
 from __future__ import annotations
 

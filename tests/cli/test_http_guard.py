@@ -1,4 +1,4 @@
-"""Which requests the status server answers, and what a browser may do with the answers."""
+"""The requests that the status server answers, and the browser's rights on the responses."""
 
 from __future__ import annotations
 

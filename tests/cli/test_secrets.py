@@ -1,6 +1,6 @@
-"""Passwords of connection strings, searched for in everything that comes out: each has a mark in it.
+"""Passwords of connection strings do not appear in any output. Each password contains a marker.
 
-The same of Spark is in tests/spark/test_secrets.py, of the redacting itself in tests/connection/test_redaction.py.
+See tests/spark/test_secrets.py for Spark, and tests/connection/test_redaction.py for the redaction itself.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def command(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
 
 
 def uses_of(dsn: str, folder: Path) -> list[list[str]]:
-    """Commands that take a connection string and end: not those that start Spark first or try again for ever."""
+    """Return commands that take a connection string and end. Not those that start Spark or retry without end."""
     return [
         ["exec", "--target", dsn, "DROP SUBSCRIPTION s"],
         ["exec", "--target", "dbname=x", f"CREATE SUBSCRIPTION s CONNECTION '{dsn}' PUBLICATION"],

@@ -97,7 +97,7 @@ async def test_nothing_is_left_behind_by_a_killed_process() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """One that has ended, but that nobody waits for, does not."""
+    """A process that has ended but has not been waited for does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

@@ -69,7 +69,7 @@ def test_nothing_outstanding_is_no_lag() -> None:
     caught_up = replace(PUBLISHER, confirmed=PUBLISHER.position)
     status = assess(SUBSCRIPTION, look(STREAMING), caught_up)
     assert (status.lag_bytes, status.lag_seconds) == (0, 0.0)
-    idle = replace(STREAMING, latest_end_lsn=Lsn(0x3000))  # the publisher wrote what is not for us
+    idle = replace(STREAMING, latest_end_lsn=Lsn(0x3000))  # the publisher wrote WAL without published changes
     assert assess(SUBSCRIPTION, look(idle), PUBLISHER).lag_seconds == 0.0
     assert assess(SUBSCRIPTION, look(idle), replace(PUBLISHER, replay_lag=2.5)).lag_seconds == 2.5
 

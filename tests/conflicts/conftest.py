@@ -111,7 +111,7 @@ class Deciders:
         resolvers: Mapping[str, Resolver] | None = None,
         end: int = 0,
     ) -> Deciding:
-        """A worker that starts. `end`: to go on from there instead of from where the last one was."""
+        """Start a worker. `end`: the position to start from, instead of the last worker's."""
         subscription = Subscription(
             SUBID,
             "s",

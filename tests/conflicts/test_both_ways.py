@@ -1,7 +1,7 @@
-"""Servers that replicate to each other with origin = none while pgbench works on all of them.
+"""Servers that replicate to each other with origin = none while pgbench writes to all of them.
 
-Where each has rows of its own nothing may come back, be applied twice, or be a conflict. Where all change the same
-rows, last_update_wins makes them the same everywhere.
+If each node changes its own rows, no change may return, be applied twice, or conflict. If all nodes change the same
+rows, last_update_wins makes them equal on all nodes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ async def caught_up(found: Sequence[Node]) -> None:
 
 
 async def work(found: Sequence[Node], script: str, directory: Path, seconds: float, rate: int) -> list[int]:
-    """pgbench on all nodes at once; the number of transactions on each."""
+    """Run pgbench on all nodes concurrently. Returns the number of transactions of each."""
     file = directory / "script.sql"
     file.write_text(script)
     async with asyncio.TaskGroup() as tasks:
@@ -119,7 +119,7 @@ async def work(found: Sequence[Node], script: str, directory: Path, seconds: flo
 
 
 async def converge(servers: Sequence[Server], directory: Path, seconds: float) -> None:
-    """Each node changes rows of its own; nothing comes back, and all end with everything."""
+    """Each node changes its own rows. No change returns, and all nodes end with all changes."""
     async with nodes(servers) as found:
         done = await work(found, DISJOINT, directory, seconds, 200)
         assert min(done) > 0
@@ -132,7 +132,8 @@ async def converge(servers: Sequence[Server], directory: Path, seconds: float) -
                 "SELECT (SELECT sum(balance) FROM accounts) = (SELECT sum(delta) FROM history)"
                 " AND (SELECT sum(balance) FROM branches) = (SELECT sum(delta) FROM history)"
             )
-            # Where it is known who wrote a row, it is told of those that each node was filled with.
+            # On servers that know the writer of a row, conflicts are reported for the rows that each node was filled
+            # with.
             assert not node.subscriber.log.has("ERROR|conflict=(?!update_origin_differs)")
             for other in others(found, node):
                 worker = await node.subscriber.worker(f"from_{other.number}_to_{node.number}")
@@ -140,7 +141,7 @@ async def converge(servers: Sequence[Server], directory: Path, seconds: float) -
 
 
 async def fight(servers: Sequence[Server], directory: Path, seconds: float) -> None:
-    """All change the same rows. What was written last wins, everywhere."""
+    """All nodes change the same rows. The last write wins on every node."""
     async with nodes(servers, conflict_policy="'last_update_wins'") as found:
         await work(found, SHARED, directory, seconds, 100)
         sums = [await node.database.rows(SUM) for node in found]

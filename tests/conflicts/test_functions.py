@@ -60,7 +60,7 @@ MERGED = {
 @pytest.mark.parametrize("kind", CHANGES)
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
 async def test_its_answer_is_a_row(db: Database, deciders: Deciders, kind: str, binary: bool) -> None:
-    """What it gives goes before what the publisher sent; what neither gives stays as it is."""
+    """The returned values override the publisher's. All other columns keep their values."""
     t = await make(db, CHANGES[kind][0])
     answer: dict[str, object] = {"b": "both"}
     if kind == "delete_missing":
@@ -132,7 +132,7 @@ async def test_one_that_is_not_registered(db: Database, deciders: Deciders) -> N
 
 
 async def test_a_large_value_that_was_not_sent(db: Database, deciders: Deciders) -> None:
-    """It is missing in what the function is told, and there is no row to insert unless the function gives it."""
+    """The function does not get the value, and a row can only be inserted if the function returns it."""
     t = await make(db, HERE)
     asked: list[Conflict] = []
     update = t.relation, Update(None, t.relation.relid, None, None, row("3", "30", UNSENT))

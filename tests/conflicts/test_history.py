@@ -1,4 +1,4 @@
-"""What is recorded when, and rows that are not simply rows: partitions, identity columns, somebody else's tables."""
+"""Recorded conflicts, and special tables: partitions, identity columns, tables of other owners."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ DEFAULTS = [
 async def test_without_a_policy(
     db: Database, deciders: Deciders, history: ConflictHistory, passed_over: list[Any], stopped: list[Any]
 ) -> None:
-    """What PostgreSQL does is done, and told in its words; recorded is what the option says."""
+    """The result and the messages are PostgreSQL's. The option determines the recorded conflicts."""
     t = await make(db, HERE)
     session = await deciders.open(history=history)
     kinds = ("update_missing", "delete_missing", "update_origin_differs")
@@ -215,7 +215,7 @@ async def test_identity_columns_that_update_may_not_name(db: Database, deciders:
 
 
 async def test_tables_of_others_are_changed_with_their_rights(db: Database, deciders: Deciders) -> None:
-    """What is looked at and made way for as the table's owner is recorded as the worker itself."""
+    """Rows are read and deleted as the table's owner, and recorded as the worker itself."""
     t = await make(db, HERE)
     await db.execute("DROP ROLE IF EXISTS mary", "CREATE ROLE mary", "GRANT USAGE ON SCHEMA public TO mary")
     await db.execute("ALTER TABLE t OWNER TO mary")
@@ -248,7 +248,7 @@ async def test_equal_rows_without_a_key(db: Database, deciders: Deciders) -> Non
 
 
 async def test_without_commit_timestamps_it_does_not_start(target_db: Database, deciders: Deciders) -> None:
-    """Somebody has switched track_commit_timestamp off since: the shared target does not have it."""
+    """track_commit_timestamp has been switched off: the shared target does not have it."""
     from contextlib import AsyncExitStack
 
     from subscriber.catalog.schema import ensure_schema

@@ -30,7 +30,7 @@ CHANGES: dict[str, tuple[Rows, tuple[object, ...] | None, tuple[object, ...] | N
 }
 LOCAL = ("skipped", HERE)
 STOPS = ("error", HERE)
-# What is done and what is there afterwards when the change is applied.
+# The resolution, and the rows afterwards, if the change is applied.
 REMOTE: dict[str, tuple[str, Rows]] = {
     "insert_exists": ("updated", [(1, 11, "remote"), (2, 20, "other")]),
     "update_exists": ("replaced", [(1, 20, "remote")]),
@@ -51,7 +51,7 @@ def expected(kind: str, policy: str, later: bool) -> tuple[str, Rows]:
             return LOCAL
         case "apply_remote":
             return REMOTE[kind]
-        case _ if kind in MISSING:  # last_update_wins knows nothing of what is gone
+        case _ if kind in MISSING:  # last_update_wins has no timestamp for a deleted row
             return LOCAL
         case _:
             return REMOTE[kind] if later else LOCAL

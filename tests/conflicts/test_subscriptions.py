@@ -1,4 +1,4 @@
-"""Policies as a user meets them: statements, counters, functions of a program, and a worker that is killed."""
+"""Policies from the user's view: statements, counters, functions of a program, and a worker that is killed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ async def _update_one_by_one(source: Database, number: int) -> None:
     connection = await source.connect()
     for id_ in range(1, number + 1):
         await connection.execute(f"UPDATE t SET n = 1 WHERE id = {id_}")
-        await anyio.sleep(0.002)  # so that it is killed while they come
+        await anyio.sleep(0.002)  # the kill has to happen while they arrive
 
 
 async def test_copied_rows_are_the_publishers(pair: Pair) -> None:
@@ -252,7 +252,7 @@ async def test_a_prepared_transaction_takes_its_record_with_it(pair: Pair, how: 
 
 
 async def test_a_streamed_transaction_is_decided_when_it_is_committed(pair: Pair) -> None:
-    """Its time is that of its commit, which is not known while it comes."""
+    """Its timestamp is that of its commit, which is not known while it arrives."""
     await pair.source.stream_everything()
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.subscribe("FOR TABLE t", streaming="parallel", conflict_policy="last_update_wins")

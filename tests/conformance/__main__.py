@@ -2,14 +2,14 @@
 
     make conformance                                  all of them
     python -m tests.conformance 001 013               some of them
-    python -m tests.conformance --native              with the server's own apply worker, to see what a machine can do
-    python -m tests.conformance --write               and write the table in docs/conformance.md
+    python -m tests.conformance --native              with the server's own apply worker, to check the machine
+    python -m tests.conformance --write               also write the table in docs/conformance.md
 
-    POSTGRES_SRC    a source tree of PostgreSQL 18; without it Debian's is fetched
+    POSTGRES_SRC    a source tree of PostgreSQL 18; without it Debian's is downloaded
     POSTGRES_BIN    the programs of an installation made from it (with contrib/hstore, src/test/modules/injection_points
                     and pg_regress); without it the source is built, which takes some minutes, once
 
-What is fetched and built stays in the user's cache (build.py). The tests need perl with IPC::Run.
+Downloaded and built files stay in the user's cache (build.py). The tests need perl with IPC::Run.
 """
 
 from __future__ import annotations

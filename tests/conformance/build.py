@@ -1,7 +1,7 @@
-"""A PostgreSQL 18 with its source: given, or fetched as Debian's source package and built in the user's cache.
+"""A PostgreSQL 18 with its source: from a variable, or Debian's source package built in the user's cache.
 
-Nothing is installed in the system and nothing needs root. Debian's mirror is the one apt knows, its lists and
-archives are kept apart from apt's own.
+Nothing is installed in the system, and root is not needed. The Debian mirror is apt's own. Its lists and archives are
+kept separate from apt's.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _fetched() -> Path:
         "Dir::Etc::SourceParts": "/dev/null",
         "Dir::State::Lists": place / "lists",
         "Dir::Cache": place,
-        "APT::Sandbox::User": "",  # apt's own user may not look into our cache
+        "APT::Sandbox::User": "",  # apt's own user may not read our cache
     }
     options = [word for name, value in apart.items() for word in ("-o", f"{name}={value}")]
     _run(["apt-get", *options, "-qq", "update"], place)

@@ -1,4 +1,4 @@
-"""The files of src/test/subscription/t in PostgreSQL 18: what each is about, and why one does not pass."""
+"""The files of src/test/subscription/t in PostgreSQL 18: the subject of each, and the reason if it does not pass."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ ABOUT = {
     "100_bugs": "what has once been wrong",
 }
 
-# Files that cannot pass as they stand, with what they ask for that only a process inside the server has.
+# Files that cannot pass unchanged, with the feature that only a process inside the server has.
 INSIDE: dict[str, str] = {}
 
 # Files for what this program does not do yet.

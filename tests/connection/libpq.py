@@ -1,4 +1,4 @@
-"""libpq's own parser, out of the demo's PostgreSQL: what ours has to agree with."""
+"""libpq's own parser, from the demo's PostgreSQL, as the reference for ours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connecting to real servers, and to nothing at all."""
+"""Connections to real servers, and to closed ports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TLS_BIN = Path("/usr/lib/postgresql/15/bin")  # the wheel's PostgreSQL is built 
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port of 127.0.0.1 where nobody listens, and nobody will while the test runs."""
+    """Yield a port of 127.0.0.1 on which no process listens during the test."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         yield holder.getsockname()[1]
@@ -159,7 +159,7 @@ async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Da
     await source_db.execute(f"{database} SET search_path = evil, pg_catalog", f"{database} SET jit = on")
     await source_db.execute(*(f"{database} SET {name} = '1min'" for name in timeouts))
     dsn = source_db.dsn(options="-c jit=on")
-    connection = await connect(dsn, settings=NO_TIMEOUTS)  # whether the server knows all of them or not
+    connection = await connect(dsn, settings=NO_TIMEOUTS)  # also settings that the server does not know
     assert await connection.fetchval("SHOW jit") == "off"
     assert await connection.fetchval("SHOW search_path") == '""'
     assert {await connection.fetchval(f"SHOW {name}") for name in timeouts} == {"0"}
@@ -220,7 +220,7 @@ async def test_a_password_is_checked_and_shown_to_nobody(publisher: Server, tmp_
 
 
 def make_certificates(folder: Path) -> None:
-    """A certificate authority, one that nobody trusts, and a server certificate for db.example.org."""
+    """Create a certificate authority, an untrusted one, and a server certificate for db.example.org."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)

@@ -1,4 +1,4 @@
-"""What a connection string comes to before anything is dialled."""
+"""The parameters of a connection string before a connection is opened."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subscriber.redaction import KEYWORDS
 
 @pytest.fixture(autouse=True)
 def _no_surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No PG variable and no file in the home directory of whoever runs the tests has a say."""
+    """Hide PG variables and the files in the home directory of the user who runs the tests."""
     for keyword in KEYWORDS:
         if name := defaults.variable(keyword):
             monkeypatch.delenv(name, raising=False)

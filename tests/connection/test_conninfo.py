@@ -113,7 +113,7 @@ URIS = [
 
 
 def agree(mine: dict[str, str] | str, theirs: dict[str, str] | str) -> bool:
-    """Whether we read what libpq reads, but for secrets in messages and for what may be one in a URI."""
+    """Compare with libpq, except for secrets in messages and possible secrets in a URI."""
     if isinstance(mine, str) and mine.startswith("invalid host or port in URI"):
         return isinstance(theirs, str) or "@" in theirs.get("host", "") or not is_port_list(theirs.get("port", ""))
     if isinstance(mine, str) and mine.startswith("URI scheme"):

@@ -1,4 +1,4 @@
-"""Large data: sent slice by slice in its place, received into a buffer that is given back, and never put together."""
+"""Large data: sent in slices without a copy, received into a reused buffer, and never joined."""
 
 from __future__ import annotations
 
@@ -356,7 +356,7 @@ async def test_behind_an_attempt_the_answer_is_not_waited_for(target: Server) ->
 
 
 async def test_answers_are_read_while_large_values_are_sent(target: Server) -> None:
-    """A server whose answers nobody reads reads nothing either."""
+    """A server does not read while its own answers are not read."""
     session = await open_session(target.dsn(), application_name="large")
     try:
         await session.query("CREATE TEMP TABLE t (a int PRIMARY KEY, b text)")

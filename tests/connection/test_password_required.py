@@ -1,4 +1,4 @@
-"""`must_use_password`: only servers that have asked for the password and got it are good enough."""
+"""`must_use_password`: only servers that requested the password and got it are accepted."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_the_attempt_that_succeeds_counts(hosts: Hosts) -> None:
 
 
 async def test_direct_tls(hosts: Hosts, tmp_path: Path) -> None:
-    """The server's side of TLS is a program in front of it, since no PostgreSQL here has direct TLS."""
+    """A program in front of the server handles TLS, because no PostgreSQL here has direct TLS."""
     make_certificates(tmp_path)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "server.crt", tmp_path / "server.key")
@@ -257,7 +257,7 @@ async def test_the_words_are_postgresqls(hosts: Hosts) -> None:
 
 
 async def test_a_password_from_elsewhere_is_none(hosts: Hosts, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Not that of the environment, of a password file, or of a service: they are somebody else's."""
+    """Passwords of the environment, a password file or a service do not count: they belong to another user."""
     file = tmp_path / "passwords"
     file.write_text(f"*:*:*:*:{PASSWORD}\n")
     file.chmod(0o600)

@@ -1,4 +1,4 @@
-"""A real PgBouncer in front of target and publisher: what does not work through it is said in one sentence."""
+"""A real PgBouncer in front of target and publisher: features that do not work with it raise a clear error."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ async def pipeline(target: Server) -> AsyncIterator[Pipeline]:
 
 
 class Collected:
-    """What came back, in order."""
+    """The results, in order."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[object, str, list[tuple[str | None, ...]]]] = []
@@ -227,7 +227,7 @@ async def test_terminated_while_a_statement_runs(target: Server, pipeline: Pipel
 
 
 async def test_terminated_while_we_send(target: Server, pipeline: Pipeline) -> None:
-    """Whatever reaches us first, the last word or the broken connection: it is an error of ours, and the last."""
+    """Either the server's last message or the broken connection arrives first. It raises one of our errors, once."""
     value = "x" * 100_000
 
     async def send() -> None:

@@ -1,4 +1,4 @@
-"""No text shows a password of a connection string, and texts without one stay as they are."""
+"""No text shows a password of a connection string, and texts without a password are not changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Raw sessions against a real server: queries, COPY, and every way for them to end badly."""
+"""Raw sessions against a real server: queries, COPY, and every kind of failure."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def kill(server: Server, pid: int) -> None:
 async def cancel_query(server: Server, pid: int) -> None:
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     query = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE pid = $1 AND wait_event = 'PgSleep'"
-    while not await connection.fetchval(query, pid):  # an idle session ignores what would cancel its next query
+    while not await connection.fetchval(query, pid):  # an idle session would ignore the cancel request
         await anyio.sleep(0.01)
     await connection.close()
 
@@ -232,7 +232,7 @@ async def test_a_reader_that_pauses_holds_up_the_server_and_not_our_memory(sessi
         if rows < 20000:
             await anyio.sleep(0.05)
     assert rows == 30000
-    assert longest < LIMIT + 2 * session_module.BUFFER  # the limit, and what one read brought
+    assert longest < LIMIT + 2 * session_module.BUFFER  # the limit, and the size of one read
 
 
 async def test_a_copy_out_given_up_in_the_middle_does_not_mix_with_what_follows(session: Session) -> None:

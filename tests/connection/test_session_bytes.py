@@ -1,4 +1,4 @@
-"""Whatever the pieces in which a server's bytes arrive, they mean the same; and what damage in them does."""
+"""A server's bytes have the same meaning in pieces of any size. Also the effects of damaged bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from subscriber.protocol import frontend
 
 
 class Transport(asyncio.Transport):
-    """A transport that goes nowhere: what was written, and whether reading goes on."""
+    """A transport without a connection. Records written bytes, and whether reading is paused."""
 
     def __init__(self) -> None:
         super().__init__()

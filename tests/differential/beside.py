@@ -1,4 +1,4 @@
-"""PostgreSQL's own subscription and ours, of the same publications, into two databases of one server."""
+"""PostgreSQL's own subscription and ours, with the same publications, in two databases of one server."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ from tests.plugins.fix_subscriber import QUICK, Subscriber, running_subscriber
 
 NATIVE, OURS = "oracle_native", "oracle_ours"
 PUBLICATIONS = "leaves, roots"
-# Relation and kind, and all lines of DETAIL; both logs look the same.
+# Relation and type, and all lines of DETAIL. Both logs have this format.
 CONFLICT = re.compile(r'LOG:  conflict detected on relation ("[^"]+": conflict=\w+)\n.*? DETAIL:  (.*\n(?:\t.*\n)*)')
-# Defects of PostgreSQL (seen in 18.6), on the publisher: nobody can subscribe to that part of the log.
+# Defects of PostgreSQL (seen in 18.6), on the publisher: no subscriber can decode that part of the log.
 UNDECODABLE = re.compile(r"could not map filenumber|got sequence entry \d+ for toast chunk")
 # Another one (18.6), on the target: it takes the whole server down.
 CRASHED = re.compile('background worker "logical replication .*was terminated by signal 11')
-# A change that failed on the publisher and was rolled back is sent all the same, and fails again for a parallel worker:
-# PostgreSQL's subscription then begins again and again.
-# Process 0 stands for a prepared transaction, and here nobody else prepares any.
+# The publisher sends a change that failed and was rolled back. It fails again in a parallel worker, and PostgreSQL's
+# subscription restarts repeatedly. Process 0 stands for a prepared transaction; no other session prepares any here.
 WAITS_FOR_PREPARED = """
 SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type LIKE 'logical replication%'
                AND datname = current_database() AND 0 = ANY (pg_blocking_pids(pid)))
@@ -48,7 +47,7 @@ SELECT c.key, c.value::bigint FROM {}, jsonb_each_text(to_jsonb(s)) c WHERE s.su
 NATIVE_COUNTERS = COUNTERS.format("pg_stat_subscription_stats s")
 OUR_COUNTERS = COUNTERS.format("subscriber.pg_stat_subscription_stats s")
 WRITTEN_WITHIN = 1.5  # seconds: how often either writes its counters, and half as much again
-COUNTED_AFTER = 20.0  # seconds in which both have told what they have counted
+COUNTED_AFTER = 20.0  # seconds after which both have reported their counters
 
 
 @dataclass
@@ -64,7 +63,7 @@ class Beside:
     enabled: bool = True
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
     counted: tuple[Counters, Counters] = ({}, {})  # conflicts by type, before those that are compared
-    calm: anyio.Lock = field(default_factory=anyio.Lock)  # nothing is cut off while somebody has it
+    calm: anyio.Lock = field(default_factory=anyio.Lock)  # while it is held, no connection is cut
 
     async def create_tables(self) -> None:
         types = (*TYPES, *kinds.TYPES)
@@ -79,7 +78,7 @@ class Beside:
             )
 
     async def subscribe(self) -> None:
-        """Both at once."""
+        """Create both subscriptions."""
         options = {"binary": str(self.binary).lower(), **self.options}
         listed = ", ".join(f"{name} = {value}" for name, value in options.items())
         native = (
@@ -89,11 +88,11 @@ class Beside:
         await asyncio.gather(self.native.execute(native), ours)
 
     async def refresh(self, *, copy: bool = True) -> None:
-        """Both at once. Either may be the victim of a deadlock with TRUNCATE of several tables, and is repeated."""
+        """Refresh both. Either may be the victim of a deadlock with TRUNCATE of several tables, and is retried."""
         await self.alter("REFRESH PUBLICATION" + ("" if copy else " WITH (copy_data = false)"))
 
     async def alter(self, what: str) -> None:
-        """Both at once, as refresh() says."""
+        """Alter both, with retries as in refresh()."""
         statement = f"ALTER SUBSCRIPTION {{}} {what}"
 
         async def native() -> None:
@@ -119,7 +118,7 @@ class Beside:
         await asyncio.gather(native(), ours())
 
     async def wait(self) -> None:
-        """Until both have everything, and have told the publisher so."""
+        """Wait until both have received everything and confirmed it to the publisher."""
         await self.native.wait_for("SELECT count(*) FROM pg_subscription_rel WHERE srsubstate NOT IN ('s', 'r')", 0)
         await self.source.wait_for_catchup(NATIVE)
         await self.subscriber.wait_for_sync(self.source, OURS)
@@ -135,10 +134,10 @@ class Beside:
         await self.alter("ENABLE" if enabled else "DISABLE")
 
     async def both_patiently(self, statement: str) -> None:
-        """Run it on both targets, though something else is under way there.
+        """Run the statement on both targets, with a short lock timeout and retries.
 
-        Who waits for a table's lock has others wait behind it: with two_phase also the apply worker, without which
-        the prepared transaction that has the table would never end.
+        A session that waits for a table's lock blocks later sessions. With two_phase these include the apply worker,
+        without which the prepared transaction that holds the table's lock would never end.
         """
         for target in (self.native, self.ours):
             async with target.connection() as connection:
@@ -202,9 +201,9 @@ class Beside:
                 return
 
     async def compare_counters(self) -> Counter[str]:
-        """Both have met the same conflicts since, table for table, and have counted what they have logged.
+        """Check that both have met the same conflicts for each table, and have counted the logged ones.
 
-        Which of equal rows is changed is open, and so is whether it was another origin's.
+        Not compared: which one of several equal rows was changed, and whether it was another origin's.
         """
         logged = [Counter(name for name, _ in found) for found in self._logged_conflicts()]
         counted: list[Counter[str]] = []
@@ -320,7 +319,7 @@ async def beside(
 async def disturb(pair: Beside, random: Random) -> None:
     """Until cancelled: stop our launcher, or end one of our connections to either server, again and again."""
     ours = "application_name LIKE 'subscriber%' AND datname = current_database()"
-    theirs = (  # not the connections of statements, which tell their user
+    theirs = (  # without the connections of statements, whose errors go to their users
         f"pid IN (SELECT pid FROM pg_stat_replication WHERE application_name = '{OURS}' AND state <> 'startup')"
         " OR application_name LIKE 'pg_35%_sync_%'"
     )
@@ -339,7 +338,7 @@ async def disturb(pair: Beside, random: Random) -> None:
 
 
 async def run(pair: Beside, seed: int, steps: int, *, undisturbed: bool = True) -> Workload:
-    """The whole of it: tables copied while they are written to, rows missing, shapes changing, a table added."""
+    """Run a whole test: tables copied during writes, missing rows, changing columns, an added table."""
     await pair.create_tables()
     work = Workload(seed, pair.source, [table for table in pair.tables if not table.after_copy])
     await work.run(steps)

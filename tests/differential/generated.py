@@ -1,4 +1,4 @@
-"""Random tables: their columns' types, replica identities, partitions, and what differs on the targets."""
+"""Random tables: the types of their columns, replica identities, partitions, and differences on the targets."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from random import Random
 from tests.differential.kinds import KEY_KINDS, KINDS, Kind
 from tests.differential.tables import Table, Value, key, number
 
-# BEFORE triggers on the targets that leave changes out. Never so that a key is taken twice later: a row whose deletion
-# is left out has no key, and an update that is left out keeps it. They look at the key only, as a column may be added
-# to one target a moment before the other one.
+# BEFORE triggers on the targets that suppress changes. They never cause a later duplicate key: a row whose deletion is
+# suppressed has no key, and a suppressed update keeps its key. They read only the key, because a column may be added to
+# one target a moment before the other.
 INSERT_TRIGGER = ("INSERT", "hashtext(NEW.{key}::text) % 4 = 0")
 UPDATE_TRIGGER = ("UPDATE", "hashtext(NEW.{key}::text) % 4 = 0 AND {kept}")
 DELETE_TRIGGER = ("DELETE", "hashtext(OLD.{key}::text) % 3 = 0")
@@ -49,7 +49,7 @@ class Drawing:
 
 
 def kinds_for(*, binary: bool, xml: bool) -> list[Kind]:
-    """Those of which two servers understand each other; `xml`: they have been built with it."""
+    """Return the kinds that both servers support; `xml`: the servers have been built with it."""
     return [kind for kind in KINDS if (kind.binary or not binary) and (xml or kind.type != "xml")]
 
 
@@ -147,7 +147,7 @@ def _plain(drawing: Drawing, identity: str) -> tuple[list[str], list[str]]:
     if identity == "whole" and random.random() < 0.4:
         after.append(f"CREATE INDEX ON {name} (n)")
     match identity:
-        case "index" if random.random() < 0.4:  # what is sent as the key may be the key there
+        case "index" if random.random() < 0.4:  # columns sent as the key may be the target's key
             unique = [f"ALTER TABLE {name} ADD PRIMARY KEY ({names})"]
         case "index":
             unique += _identity(name, identity)
@@ -158,13 +158,13 @@ def _plain(drawing: Drawing, identity: str) -> tuple[list[str], list[str]]:
 
 
 def _partitioned(drawing: Drawing, identity: str, *, whole_target: bool) -> tuple[list[str], list[str]]:
-    """`whole_target`: changes come as the root's, so what the target has may be divided otherwise, or not at all."""
+    """`whole_target`: changes are published as the root's, so the target's table may have other partitions, or none."""
     random, name, column = drawing.random, drawing.name, drawing.key[0]
     primary = [f"ALTER TABLE {name} ADD PRIMARY KEY ({column})"] if identity == "key" else []
     tail = " PARTITION BY "
 
     def divided(method: str, order: Sequence[str]) -> list[str]:
-        """A table of two partitions, one of which was made by itself with its columns in another order."""
+        """Create a table of two partitions. One was created separately, with its columns in another order."""
         bounds = {
             "RANGE": ("FROM (MINVALUE) TO (9)", None),
             "HASH": ("WITH (MODULUS 2, REMAINDER 0)", "WITH (MODULUS 2, REMAINDER 1)"),

@@ -1,4 +1,4 @@
-"""The types of columns in random tables, with values at the edges of each."""
+"""The types of columns in random tables, with boundary values of each."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _many_bytes(number: int, rows: int) -> str:
 
 @dataclass(frozen=True)
 class Kind:
-    """A type. Among `values` no two are equal and look different: which of two equal rows is changed is open.
+    """A type. No two of `values` are equal with a different text, because either of two equal rows may be changed.
 
-    `alike` are such, for tables whose rows have keys. `large` makes an expression of a long text.
+    `alike` are such values, for tables whose rows have keys. `large` makes an expression of a long text.
     """
 
     type: str
@@ -34,7 +34,7 @@ class Kind:
     alike: Sequence[str] = ()
     large: Callable[[str], str] | None = None
     equality: bool = True  # it has an operator, which a row without a key is found by
-    binary: bool = True  # what one server sends in binary another one takes
+    binary: bool = True  # another server accepts the binary format
 
     def value(self, random: Random, *, keyed: bool) -> str:
         """An SQL expression."""
@@ -161,7 +161,7 @@ KINDS = (
     Kind("small", ["1", "999", "'-2147483648'"]),
     Kind("short", ["''", "'abcde'"]),
     Kind("pair", ["ROW(1, 'a,\"b\"')", "ROW(NULL, NULL)", "ROW(2, '')"]),
-    # The binary forms of these name an OID of a type that was created, which the other server does not have.
+    # Their binary formats contain the OID of a created type, which the other server does not have.
     Kind("nested", ["ROW(ROW(1, 'x'), 2.50, 'sad')", "ROW(NULL, NULL, 'ok')"], binary=False),
     Kind("numbers", ["'{1,2}'", "'{}'"]),
     Kind("mood[]", ["'{sad,happy,NULL}'", "'{}'"], binary=False),

@@ -1,4 +1,4 @@
-"""Rounds of random tables and random transactions under random options: everything follows from the round's seed."""
+"""Rounds of random tables and random transactions under random options. The seed determines everything."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ class Course:
             rolled_back, self.disturbed = self.work.rolled_back, False
             await self.phase()
             await self.compare()
-            # What is rolled back in the end may have met conflicts before, or may not have been sent.
+            # Transactions that are rolled back may have met conflicts before, or may not have been sent.
             uncertain = round.streaming == "parallel" or round.two_phase
             if not self.disturbed and not pair.has_failed() and not (uncertain and rolled_back < self.work.rolled_back):
                 self.played.conflicts.update(await pair.compare_counters())
@@ -198,7 +198,7 @@ class Course:
         self.played.compared += 1
 
     async def between(self, phase: int) -> None:
-        """Both targets have the same now: somebody writes there, too, and tables get their triggers."""
+        """Add triggers to the tables, or write to both targets, which have equal rows now."""
         if phase == 0:
             await self._add_triggers()
         if self.random.random() < 0.6:
@@ -208,7 +208,7 @@ class Course:
             await self._rename_column()
 
     async def phase(self) -> None:
-        """Changes are applied while they come, or all at once; tables change their shapes meanwhile."""
+        """Apply changes while they arrive, or as one backlog; tables change their columns meanwhile."""
         pair, random = self.pair, self.random
         backlog = random.random() < 0.4
         if backlog:
@@ -234,7 +234,7 @@ class Course:
                 tasks.cancel_scope.cancel()
 
     async def _write(self) -> None:
-        """And change the shapes of tables, at moments that nobody has a transaction open."""
+        """Write, and change the columns of tables while no transaction is open."""
         for _ in range(2):
             await self.work.run(self.steps)
             await self._change_shape()
@@ -287,14 +287,14 @@ class Course:
         self._replace(table, replace(table, columns=columns, comparable=table.comparable and kind.equality))
 
     async def _has_column(self, table: Table, column: str) -> bool:
-        """Whether the targets do, which keep what was dropped on the source."""
+        """Return True if the targets have the column. They keep columns that were dropped on the source."""
         found = await self.pair.ours.value(
             "SELECT count(*) FROM pg_attribute WHERE attrelid = $1::text::regclass AND attname = $2", table.name, column
         )
         return bool(found)
 
     async def _drop_column(self, table: Table) -> None:
-        """On the source only; the targets keep the column, and what it has."""
+        """Drop the column on the source. The targets keep the column and its values."""
         columns = [c for c in table.columns if c not in table.key and c.startswith(("c", "added"))]
         if len(columns) < 2:
             return

@@ -1,4 +1,4 @@
-"""The tables of the oracle's workload: what is special about each, and values for their columns."""
+"""The tables of the differential tests: the feature of each, and values for their columns."""
 
 from __future__ import annotations
 
@@ -53,13 +53,17 @@ moment = _or_null(_one_of("'2024-02-29 12:00:00.123456+05'", "'infinity'", "'004
 
 @dataclass(frozen=True)
 class Table:
-    """`source` and `target` are the statements that make it there; `columns` are those that get values.
+    """A table. `source` and `target` are the statements that create it there; `columns` are those that get values.
 
-    `same`: after everything the target's rows are the source's. `local_delete`: rows may be deleted on the
-    targets (then they are not), or updated with `local_update`. `changes`: UPDATE and DELETE are possible.
-    `text_only`: the types differ. `after_copy`: written to only then, because what becomes of it depends on the
-    moment of the copy; the same is so of `triggers`, statements for the targets. `kinds`: of columns it may get.
-    `identity`: of random tables only; `comparable`: all columns' types have an operator for equality.
+    - `same`: at the end, the target's rows equal the source's.
+    - `local_delete`, `local_update`: rows may be deleted, or updated, on the targets; the rows are not the same then.
+    - `changes`: UPDATE and DELETE are possible.
+    - `text_only`: the types differ.
+    - `after_copy`: written only after the copy, because the result depends on the moment of the copy.
+    - `triggers`: statements for the targets, executed only after the copy for the same reason.
+    - `kinds`: types of columns that it may get.
+    - `identity`: only for random tables.
+    - `comparable`: all columns' types have an operator for equality.
     """
 
     name: str

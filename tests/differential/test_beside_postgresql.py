@@ -1,6 +1,6 @@
-"""Random workloads for PostgreSQL's own subscription and ours: in the end both targets have the same rows.
+"""Random workloads for PostgreSQL's own subscription and ours: at the end both targets have the same rows.
 
-A failure names its seed: SUBSCRIBER_ORACLE_SEED=… runs that one. The soak runs for SUBSCRIBER_ORACLE_SECONDS.
+A failure names its seed: SUBSCRIBER_ORACLE_SEED=… repeats that run. The soak runs for SUBSCRIBER_ORACLE_SECONDS.
 """
 
 from __future__ import annotations

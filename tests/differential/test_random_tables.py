@@ -1,7 +1,7 @@
 """Random tables, under random options, applied by PostgreSQL's own subscription and by ours.
 
-A seed decides all but who comes first. A failure names its seed: SUBSCRIBER_ORACLE_SEED=… runs that one.
-The soak runs for SUBSCRIBER_ORACLE_SECONDS, ten minutes if nothing is said, from that seed on.
+The seed determines everything except the order of concurrent events. A failure names its seed: SUBSCRIBER_ORACLE_SEED=…
+repeats that run. The soak runs for SUBSCRIBER_ORACLE_SECONDS, by default ten minutes, from that seed on.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random transactions on the source: one random number generator decides everything."""
+"""Random transactions on the source, from one random number generator."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Writer:
         self.committed = 0
         self.rolled_back = 0  # in whole or in part
         self.statements = 0
-        self.changes = 0  # rows, of what is rolled back as well
+        self.changes = 0  # rows, including those of rolled-back transactions
         self.failed: list[str] = []
         self._habits = habits
         self._prepared: list[str] = []  # names, not ended yet

@@ -1,4 +1,4 @@
-"""The commands of docs/cutover.md as they stand there, while applications open a connection for every transaction."""
+"""The commands of docs/cutover.md, unchanged, while applications open a connection for every transaction."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Application:
     role: str
     acknowledged: dict[str, tuple[int, int, int]] = field(default_factory=dict)  # token: id, ticket, down
     written_to: list[str] = field(default_factory=list)  # the names of the databases, each time another one
-    last: list[str] = field(default_factory=list)  # tokens written to the last one of them
+    last: list[str] = field(default_factory=list)  # tokens written to the last server
     unexpected: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
@@ -152,7 +152,7 @@ async def test_no_acknowledged_commit_is_lost(
         "SELECT count(*) FROM account a WHERE items <> (SELECT count(*) FROM item i"
         " WHERE split_part(i.token, '-', 1)::int = a.application)"
     ) == [(0,)]
-    # The old server has followed until the end: it has what was written on the new one, and nothing else.
+    # The old server has followed to the end: it has all rows written on the new one, and no others.
     followed = {token: tuple(row) for token, *row in await source_db.rows("SELECT token, id, ticket, down FROM item")}
     assert followed.items() <= there.items()
     assert any(token in followed for application in found for token in application.last)

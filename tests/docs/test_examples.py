@@ -1,6 +1,6 @@
-"""What stands in the documents between ``` and ``` is what the programs, the grammar and the package know.
+"""The code blocks of the documents match the programs, the grammar and the package.
 
-The tutorials are run whole, see test_tutorials.py; programs that need more than a page has are run from examples/.
+test_tutorials.py runs the tutorials; programs that need more than a page are run from examples/.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def test_files_modules_and_targets_of_make_are_there(document: Path, block: str)
 
 
 def written_statements() -> Iterator[tuple[Path, str]]:
-    """What is written as a statement about a subscription, anywhere but in the text itself."""
+    """Yield the texts that are written as a statement about a subscription, except those in running text."""
     for document, block in all_blocks("sql"):
         for statement in SUBSCRIPTION.findall(re.sub("--.*", "", block)):
             yield document, statement

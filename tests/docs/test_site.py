@@ -1,4 +1,4 @@
-"""The site builds without a dead link or a page left out, and its reference is what the code says."""
+"""The site builds without dead links and orphan pages, and its reference matches the code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pages that lead from one command to the next, run as they stand there, on servers of their own."""
+"""The tutorials, run unchanged on separate servers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SECONDS = 100
 
 
 def bash(script: str, folder: Path, programs: Path, **more: object) -> str:
-    """Run a script to its end; what it printed on stdout. What it left running is killed."""
+    """Run a script to its end, then kill the processes that it started. Returns its stdout."""
     environment = {
         "PATH": f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
