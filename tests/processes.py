@@ -1,4 +1,4 @@
-"""The command lines of processes, as the kernel and `ps` show them."""
+"""The command lines of processes, as shown by the kernel and `ps`."""
 
 from __future__ import annotations
 

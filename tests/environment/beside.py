@@ -1,4 +1,4 @@
-"""PostgreSQL's own subscription and ours, side by side: one source, and two databases of the same target server."""
+"""PostgreSQL's own subscription and ours in parallel: one source, and two databases of the same target server."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Stage:
         await self.subscriber.execute(f"ALTER SUBSCRIPTION {OURS} {change}")
 
     async def restart(self) -> None:
-        """Have both begin anew."""
+        """Restart both."""
         await self.alter("DISABLE")
         await self.alter("ENABLE")
 
@@ -78,7 +78,7 @@ class Stage:
 
 
 def contents(tables: Sequence[str]) -> list[str]:
-    """The queries for all rows of these."""
+    """Return the queries for all rows of the tables."""
     return [f"SELECT t::text FROM {table} t ORDER BY 1" for table in tables]
 
 
@@ -86,7 +86,7 @@ def contents(tables: Sequence[str]) -> list[str]:
 async def beside(
     publisher: Server, target: Server, here: str | None = None, there: str | None = None, *, start: bool = True
 ) -> AsyncIterator[Stage]:
-    """Three empty databases, in these encodings, and a launcher of ours. What has subscribed is dropped at the end."""
+    """Create three empty databases in these encodings, and our launcher. Subscriptions are dropped at the end."""
     async with (
         fresh_database(publisher, here) as source,
         fresh_database(target, there) as native,

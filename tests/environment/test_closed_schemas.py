@@ -1,4 +1,7 @@
-"""The owner of a table may not use the table's schema, or that of a type: PostgreSQL's own worker knows both by OID."""
+"""The owner of a table has no USAGE on the table's schema, or on that of a type.
+
+PostgreSQL's own worker still finds both by OID.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ CHANGES = (
     *(f"UPDATE app.{name} SET feels = 'happy', held = ROW(0, NULL)::ext.pair WHERE id < 45" for name in FOLLOWED),
     *(f"UPDATE app.{name} SET id = id + 100 WHERE id IN (7, 8)" for name in FOLLOWED),
     *(f"DELETE FROM app.{name} WHERE id IN (9, 30, 51)" for name in FOLLOWED),
-    # in one transaction, when all of them are known
+    # in one transaction, after the first change of each table
     f"BEGIN; {'; '.join(f'DELETE FROM app.{name} WHERE id IN (10, 11)' for name in FOLLOWED)}; COMMIT",
 )
 
@@ -67,7 +70,7 @@ async def stage(publisher: Server, target: Server) -> AsyncIterator[Stage]:
 
 
 async def subscribed(stage: Stage, closed: str, ours: str = "") -> None:
-    """Both have copied, which the owner needs USAGE for; then the schemas are closed, and both begin anew."""
+    """Copy with both subscriptions, which requires USAGE for the owner. Then revoke it, and restart both."""
     await stage.subscribe(ours=ours)
     await stage.copied()
     await stage.alter("DISABLE")
@@ -80,7 +83,7 @@ async def test_changes_arrive_as_with_postgresqls_own_worker(stage: Stage, close
     await subscribed(stage, closed)
     await stage.source.execute(*CHANGES)
     await stage.compare(*CONTENTS)
-    await stage.on_targets("ANALYZE")  # after which the server parses by itself what it has kept
+    await stage.on_targets("ANALYZE")  # after this the server parses the stored statements again by itself
     await stage.source.execute("UPDATE app.keyed SET feels = 'ok'", "TRUNCATE app.bare, app.parted")
     await stage.source.execute(f"INSERT INTO app.bare SELECT {ROW} FROM generate_series(1, 3) i")
     await stage.compare(*CONTENTS)

@@ -1,6 +1,6 @@
-"""Databases in different encodings: rows, and names, are on the target as PostgreSQL's own worker would store them.
+"""Databases in different encodings: the target has the same rows and names as with PostgreSQL's own worker.
 
-Everything is compared as bytes, and said in ASCII: the sessions of the test see no text.
+All values are compared as bytes and written in ASCII: the sessions of the test see no text.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ PAIRS = [
     ("LATIN1", "EUC_JP"),  # refused
 ]
 
-# Sequences of bytes that can be texts of an encoding, and what they are in another one. Conversions from MULE_INTERNAL
-# can give what is no text.
+# Byte sequences that are valid in one encoding, and their conversion to another. A conversion from MULE_INTERNAL may
+# have an invalid result.
 CONVERTED = """
 CREATE FUNCTION converted(given bytea, here name, there name) RETURNS bytea LANGUAGE plpgsql AS $$
 DECLARE found bytea;
@@ -88,8 +88,8 @@ NAMED = "DO $$ BEGIN EXECUTE format('{statement}', 't' || text_of('{table}'), 'c
 class Scene:
     stage: Stage
     samples: list[str]  # texts of the source, in hexadecimal
-    table: str  # of them, or nothing: part of a table's name
-    column: str  # the same for a column of it
+    table: str  # one of `samples`, or empty: part of a table's name
+    column: str  # the same for one of its columns
 
     def named(self, statement: str) -> str:
         """A statement for the table with that name, %1$I, and that column, %2$I."""
@@ -122,7 +122,7 @@ async def scene(publisher: Server, target: Server, here: str, there: str) -> Asy
 
 
 def candidates(here: str, there: str) -> list[str]:
-    """Sequences of bytes of which some are texts of an encoding, in hexadecimal."""
+    """Return byte sequences in hexadecimal. Some of them are valid texts of the encoding."""
     if here == "UTF8":
         texts = ["é", "ß", "Ÿ", "Ж", "я", "ł", "ő", "ş", "α", "א", "ع", "ไ", "あ", "漢", "中文", "한", "€", "ヲ", "😀"]
         return [text.encode().hex() for text in texts]
@@ -158,7 +158,7 @@ def texts(samples: Sequence[str]) -> str:
 
 
 async def change(scene: Scene, start: int) -> None:
-    """Rows come, change, and go."""
+    """Insert, update and delete rows."""
     await fill(scene, start)
     first = scene.samples[0]
     await scene.stage.source.execute(
@@ -214,7 +214,7 @@ async def test_every_pair(publisher: Server, target: Server, here: str) -> None:
 
 
 async def test_hooks_read_and_write_text(source_db: Database, target: Server) -> None:
-    """Functions get what the values say, and what they give is stored in the encoding of the target."""
+    """Functions get the decoded values, and their results are stored in the encoding of the target."""
     given: list[str | None] = []
 
     def shout(row: dict[str, Any]) -> dict[str, Any]:
@@ -264,7 +264,7 @@ async def test_conflicts_are_told_in_text(publisher: Server, target: Server, the
     [("LATIN1", "636166e9", "café"), ("SQL_ASCII", "636166e9", "caf\udce9"), ("EUC_TW", "c4e3", "中")],
 )
 async def test_a_stream_reads_text(publisher: Server, here: str, data: str, text: str) -> None:
-    """In Unicode; bytes of unknown encoding come as surrogate escapes."""
+    """Decoded to Unicode; bytes of unknown encoding become surrogate escapes."""
     async with fresh_database(publisher, here) as source:
         await source.execute(TEXT.format(encoding=here), "CREATE TABLE t (v text PRIMARY KEY)")
         await source.execute("CREATE PUBLICATION p FOR TABLE t")

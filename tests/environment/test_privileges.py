@@ -1,9 +1,9 @@
-"""Layouts of privileges made at random: rows arrive, or are refused, as with PostgreSQL's own subscription.
+"""Random layouts of privileges: rows are applied or refused, as with PostgreSQL's own subscription.
 
-A layout has a subscription's owner and tables with owners, privileges, row-level security, closed schemas and code.
-Rows are copied; then come changes of each kind, each in a transaction of its own. After each of them both have applied
-it, or both stand still with an error. Then what is missing is granted, and both go on. Where only one of them stands
-still, KNOWN has the reason.
+A layout has a subscription's owner, and tables with owners, privileges, row-level security, closed schemas and code.
+Rows are copied. Then changes of each kind follow, each in its own transaction. After each change either both
+subscriptions have applied it, or both have stopped with an error. The missing privileges are then granted, and both
+resume. If only one of them stops, KNOWN has the reason.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Table:
     withheld: tuple[str, ...]  # privileges that the owners are revoked
     shared: tuple[str, ...]  # privileges that the subscription's owner is granted
     part_shared: tuple[str, ...]  # privileges that the owner is granted on the second partition
-    by_column: bool  # the owner is granted on all columns what is revoked
+    by_column: bool  # the revoked privileges are granted on all columns
     closed: tuple[str, ...]  # of schemas s1 and x1: the owner may not use them
     closed_to_subscription: bool  # its owner may not use schema s1
     row_security: str  # ENABLE, FORCE, or nothing
@@ -94,7 +94,7 @@ class Table:
     code: str  # of FUNCTIONS, sequence, or nothing
     closed_code: bool  # the owner may not execute or use it
     refers: bool  # to the layout's first table
-    late: bool  # what is taken away is so after the copy only
+    late: bool  # privileges are revoked only after the copy
 
     @property
     def schema(self) -> str:
@@ -220,9 +220,9 @@ class Layout:
     run_as_owner: bool
     members: dict[str, str]  # GRANT of an owner of tables to the subscription's
     via_root: bool
-    copy_data: bool  # else the first rows come as changes
+    copy_data: bool  # else the first rows are sent as changes
     options: str
-    trusted: bool  # all roles; else none but those whose code nobody has to trust
+    trusted: bool  # trusted_owners has all roles; else no role
     tables: list[Table]
 
     def native_options(self) -> str:
@@ -244,7 +244,7 @@ def layout_of(seed: str, major: int) -> Layout:
     def some(values: tuple[str, ...], probability: float) -> tuple[str, ...]:
         return tuple(value for value in values if maybe(probability))
 
-    # PostgreSQL 14 looks at no privilege of an owner; before 16 the subscription's owner applies changes.
+    # PostgreSQL 14 checks no privilege of an owner; before 16 the subscription's owner applies changes.
     owner = SUBSCRIBES if major >= 15 and maybe(0.6) else SUPERUSER
     memberships = [f"GRANT {{}} TO {SUBSCRIBES}"] * 2
     if major >= 16:
@@ -301,7 +301,7 @@ def layout_of(seed: str, major: int) -> Layout:
 
 @dataclass
 class Found:
-    """What has become of a change: applied, or the errors of a subscription that stands still."""
+    """The result of a change: applied, or the errors of stopped subscriptions."""
 
     native: list[str]
     ours: list[str]
@@ -332,9 +332,9 @@ class Watched:
         self.stage.subscriber.log.clear()
 
     def errors(self, table: str | None = None) -> tuple[list[str], list[str]]:
-        """The messages of each so far: of the apply worker, or of those that copy a table.
+        """Return the messages of each subscription so far: of its apply worker, or of the workers that copy a table.
 
-        Those of PostgreSQL's own are from workers that have exited.
+        PostgreSQL's own messages are from workers that have exited.
         """
         with self._log.open("rb") as log:
             log.seek(self._start)
@@ -416,7 +416,7 @@ async def set_up(stage: Stage, layout: Layout) -> None:
 
 
 def known(layout: Layout, table: Table, kind: str, message: str, *, native: bool) -> str | None:
-    """Why only one of them stands still with that error, as docs/differences.md says; None: nobody knows."""
+    """Return why only one of them stops with that error, as docs/differences.md describes; None: unknown."""
     name = f"t{table.number}"
     acting = layout.owner if layout.run_as_owner else table.owner
     through_root = table.kind == "parted" and layout.via_root

@@ -1,7 +1,7 @@
-"""Settings that a database or a role can have, each at a value that nobody expects: beside PostgreSQL's own worker.
+"""Settings that a database or a role can have, each at an unusual value, compared with PostgreSQL's own worker.
 
-The source's and the target's databases get the setting before both subscriptions are created. Then both have to hold
-the same rows after the copy, and after every kind of change. All settings at once take seconds; each alone is a soak
+The source's and the target's databases get the setting before both subscriptions are created. Both must have the same
+rows after the copy, and after every kind of change. All settings together take seconds; one by one they are a soak
 test.
 """
 
@@ -22,7 +22,7 @@ from tests.environment.beside import NATIVE, OURS, Stage, beside, contents
 
 Connection = asyncpg.Connection
 
-# What is named beats what is worked out from type and range.
+# Listed values take precedence over values derived from type and range.
 VALUES = {
     "client_encoding": "LATIN1",
     "DateStyle": "German",
@@ -55,7 +55,7 @@ VALUES = {
     "compute_query_id": "on",
     "max_stack_depth": "100",
 }
-# With these PostgreSQL's own worker does not do what it otherwise does, or nobody can connect any more.
+# With these settings, PostgreSQL's own worker behaves differently, or no session can connect.
 LEFT_OUT = {
     "local_preload_libraries": "nobody can connect",
     "session_preload_libraries": "nobody can connect",

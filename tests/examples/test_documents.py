@@ -1,4 +1,4 @@
-"""The programs in the documentation are what they claim to be: they run, and know no name that is not there."""
+"""The programs in the documentation run, and use only names that exist."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_the_page_names_every_kind_callback_and_option() -> None:
         assert not public or re.search(rf"\b{name}\b", text), name
 
 
-# What a program need not know: the workings of Transaction, and what docstrings tell well enough.
+# Names that a program does not need: internals of Transaction, and names for which a docstring is enough.
 UNSAID = {
     *(
         "number",

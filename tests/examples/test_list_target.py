@@ -1,4 +1,4 @@
-"""examples/list_target.py: a target of one's own under the apply loop, fed by a real publisher."""
+"""examples/list_target.py: a custom target under the apply loop, with a real publisher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/masking.py as a process of its own, killed in the middle: nothing comes through as it was."""
+"""examples/masking.py as a separate process, killed in the middle: no unmasked value reaches the target."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""examples/report_copy.py: it copies, goes on, and waits for a publisher that is away."""
+"""examples/report_copy.py: it copies, resumes, and waits for an unreachable publisher."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Everything is killed here: the worker, either server, the network between them."""
+"""Faults: the worker, either server, and the network between them are killed."""

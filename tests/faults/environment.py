@@ -1,4 +1,4 @@
-"""A publisher that is written to, a target, and `subscriber run` as a process to be killed between them."""
+"""A publisher with writers, a target, and `subscriber run` as a process to be killed between them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from subscriber.failpoints import Point
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions
 
-# Rows that come twice show: nothing here has a key.
+# No table here has a key, so duplicate rows are visible.
 LOG = "CREATE TABLE log (writer int, number bigint, at timestamptz DEFAULT clock_timestamp(), text text)"
 APPEND = """
 INSERT INTO log (writer, number, text) SELECT $1, $2::bigint, repeat('x', ($2::bigint % 200)::int)
@@ -116,7 +116,7 @@ class Scene:
         assert await program.wait() == -9, program.last_lines()
 
     async def wait_until_equal(self, *, timeout: float = 60.0) -> None:
-        """Nobody writes any more: wait until everything has arrived and been confirmed, and all tables are ready."""
+        """After the last write: wait until all changes have arrived and are confirmed, and all tables are ready."""
         position = await self.source.value("SELECT pg_current_wal_insert_lsn()::text")
         confirmed = f"SELECT confirmed_flush_lsn >= '{position}' FROM pg_replication_slots WHERE slot_name = 's'"
         started = monotonic()
@@ -144,7 +144,7 @@ class Scene:
         return counts
 
     async def finish(self, *, timeout: float = 60.0) -> dict[str, int]:
-        """wait_until_equal() and check() with a worker that nobody kills; then nothing of the subscription stays."""
+        """Call wait_until_equal() and check() with a worker that is not killed, then remove the subscription."""
         if self.worker.pid is None:
             self.worker.start()
         await self.wait_until_equal(timeout=timeout)
@@ -155,7 +155,7 @@ class Scene:
         return counts
 
     async def status(self, target: str | None = None) -> tuple[int, dict[str, Any] | None, str]:
-        """`subscriber status --json`: exit status, what it says of `s` (None: nothing), and stderr."""
+        """Run `subscriber status --json`. Returns the exit status, the status of `s` (None: not listed), and stderr."""
         command = [sys.executable, "-m", "subscriber", "status", "--json", "--target", target or self.target.dsn()]
         done = await anyio.run_process(command, check=False)
         if not done.stdout:

@@ -1,8 +1,8 @@
-"""The command `subscriber` with one place armed, for tests.
+"""The command `subscriber` with one armed failpoint, for tests.
 
     python -m tests.faults.failpoint_cli POINT kill|stop TIMES ARGUMENTS…
 
-The process gets SIGKILL, or SIGSTOP, from itself when it comes to POINT for the TIMESth time.
+The process sends SIGKILL, or SIGSTOP, to itself when it reaches POINT for the TIMESth time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The worker dies while changes are applied set by set, and while what the target refused is applied one by one."""
+"""The worker dies while it applies batches, and while it applies a rejected batch row by row."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_batches_with_much_behind_them(faults: Scene) -> None:
 async def test_what_a_parallel_worker_applies_set_by_set(
     faults: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: Point, times: int
 ) -> None:
-    """Between savepoints, some of which are rolled back; in one of the portions a row is missing."""
+    """Between savepoints, some of which are rolled back. One of the transaction slices has a missing row."""
     monkeypatch.setenv(variable_of("spool_dir"), str(tmp_path / "spool"))
     await faults.source.execute(f"ALTER DATABASE {faults.source.name} SET logical_decoding_work_mem = '64kB'")
     await _start(faults, "parallel")

@@ -1,4 +1,4 @@
-"""A worker fails, without a kill, at places where it leaves something behind; or fails over and over."""
+"""A worker fails, without a kill, at points where it leaves something behind, or fails repeatedly."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.plugins.fix_subscriber import QUICK, Subscriber
 
 
 def fail_once(monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
-    """The next worker that comes to `point` loses a connection there."""
+    """Make the next worker that reaches `point` lose its connection."""
 
     def lose() -> None:
         del armed[point]
@@ -28,7 +28,7 @@ def fail_once(monkeypatch: pytest.MonkeyPatch, point: Point) -> None:
 async def test_sync_worker_loses_its_connection(
     faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch, point: Point
 ) -> None:
-    """It comes back, or the apply worker clears up after it: without any restart of the program."""
+    """It restarts, or the apply worker cleans up after it, without a restart of the program."""
     fail_once(monkeypatch, point)
     await faults.append(100)
     await faults.create_subscription()
@@ -45,7 +45,7 @@ async def test_sync_worker_loses_its_connection(
 async def test_a_copy_that_was_committed_unheard_is_not_made_again(
     faults: Scene, subscriber: Subscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next sync worker begins before anybody has looked at the catalog again."""
+    """The next table sync worker starts before the launcher has read the catalog again."""
     fail_once(monkeypatch, Point.COPY_COMMITTED)
     await faults.append(100)
     await faults.create_subscription()

@@ -1,6 +1,6 @@
-"""Killed at random moments while pgbench and somebody else write: nothing is lost and nothing comes twice.
+"""Kills at random moments while pgbench and another writer are active: no row is lost or duplicated.
 
-pgbench_history and log have no key, so that a row that came twice is there twice.
+pgbench_history and log have no key, so a row that is applied twice is there twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SELECT (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches),
 
 
 class Pgbench:
-    """pgbench's own transactions from two clients, begun again when the publisher comes back."""
+    """pgbench's own transactions from two clients, restarted when the publisher is back."""
 
     def __init__(self, scene: Scene) -> None:
         server = scene.source.server
@@ -68,7 +68,7 @@ async def prepare(scene: Scene) -> None:
 
 
 async def crash(server: Server, random: random.Random) -> None:
-    """An end without any shutdown, and recovery: what was not flushed by then is gone."""
+    """Crash the server without a shutdown, and recover it: everything that was not flushed is lost."""
     if random.random() < 0.5:
         await server.kill9()
     else:

@@ -1,4 +1,4 @@
-"""The worker and the servers die while batches are applied in several sessions side by side."""
+"""The worker and the servers die while batches are applied in several parallel sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The network between us and a server: gone, slow, in pieces, silent. It is noticed, told, and made good for."""
+"""The network between us and a server: disconnected, slow, fragmented, silent.
+
+Each fault is detected and reported, and replication recovers.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ GONE = [2.0, pytest.param(60.0, marks=[pytest.mark.soak, pytest.mark.timeout(240
 async def status_says(
     scene: Scene, condition: Callable[[dict[str, Any] | None], bool], *, timeout: float = 20.0
 ) -> dict[str, Any]:
-    """Ask for the status until `condition`; what it says."""
+    """Query the status until `condition` is true. Returns the status."""
     status = None
     with anyio.move_on_after(timeout):
         while True:
@@ -33,7 +36,7 @@ async def status_says(
 
 
 async def is_streaming(scene: Scene) -> dict[str, Any]:
-    """Until it streams, and is past its last error; what it says then."""
+    """Wait until the subscription streams and is past its last error. Returns the status."""
     return await status_says(
         scene, lambda status: status is not None and status["state"] == "streaming" and status["ok"]
     )
@@ -75,7 +78,10 @@ async def test_publisher_cannot_be_reached(faults: Scene, proxies: Proxies, seco
 
 @pytest.mark.parametrize("seconds", GONE)
 async def test_target_cannot_be_reached(faults: Scene, proxies: Proxies, seconds: float) -> None:
-    """The status is the target's: asked by the same way it says that it is not there, by another that nobody works."""
+    """The status is stored on the target.
+
+    By the broken route it is unreachable, by another one no launcher is active.
+    """
     proxy = await proxies.to(faults.target.server.port)
     by_proxy = proxy.dsn(faults.target.dsn())
     faults.worker = faults.program(target=by_proxy)
@@ -156,7 +162,7 @@ async def equal(faults: Scene, subscriber: Subscriber) -> None:
 
 @quick_timeouts
 async def test_publisher_that_falls_silent_is_given_up(faults: Scene, proxies: Proxies, subscriber: Subscriber) -> None:
-    """No reset and no end: only that nothing comes any more, not even when asked."""
+    """No reset and no end of the connection, but no data either, not even after a request."""
     proxy = await proxies.to(faults.source.server.port)
     await faults.append(10)
     await faults.create_subscription(proxy.dsn(faults.source.dsn()))
@@ -217,7 +223,7 @@ async def test_keepalives_are_answered_while_the_target_is_stuck(
 
 
 async def test_stalled_target_is_waited_for(faults: Scene, proxies: Proxies) -> None:
-    """Nothing comes through for a while; the publisher goes on to get its answers meanwhile."""
+    """No data passes for a while. The publisher still gets its status updates."""
     proxy: Proxy = await proxies.to(faults.target.server.port)
     faults.worker = faults.program(target=proxy.dsn(faults.target.dsn()))
     await faults.create_subscription()
@@ -251,6 +257,6 @@ async def test_target_that_falls_silent_is_given_up(source_db: Database, target_
         proxy.lose()
         await source_db.execute("INSERT INTO t SELECT generate_series(1, 10)")
         await subscriber.log.wait_for("the target does not answer")
-        # The other ends of what was lost are still there: the launcher ends its own former sessions.
+        # The other ends of the lost connections still exist. The launcher terminates its own former sessions.
         await subscriber.wait_for_ready(source_db)
         assert await target_db.value("SELECT count(*) FROM t") == 10

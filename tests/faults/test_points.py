@@ -1,4 +1,4 @@
-"""The worker dies at each of the places that have a name, and what comes after makes good for it."""
+"""The worker dies at each failpoint, and the next one recovers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from subscriber.failpoints import Point
 from tests.faults.environment import Scene
 
 SYNCHRONIZING = list(Point)[: list(Point).index(Point.READY_STORED) + 1]
-# Come past by prepared transactions, large ones and batches only.
+# Reached only with prepared transactions, large transactions and batches.
 BATCHES = (Point.BATCH_SENT, Point.BATCH_REFUSED, Point.BATCH_APPLIED_AGAIN)
 ELSEWHERE = (Point.PREPARED, Point.RESOLVED, Point.PARALLEL_DONE, *BATCHES)
 APPLYING = [point for point in list(Point)[list(Point).index(Point.CHANGE_SENT) :] if point not in ELSEWHERE]
 
 
 async def while_appending(scene: Scene, work: Callable[[], Awaitable[None]]) -> None:
-    """Have somebody write to the publisher as long as `work` goes on."""
+    """Write to the publisher while `work` runs."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(scene.keep_appending, stop, 0.02)
@@ -31,7 +31,7 @@ async def while_appending(scene: Scene, work: Callable[[], Awaitable[None]]) -> 
 
 
 async def test_worker_dies_at_each_place_of_table_synchronization_in_turn(faults: Scene) -> None:
-    """One table dies its way up to syncdone, others at what comes after that."""
+    """One table reaches syncdone with a kill at each point, others test the points after that."""
     await faults.append(300)
     await faults.create_subscription()
 
@@ -54,7 +54,7 @@ async def test_worker_dies_at_each_place_of_table_synchronization_in_turn(faults
 
 
 async def test_worker_dies_where_a_table_has_nothing_to_catch_up_with(faults: Scene) -> None:
-    """Nobody writes: the apply worker has seen that, until one begins that has not."""
+    """Without writes: the apply worker has seen the table's position, until a new worker starts that has not."""
     await faults.append(300)
     await faults.create_subscription()
     for point in (Point.CAUGHT_UP, Point.SYNCDONE_STORED):
@@ -95,7 +95,7 @@ async def test_worker_dies_at_each_place_of_prepared_and_large_transactions_in_t
 
 
 async def test_worker_dies_between_recording_a_position_and_confirming_it(faults: Scene) -> None:
-    """Nobody has written anything that is published, and still the slot is to move."""
+    """There are no published changes, but the slot must advance."""
     await faults.create_subscription()
     faults.worker.start()
     await faults.wait_until_equal()
@@ -158,7 +158,10 @@ async def stopped(program: Process, *, timeout: float = 20.0) -> None:
     ],
 )
 async def test_target_crashes_around_a_commit(faults: Scene, point: Point) -> None:
-    """Without its flush a commit that was answered may be gone; then it comes again, and else it does not."""
+    """A commit that was answered but not flushed may be lost by the crash.
+
+    It is then applied again. A commit that was not lost is not.
+    """
     await faults.append(3)
     await faults.create_subscription()
     faults.worker.start()

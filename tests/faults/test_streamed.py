@@ -1,4 +1,4 @@
-"""Streamed and prepared transactions under kill -9: nothing lost, nothing twice, nothing left lying about.
+"""Streamed and prepared transactions under SIGKILL: none is lost or applied twice, and no files remain.
 
 SUBSCRIBER_SOAK_SEED=7 SUBSCRIBER_SOAK_SECONDS=600 pytest -m soak tests/faults/test_streamed.py
 """
@@ -59,7 +59,7 @@ async def finish(scene: Scene, spool: Path, *, timeout: float = 60.0) -> dict[st
 
 
 async def kill_for(scene: Scene, seconds: float, chance: random.Random, servers: float) -> list[str]:
-    """Whom, one after another, about one a second; `servers` is how often it is one of them, from 0 to 1."""
+    """Kill about one process a second. Returns their names. `servers` is the fraction of servers, from 0 to 1."""
     killed = []
     with anyio.move_on_after(seconds):
         while True:

@@ -1,10 +1,10 @@
-"""Transactions of every kind at once, by several sessions that outlive the publisher's crashes.
+"""Concurrent transactions of every kind, by several sessions that survive the publisher's crashes.
 
-    nested savepoints, given up and kept · rolled back whole · a few rows, or thousands · PREPARE TRANSACTION, and
-    later COMMIT PREPARED or ROLLBACK PREPARED by whoever comes by
+    nested savepoints, rolled back and released · rolled back as a whole · a few rows, or thousands · PREPARE
+    TRANSACTION, and later COMMIT PREPARED or ROLLBACK PREPARED by any session
 
-Table `keyed` has a key, `equal` has rows that are all alike under REPLICA IDENTITY FULL. Two sessions never wait
-for each other's rows: a server that streams what is not over yet must not need the order in which they are over.
+Table `keyed` has a key; `equal` has equal rows under REPLICA IDENTITY FULL. Two sessions never wait for each other's
+rows: applying transactions while they are in progress must not depend on the order in which they end.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ON_SOURCE = (
 GIDS = "SELECT gid FROM pg_prepared_xacts WHERE database = current_database()"
 MOST_PREPARED = 4  # of the servers' ten
 
-# The last of asyncpg's is what it says now and then of a server that dies in the middle of an answer.
+# asyncpg sometimes raises the last one when a server dies in the middle of a response.
 _GONE = (
     asyncpg.PostgresConnectionError,
     asyncpg.InterfaceError,
@@ -40,7 +40,7 @@ _GONE = (
     asyncpg.InternalClientError,
     OSError,
 )
-# Somebody else has resolved it, or holds it just now; or a crash came between the two phases.
+# Another session has resolved it, or holds it now; or a crash happened between the two phases.
 _NOT_NOW = (asyncpg.UndefinedObjectError, asyncpg.ObjectInUseError, asyncpg.ObjectNotInPrerequisiteStateError)
 
 
@@ -90,7 +90,7 @@ class Writer:
             await connection.execute("COMMIT")
 
     async def _resolve(self, connection: asyncpg.Connection[asyncpg.Record]) -> None:
-        """Some of what is prepared, by anybody."""
+        """Resolve some prepared transactions of any session."""
         for (gid,) in await connection.fetch(GIDS):
             if self._random.random() < 0.2:
                 await resolve(connection, gid, self._random)
@@ -111,7 +111,7 @@ class Writer:
         return self._keyed() if dice < 0.75 else self._equal()
 
     def _keyed(self) -> str:
-        """Rows of this writer, which nobody else changes."""
+        """Return a statement for rows of this writer, which no other writer changes."""
         random = self._random
         own = f"writer = {self._number} AND id % 5 = {random.randrange(5)}"
         held = "FOR UPDATE SKIP LOCKED"  # what this writer itself has prepared
@@ -149,13 +149,13 @@ class Writer:
 
 
 async def resolve(connection: asyncpg.Connection[asyncpg.Record], gid: str, random: Random) -> None:
-    """Commit what is prepared, or roll it back; nothing happens if somebody else does."""
+    """Commit the prepared transaction, or roll it back. Does nothing if another session resolves it."""
     with suppress(*_NOT_NOW):
         await connection.execute(f"{random.choice(['COMMIT', 'ROLLBACK'])} PREPARED '{gid}'")
 
 
 async def prepare(scene: Scene) -> None:
-    """The tables on both sides, and a publisher that streams whatever has more than a few hundred rows."""
+    """Create the tables on both sides, and make the publisher stream transactions of more than a few hundred rows."""
     await scene.source.execute(*TABLES, *ON_SOURCE)
     await scene.target.execute(*TABLES)
     await scene.source.execute(f"ALTER DATABASE {scene.source.name} SET logical_decoding_work_mem = '64kB'")

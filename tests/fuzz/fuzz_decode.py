@@ -1,10 +1,10 @@
-"""Whatever the bytes are: ProtocolError, or a message that encodes to the same bytes again.
+"""Any bytes raise ProtocolError, or decode to a message that encodes to the same bytes.
 
     python -m tests.fuzz.fuzz_decode tests/fuzz/corpus      with atheris installed: fuzz until stopped
     pytest tests/fuzz                                       the corpus, and mutations of it
 
-An input's first byte chooses what reads the rest, see fuzz_one(). The corpus is one file for each
-kind of message; add an input that once failed, under a name that says why.
+An input's first byte selects the reader of the rest, see fuzz_one(). The corpus has one file for each kind of message.
+Add an input that once failed, under a name that describes the failure.
 """
 
 from __future__ import annotations

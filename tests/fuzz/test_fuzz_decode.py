@@ -1,4 +1,4 @@
-"""The fuzz target without a fuzzer: its corpus, and mutations that are the same each time."""
+"""The fuzz target without a fuzzer: its corpus, and reproducible mutations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The programs in docs/hooks.md are what they claim to be."""
+"""The programs in docs/hooks.md work as described."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Subscriptions with hooks, on real servers: the copy and the changes give the same, and nothing else comes through."""
+"""Subscriptions with hooks, on real servers.
+
+The copy and the changes have the same result, and no excluded value reaches the target.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,7 @@ async def test_copy_and_changes(source_db: Database, target_db: Database, stream
         await source_db.execute(
             "BEGIN; UPDATE person SET email = 'x' WHERE id = 1; DELETE FROM person WHERE id = 2;"
             " UPDATE person SET id = 4 WHERE id = 3; INSERT INTO plain VALUES (2); COMMIT",
-            # Many at once take the set-based path, and come in blocks if the subscription asks for that.
+            # Many rows use the batch path, and arrive in blocks if the subscription streams.
             "INSERT INTO person SELECT i, 'n', 'e', 's', 'many' FROM generate_series(100, 3000) i",
         )
         await target_db.wait_for(
@@ -245,7 +248,7 @@ async def test_a_table_that_comes_later(source_db: Database, target_db: Database
         await target_db.execute("CREATE TABLE here.u (a int PRIMARY KEY)")
         await staging.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
         await target_db.wait_for("SELECT count(*) FROM here.u", 1)
-        async with subscriber.connect(target_db.dsn()) as db:  # what is known of tables stays known
+        async with subscriber.connect(target_db.dsn()) as db:  # the definitions of tables stay known
             await db.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
         await source_db.execute("INSERT INTO t VALUES (1)")
     assert await staging.rows("SELECT a FROM here.t") == [(1,)]

@@ -1,1 +1,1 @@
-"""Every supported version of PostgreSQL as publisher and as target, in pairs."""
+"""All supported versions of PostgreSQL as publisher and as target, in pairs."""

@@ -2,13 +2,13 @@
 
     make matrix                                  all pairs; writes the tables in docs/versions.md
     python -m tests.matrix 14:18 18:debian15     some of them, publisher:target
-    python -m tests.matrix --variant binary …    with these options only
+    python -m tests.matrix --variant binary …    only with these options
 
-A number is a packed server (programs.py), debian15 one as Debian packages it (debian.py): with JIT, an ICU collation
-as the default of databases, and messages in German.
+A number is a packaged server (programs.py), debian15 is Debian's package (debian.py): with JIT, an ICU collation as the
+default of databases, and messages in German.
 
-Each pair is tried with every set of options that the publisher understands (scenario.py). Options that CREATE
-SUBSCRIPTION refuses show as refused, everything else that goes wrong as failed.
+Each pair is run with every set of options that the publisher supports (scenario.py). Options that CREATE SUBSCRIPTION
+refuses are shown as refused, all other errors as failed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PAIRS = (
 
 @dataclass
 class Pair:
-    publisher: str  # versions as the servers tell them
+    publisher: str  # versions as reported by the servers
     target: str
     results: dict[str, str] = field(default_factory=dict)  # variant -> ok, –, refused: …, failed
     said: dict[str, str] = field(default_factory=dict)  # about a lost slot, a dropped publication

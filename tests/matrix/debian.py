@@ -1,12 +1,12 @@
-"""Servers as a vendor packages them: Debian's, with JIT, ICU and translated messages, which the packed ones lack.
+"""Servers as packaged by a vendor: Debian's, with JIT, ICU and translated messages, which the wheels lack.
 
-    python -m tests.matrix.debian 17            makes sure that PostgreSQL 17 is there, and prints its `bin` directory
+    python -m tests.matrix.debian 17            ensures that PostgreSQL 17 is available, and prints its `bin` directory
     SUBSCRIBER_TEST_TARGET_BIN=$(python -m tests.matrix.debian 17) pytest …
 
-A package that is installed is used where it is. Any other is fetched by apt with all that it depends on: from this
-machine's Debian mirror, checked by Debian's signatures, into the cache. Nothing is installed. A fetched program runs in
-a mount namespace of its own, in which the packages' /usr covers the machine's /usr; data directories, ports and
-processes are the machine's. That needs neither root nor a container, but a kernel that permits user namespaces.
+An installed package is used in its place. Any other package is downloaded by apt with its dependencies into the cache:
+from this machine's Debian mirror, checked by Debian's signatures. Nothing is installed. A downloaded program runs in
+its own mount namespace, in which the packages' /usr covers the machine's /usr. Data directories, ports and processes
+are the machine's. This needs neither root nor a container, but a kernel that permits user namespaces.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from subscriber.demo.servers import Account
 from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 
-# Major -> the suite that has it, and packages that apt installs with it unless told otherwise.
+# Major -> the suite that has it, and packages that apt would install with it by default.
 SUITES = {
     13: ("bullseye", []),
     15: ("bookworm", []),
@@ -52,7 +52,7 @@ Acquire::Languages "none";
 #clear APT::Update::Post-Invoke;
 #clear APT::Update::Post-Invoke-Success;
 """
-# unshare keeps the capability to mount, setpriv drops it: the program has the rights of whoever runs it, no more.
+# unshare keeps the capability to mount, setpriv drops it: the program has only the rights of the user who runs it.
 _IN_PACKAGES = """\
 exec unshare --user --map-current-user --keep-caps --mount sh -c '
   mount --rbind "$0" /usr && exec setpriv --ambient-caps=-all --inh-caps=-all -- "$@"' """
@@ -72,7 +72,7 @@ def debian(major: int) -> Path:
 
 
 def fetched(major: int) -> Path:
-    """The same, out of the cache, whatever is installed. Raises NotAvailable."""
+    """Return the downloaded programs, even if the package is installed. Raises NotAvailable."""
     if major not in SUITES:
         raise NotAvailable(f"no suite of Debian has PostgreSQL {major}")
     place = fill(cache_directory("debian") / str(major), partial(_fetch, major))
@@ -82,7 +82,7 @@ def fetched(major: int) -> Path:
 
 
 def has_locale(bin: Path) -> bool:
-    """Whether servers of these programs have LOCALE."""
+    """Return True if servers of these programs support LOCALE."""
     usr = bin.parent / "root/usr" if (bin.parent / "root").exists() else Path("/usr")
     return (usr / _LOCALE_PLACE).exists()
 
@@ -153,7 +153,7 @@ def _wrap(major: int, place: Path) -> None:
 
 
 def _run(command: Sequence[str], failure: str, **keywords: Any) -> str:
-    """What the command prints. Raises NotAvailable with what it said of its failure."""
+    """Run the command. Returns its output. Raises NotAvailable with its error output."""
     environment = {**os.environ, "LC_ALL": "C"}
     done: subprocess.CompletedProcess[str] = subprocess.run(
         command, check=False, capture_output=True, text=True, cwd="/", env=environment, **keywords

@@ -1,4 +1,4 @@
-"""A real PgBouncer: the one that is installed, or Debian's package, fetched by apt and run where it is unpacked."""
+"""A real PgBouncer: the installed one, or Debian's package, downloaded by apt and run without installation."""
 
 from __future__ import annotations
 
@@ -60,10 +60,10 @@ def _run(command: list[str], directory: Path) -> str:
 async def pgbouncer(
     directory: Path, server_port: int, *, pool_mode: str = "session", more: str = ""
 ) -> AsyncIterator[int]:
-    """Run one in front of a server of this machine for the block; its port.
+    """Run a PgBouncer in front of a server of this machine during the block. Returns its port.
 
     Args:
-        directory: a new one, for its configuration; a file *.pid in it has its process ID.
+        directory: a new directory for its configuration; a file *.pid in it has its process ID.
         pool_mode: session, transaction or statement.
         more: further lines of its configuration.
     """

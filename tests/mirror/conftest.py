@@ -1,4 +1,4 @@
-"""A publisher, and files of SQLite to mirror it to."""
+"""A publisher, and SQLite files as mirrors."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Mirror:
             connection.executescript(statements)
 
     def require_unlocked(self) -> None:
-        """Nobody is in a transaction that has written."""
+        """Check that no session holds a write lock."""
         with closing(sqlite3.connect(self.file, timeout=0)) as connection:
             connection.execute("BEGIN IMMEDIATE")
 
 
-# type, value, and what it becomes where that is the same text in every database
+# type, value, and its text if that is the same in every database
 AS_TEXT = [
     ("date", "0001-01-01", "0001-01-01"),
     ("time", "23:59:59.999999", "23:59:59.999999"),

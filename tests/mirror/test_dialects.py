@@ -1,4 +1,4 @@
-"""Databases other than SQLite: their statements, and the way without an upsert."""
+"""Databases other than SQLite: their statements, and the path without an upsert."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.mirror.conftest import Mirror, changes_arrive
 
 
 def table(*types: int) -> Table:
-    """Columns a, b, c … of these types of the publisher; the first is the key."""
+    """Return a table with columns a, b, c … of the publisher's types; the first is the key."""
     names = "abcdefgh"[: len(types)]
     columns = [
         Column(n, column_type(t, -1, in_key=n == "a"), primary_key=n == "a") for n, t in zip(names, types, strict=True)

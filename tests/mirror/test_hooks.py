@@ -1,4 +1,7 @@
-"""Mirrors with hooks: the copy and the changes give the same, and nothing else comes through."""
+"""Mirrors with hooks.
+
+The copy and the changes have the same result, and no excluded value reaches the mirror.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +94,7 @@ async def test_rows_that_are_left_out(mirror: Mirror, hook: Hook) -> None:
     assert mirror.rows(rows) == [(a, "demo", None) for a in (2, 4, 6)]
     await mirror.source.execute(
         "UPDATE t SET tenant = 'real' WHERE a = 2",  # goes
-        "UPDATE t SET tenant = 'demo' WHERE a = 3",  # comes
+        "UPDATE t SET tenant = 'demo' WHERE a = 3",  # enters the filter
         "UPDATE t SET b = 'y' WHERE a = 1",
         "UPDATE t SET a = 40 WHERE a = 4",
         "DELETE FROM t WHERE a IN (5, 6)",
@@ -159,7 +162,7 @@ async def test_it_does_not_run_without_its_hooks(mirror: Mirror) -> None:
         await mirror.run(hooks=Hooks({"person": Hook(mask={"email": None})}))
     await mirror.run(hooks=hooks)
     assert b"example" not in contents(mirror)
-    await mirror.run(hooks=Hooks({"person": Hook(to="people")}))  # changed later, it concerns what comes later
+    await mirror.run(hooks=Hooks({"person": Hook(to="people")}))  # changed hooks apply only to later changes
     await mirror.source.execute("INSERT INTO person VALUES (5, 'n', 'mine', 's', 'n')")
     await mirror.run(hooks=Hooks({"person": Hook(to="people")}))
     assert mirror.rows("SELECT id, email FROM people WHERE id > 2") == [(3, None), (4, None), (5, "mine")]
@@ -180,7 +183,7 @@ async def test_hooks_that_come_or_go_later(mirror: Mirror) -> None:
 
 
 async def test_a_function_that_fails_later_stops_at_its_transaction(mirror: Mirror) -> None:
-    """What came before is there; with another function it goes on."""
+    """Earlier transactions are stored. With another function the mirror resumes."""
 
     def strict(text: str) -> str:
         if text == "bad":

@@ -1,7 +1,7 @@
-"""A mirror under kill -9 at random, while a server is busy.
+"""A mirror is killed with SIGKILL at random while the server is busy.
 
-Triggers of the target write down each row that was written. What was committed on the publisher is there once,
-also in these notes: nothing was applied again.
+Triggers of the target record each written row. Every row that was committed on the publisher occurs once, in these
+records as well: nothing was applied again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CREATE TRIGGER u AFTER UPDATE ON log BEGIN INSERT INTO written VALUES (new.id, n
 
 
 async def keep_writing(db: Database, stop: anyio.Event, chance: random.Random) -> None:
-    """Transactions of one row mostly, some of a thousand, which come in blocks; some are rolled back."""
+    """Write transactions, mostly of one row, some of a thousand, which are sent in blocks. Some are rolled back."""
     connection = await db.connect()
     while not stop.is_set():
         transaction = connection.transaction()

@@ -1,6 +1,6 @@
-"""Mirrors in MariaDB: a server that SUBSCRIBER_MARIADB_URL names, or one in a container where Docker runs.
+"""Mirrors in MariaDB: the server in SUBSCRIBER_MARIADB_URL, or one in a container if Docker runs.
 
-The URL is SQLAlchemy's, of an account that may create databases: each test has one of its own, and drops it.
+The URL is SQLAlchemy's, of an account that may create databases. Each test creates a database, and drops it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ async def test_keys_that_are_nearly_the_same(mirror: Mirror, there: MariaDB) -> 
 
 
 async def test_rows_go_by_keys_of_any_type(mirror: Mirror, there: MariaDB) -> None:
-    """Many at once."""
+    """Several rows in one statement."""
     await mirror.source.execute(
         "CREATE TABLE one (k bytea PRIMARY KEY)",
         "CREATE TABLE more (a timestamptz, b numeric(9, 2), c uuid, d bool, n int, PRIMARY KEY (a, b, c, d))",
@@ -239,7 +239,7 @@ async def test_types_of_its_own(mirror: Mirror, there: MariaDB) -> None:
 
 
 async def test_a_session_that_the_server_ends(mirror: Mirror, there: MariaDB) -> None:
-    """While the mirror waits nothing is noticed; in a transaction it ends, and goes on when it is started again."""
+    """An idle mirror does not notice it. In a transaction the mirror ends, and resumes after a restart."""
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY)")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(partial(mirror.run, target=there.url, until=Lsn.parse("F/0")))
@@ -262,7 +262,7 @@ async def test_a_session_that_the_server_ends(mirror: Mirror, there: MariaDB) ->
 
 
 async def test_it_is_killed(mirror: Mirror, there: MariaDB, tmp_path: Path) -> None:
-    """As test_kills.py does it, with notes of what was written."""
+    """As in test_kills.py, with records of the writes."""
     seed = random.randrange(10_000)
     print(f"seed {seed}")
     chance = random.Random(seed)

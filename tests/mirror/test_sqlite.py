@@ -1,4 +1,4 @@
-"""Mirrors in SQLite: what is kept, how, and what is refused."""
+"""Mirrors in SQLite: the stored tables and values, and the refused ones."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_changes(mirror: Mirror) -> None:
     await mirror.source.execute(
         "UPDATE t SET a = a + 10 WHERE a > 2; DELETE FROM t WHERE a = 1; INSERT INTO t VALUES (1, 'x', 'again')",
         "UPDATE t SET c = 'short' WHERE a = 15; UPDATE t SET b = 'y' WHERE a = 14; UPDATE t SET c = 'c' WHERE a = 14",
-        "INSERT INTO x.f SELECT i, i FROM generate_series(1, 3000) i",  # comes in blocks
+        "INSERT INTO x.f SELECT i, i FROM generate_series(1, 3000) i",  # arrives in blocks
         "UPDATE x.f SET b = 0 WHERE a % 2 = 0; UPDATE x.f SET a = a + 5000 WHERE a > 2999; DELETE FROM x.f WHERE a = 1",
     )
     await mirror.run()
@@ -134,7 +134,7 @@ async def test_what_cannot_be_kept_is_refused(mirror: Mirror, table: str, there:
 
 @pytest.mark.parametrize("turns", [0, 20_000], ids=["alone", "together"])
 async def test_values_that_cannot_be_kept_stop_it_without_showing_them(mirror: Mirror, turns: int) -> None:
-    """What was committed before is there, though it was to be committed together with them."""
+    """Earlier transactions are committed, although they were in the same target transaction."""
     settings = Settings(mirror_wait_turns=turns)
     await mirror.source.execute("CREATE TABLE t (a int PRIMARY KEY, b float8)", "INSERT INTO t VALUES (1, 2)")
     await mirror.run(settings=settings)
@@ -211,7 +211,7 @@ async def test_nothing_is_left_behind(mirror: Mirror) -> None:
     with pytest.raises(ApplyError):
         await mirror.run()
     assert asyncio.all_tasks() == tasks
-    with anyio.fail_after(5):  # a thread has been told to end
+    with anyio.fail_after(5):  # the thread was requested to end
         while set(threading.enumerate()) - threads:
             await anyio.sleep(0.01)
     await mirror.source.wait_for("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'm'", 0)
@@ -233,7 +233,7 @@ async def test_it_can_be_cancelled_anywhere(mirror: Mirror) -> None:
 
 @pytest.mark.parametrize("table", ["subscriber_mirror_table", '"Subscriber_Mirror"'], ids=["tables", "case"])
 async def test_tables_of_ours_are_not_written_to(mirror: Mirror, table: str) -> None:
-    """The publisher names its tables, and rows of these say which tables of the target are written to."""
+    """The publisher chooses its tables' names. Rows of our tables determine the target tables that are written."""
     await mirror.source.execute(
         f"CREATE TABLE {table} (slot text, schema_name text, table_name text, target text, key_columns text,"
         " PRIMARY KEY (slot, schema_name, table_name))",

@@ -1,12 +1,12 @@
-"""Two real PostgreSQL 18 servers for a whole run, and databases of its own for each test.
+"""Two real PostgreSQL 18 servers for a whole run, and separate databases for each test.
 
     publisher, target           the servers (subscriber.demo.servers.Server); started on first use
-    processes                   a directory for processes that must not outlive us
-    source_db, target_db        a fresh database on each, as a Database
+    processes                   a directory for processes that must end with this one
+    source_db, target_db        a new database on each, as a Database
     servers                     to create more servers, of other versions or to be killed
 
-Servers live as long as the session while pytest-asyncio gives each test a loop of its own: they are
-started and stopped in loops of their own, which Server does not mind.
+Servers live as long as the session, while pytest-asyncio creates an event loop for each test. They are started and
+stopped in separate event loops, which Server supports.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ numbers = itertools.count(1)
 
 @dataclass
 class Database:
-    """A database of one test, with the statements tests need; values come back as asyncpg gives them."""
+    """A database of one test, with the statements that tests need. Values are returned as by asyncpg."""
 
     server: Server
     name: str
@@ -115,7 +115,7 @@ class Database:
             pytest.skip(f"{what} since PostgreSQL {major}")
 
     async def stream_everything(self) -> None:
-        """On a publisher: sessions from now on stream each change at once, however small its transaction is."""
+        """On a publisher: make new sessions stream each change immediately, even of small transactions."""
         await self.needs(16, "a publisher can be told to stream small transactions")
         newer = await self.major() >= 17
         name = "debug_logical_replication_streaming" if newer else "logical_replication_mode"
@@ -126,7 +126,10 @@ class Database:
         await self.execute("CHECKPOINT")
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
-        """Ask until value(query) is `expected`; after `timeout` seconds, fails with what came last and the sessions."""
+        """Repeat the query until it returns `expected`.
+
+        After `timeout` seconds, fails with the last value and the sessions.
+        """
         last = None
         with anyio.move_on_after(timeout):
             async with self.connection() as connection:
@@ -194,7 +197,7 @@ async def database_with_schema(server: Server) -> AsyncIterator[Database]:
 
 
 async def _drop(server: Server, database: Database) -> None:
-    """Drop a database and what outside of it belongs to it."""
+    """Drop a database, and its objects outside of the database."""
     own: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(database.dsn(), server_settings=database.settings)
     try:
         await own.execute("SET synchronous_commit = off")
@@ -222,7 +225,7 @@ async def _drop(server: Server, database: Database) -> None:
 
 
 async def _drop_slots(own: asyncpg.Connection[asyncpg.Record]) -> None:
-    """Drop the database's slots. A subscriber whose session was ended may have come back to one, once more."""
+    """Drop the database's slots. A subscriber whose session was ended may have reconnected to a slot once more."""
     slots = "FROM pg_replication_slots WHERE database = current_database()"
     for attempt in range(100):
         try:

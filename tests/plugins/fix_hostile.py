@@ -1,19 +1,19 @@
-"""A publisher that lies: a program in front of a real server that rewrites one field of what the server says.
+"""A hostile publisher: a proxy in front of a real server that rewrites one field of the server's messages.
 
 hostile                 await hostile.to(port) gives a Liar in front of that port; all end with the test
 
-liar.seen               every field that the server has said so far, in order: a name each
-liar.field              the field to rewrite; None: everything is handed on as it is
-liar.lie                what is put behind a text, and in place of NULL
+liar.seen               the names of all fields that the server has sent so far, in order
+liar.field              the field to rewrite; None: all fields are forwarded unchanged
+liar.lie                the text that is appended to a text, and that replaces NULL
 
-Fields are found where they are said, so a new question of ours is a new field by itself:
+Fields are found when they are sent, so a new query of ours is automatically a new field:
 
     parameter server_version      a ParameterStatus
-    SELECT … WHERE a = ?[2]       column 2 of the answer to such a query
+    SELECT … WHERE a = ?[2]       column 2 of the result of such a query
     SELECT … WHERE a = ? tag      its command tag
-    SELECT … WHERE a = ? error    an error in place of the answer, every part of it a lie
-    Relation.name                 a text in a message of the change stream; of a time it is one that no calendar has
-    notice                        a notice in front of each answer
+    SELECT … WHERE a = ? error    an error in place of the result, every part of it a lie
+    Relation.name                 a text in a message of the change stream; for a time, an invalid one
+    notice                        a notice before each result
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Liar:
 
     @asynccontextmanager
     async def honestly(self) -> AsyncIterator[None]:
-        """In the block no lie is told, and no field noted."""
+        """Forward everything unchanged in the block, and record no field."""
         field, seen, self.field, self.seen = self.field, self.seen, None, {}
         try:
             yield

@@ -1,15 +1,15 @@
-"""A network that can be cut: TCP proxies on 127.0.0.1, in the test's own event loop.
+"""A network that can fail: TCP proxies on 127.0.0.1, in the test's own event loop.
 
 proxies                 await proxies.to(port) gives a Proxy in front of that port; all end with the test
 
-await proxy.cut()       connections are reset, new ones refused, until restore()
-proxy.stall()           connections stay and nothing comes through, nor do new ones, until restore()
-proxy.lose()            nothing ever comes through the connections of this moment again; new ones are fine
-proxy.reset()           the connections of this moment are reset; new ones are fine
-proxy.delay = 0.01      seconds before each chunk goes on
-proxy.split = 1         bytes of a chunk at most
-proxy.truncate(1000)    after so many more bytes from the server the connection they come by is reset
-await proxy.restore()   all as it should be again; what a stall held back comes through
+await proxy.cut()       resets connections and refuses new ones, until restore()
+proxy.stall()           keeps connections without forwarding data, new ones as well, until restore()
+proxy.lose()            never forwards data of the current connections again; new ones work
+proxy.reset()           resets the current connections; new ones work
+proxy.delay = 0.01      seconds before each chunk is forwarded
+proxy.split = 1         maximum bytes of a chunk
+proxy.truncate(1000)    resets the connection after that number of further bytes from the server
+await proxy.restore()   restores normal operation, and forwards stalled data
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)  # SO_LINGER: closing resets
 
 @dataclass(eq=False)
 class _Connection:
-    """One connection through the proxy, both halves of it."""
+    """Both halves of one connection through the proxy."""
 
     writers: list[asyncio.StreamWriter]
     flowing: asyncio.Event = field(default_factory=asyncio.Event)

@@ -1,11 +1,11 @@
-"""The launcher at work on a test's database: in the test's own process, or as the program people run.
+"""The launcher on a test's database: in the test's own process, or as the real program.
 
-    subscriber      a running launcher for target_db, with what it has logged
+    subscriber      a running launcher for target_db, with its log
     program         the command `subscriber run` for target_db, not started yet
 
-    settings        those of `subscriber`; a test or a module may have others
+    settings        those of `subscriber`; a test or a module may override them
 
-The launcher in the test's process has short waits between attempts; the program has its own.
+The launcher in the test's process has short retry intervals; the program has its own.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Subscriptions:
         return dict(row) if row is not None else {}
 
     async def wait_for_state(self, state: str, name: str = "s", *, timeout: float = 20.0) -> dict[str, Any]:
-        """Until the apply worker reports that state; what it reports."""
+        """Wait until the apply worker reports that state. Returns its report."""
         await self.database.wait_for(
             "SELECT state FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
             f" WHERE s.subname = '{name}' AND w.relid = 0",
@@ -161,7 +161,7 @@ def _spelt(value: object) -> str:
 
 @dataclass
 class Subscriber(Subscriptions):
-    """A launcher in this process. stop() cancels it, which is as sudden as a kill for what it had begun."""
+    """A launcher in this process. stop() cancels it, which interrupts its work as suddenly as a kill."""
 
     launcher: Launcher | None = None  # the last one started
     apply_target: str | None = None  # of the role that applies changes
@@ -180,7 +180,7 @@ class Subscriber(Subscriptions):
         self._task.cancel()
 
     async def stop(self) -> None:
-        """Cancel the launcher and wait for its end; raises what it died of if it did."""
+        """Cancel the launcher and wait for its end. Raises its error if it had failed."""
         task, self._task = self._task, None
         if task is None:
             return
@@ -201,7 +201,7 @@ class Subscriber(Subscriptions):
 async def running_subscriber(
     database: Database, *, start: bool = True, settings: Settings = QUICK
 ) -> AsyncIterator[Subscriber]:
-    """A launcher for `database`, stopped at the end. No session of it may wait for a lock for long and not say so."""
+    """Run a launcher for `database`, stopped at the end. Fails if a session waits long for a lock without a report."""
     subscriber = Subscriber(database, settings=settings)
     level = telemetry.logger.level
     telemetry.logger.addHandler(subscriber.log)
@@ -245,7 +245,7 @@ class Program:
 
     @property
     def text(self) -> str:
-        """What it has logged, in all its runs."""
+        """Return its log, of all its runs."""
         return self._log.read_text() if self._log.exists() else ""
 
     async def start(self, expect: str = "launcher started") -> None:
@@ -295,5 +295,5 @@ def program(target_db: Database, processes: Path) -> Iterator[Program]:
 
 @pytest.fixture
 def subscriptions(target_db: Database) -> Subscriptions:
-    """Statements for target_db, whoever runs its launcher."""
+    """Execute statements for target_db, independent of its launcher."""
     return Subscriptions(target_db)

@@ -1,6 +1,6 @@
-"""A connection that a test leaves open is found by the garbage collector, in whatever test runs then.
+"""The garbage collector finds connections that a test has left open, in whichever test runs then.
 
-The warning, which fails that test, says where the connection was made.
+The warning, which fails that test, shows where the connection was opened.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Whether a session of ours has waited for a lock of the target for long, and nobody was told.
+"""Check that no session of ours waits long for a lock of the target without a report.
 
-Who looks has no session in the database itself, which tests count the sessions of, unless something waits there.
+The check has no session in the database itself unless a session waits there, because tests count the database's
+sessions.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import pytest
 
 from tests.plugins.fix_cluster import Database
 
-INTERVAL = 4.0  # seconds between two looks; a test that takes less is not looked at
-LONGEST = 10.0  # seconds that a wait may take with nobody told
-TIMEOUT = 5.0  # seconds for a look
+INTERVAL = 4.0  # seconds between two checks; shorter tests are not checked
+LONGEST = 10.0  # seconds that a wait may take without a report
+TIMEOUT = 5.0  # seconds for a check
 WAITSTART_SINCE = 14  # the major version from which a server knows since when a lock is waited for
 
 # The lock that is waited for, by whom, with which statement, and for whom.
@@ -33,7 +34,7 @@ TOLD = "SELECT count(*) FROM subscriber.worker WHERE waiting_for IS NOT NULL"
 
 @asynccontextmanager
 async def watched_for_waits(database: Database, logged: Callable[[], bool]) -> AsyncIterator[None]:
-    """Fails at the end if one was found during the block. `logged`: whether the log has told of one lately."""
+    """Fail at the end if a wait was found during the block. `logged`: whether the log has reported one recently."""
     found: list[str] = []
     task = asyncio.create_task(_look_again_and_again(database, logged, found))
     try:
@@ -47,10 +48,10 @@ async def watched_for_waits(database: Database, logged: Callable[[], bool]) -> A
 
 
 async def _look_again_and_again(database: Database, logged: Callable[[], bool], found: list[str]) -> None:
-    before: set[int] = set()  # processes that were waiting at the look before: they have had time to tell
+    before: set[int] = set()  # processes that waited in the previous check, and have had time to report it
     while not found:
         await asyncio.sleep(INTERVAL)
-        # The server may be down, full, frozen, or of nobody; the database may be gone.
+        # The server may be down, full or frozen; the database may be gone.
         with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
             waiting = await _waiting(database)
             if set(waiting) & before and not logged() and not await _told(database):

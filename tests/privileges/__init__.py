@@ -1,1 +1,1 @@
-"""Attackers of a target: whoever owns a table, may log in, may create subscriptions; on all majors there are."""
+"""Attackers of a target: owners of tables, login roles, owners of subscriptions; on all available major versions."""

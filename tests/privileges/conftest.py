@@ -1,4 +1,4 @@
-"""The target is each major in turn. A major that cannot be had here is skipped, with the reason."""
+"""The target is each major version in turn. An unavailable version is skipped, with the reason."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Attacked(Pair):
         self.subscriber.start()
 
 
-# What the recipe for the role comes to; the membership without inheritance where that can be said.
+# The recipe's statements for the role. The membership is without inheritance if the version supports that.
 GRANT = {14: f"GRANT {OWNER} TO {APPLY}", 16: f"GRANT {OWNER} TO {APPLY} WITH INHERIT FALSE, SET TRUE"}
 LOOT = f"""
 CREATE SCHEMA app AUTHORIZATION {OWNER};

@@ -1,4 +1,4 @@
-"""What a role can do with schema subscriber that may connect and make temporary tables, and nothing else."""
+"""The rights on schema subscriber of a role that may only connect and create temporary tables."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ async def test_public_may_read_and_no_more(attacked: Attacked) -> None:
 
 
 async def test_temporary_objects_shadow_nothing(attacked: Attacked) -> None:
-    """Even a role that may call all functions, which nobody should be, gets no code of its own into them."""
+    """A role that may call all functions, which no role should, cannot make them run its own code."""
     await attacked.target.execute(
         "CREATE FUNCTION app.caught() RETURNS oid LANGUAGE plpgsql AS"
         " $$ BEGIN RAISE EXCEPTION 'code of another role runs as %', current_user; END $$",
@@ -92,7 +92,7 @@ async def test_temporary_objects_shadow_nothing(attacked: Attacked) -> None:
 
 
 async def outcome(connection: asyncpg.Connection, call: str) -> str:
-    """The error of a call, or that there is none; nothing of it stays."""
+    """Return the error of a call, or its absence. The call is rolled back."""
     transaction = connection.transaction()
     await transaction.start()
     try:

@@ -1,4 +1,4 @@
-"""A role with pg_create_subscription and nothing else: what it can do, and what it cannot, beside PostgreSQL's own."""
+"""The rights of a role with only pg_create_subscription, compared with PostgreSQL's own subscriptions."""
 
 from __future__ import annotations
 

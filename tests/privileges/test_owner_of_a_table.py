@@ -1,4 +1,4 @@
-"""A table's owner has code run by each change of it, and wants the rights of whoever applies the changes."""
+"""A table's owner makes each change run code, to gain the rights of the role that applies changes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import anyio
 
 from tests.privileges.conftest import APPLY, OTHER, OWNER, Attacked
 
-# Table -> how it is made on the target. Each runs app.attack() when a row comes.
+# Table -> its definition on the target. Each runs app.attack() when a row is inserted.
 PURE = """
 CREATE FUNCTION app.{name} LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN PERFORM app.attack(); RETURN {value}; END $$
 """
@@ -96,7 +96,8 @@ async def test_what_a_superuser_refuses_a_role_of_its_own_applies(attacked: Atta
     assert await attacked.loot() == set()
     await attacked.apply_as(APPLY)
     await attacked.caught_up()
-    for table in WAYS.keys() - {"domain"}:  # its code runs before the server looks at privileges, and has given them up
+    # The server runs the code of domains before it checks privileges, and without the session's rights.
+    for table in WAYS.keys() - {"domain"}:
         await attacked.change(
             f"INSERT INTO app.{table} VALUES (2, 2), (3, 3)",
             f"UPDATE app.{table} SET v = 7 WHERE id = 2",
@@ -107,7 +108,7 @@ async def test_what_a_superuser_refuses_a_role_of_its_own_applies(attacked: Atta
 
 
 async def test_changes_are_refused_as_the_copy_is(attacked: Attacked) -> None:
-    """The launcher goes on where the code is gone, trusted, or another role applies."""
+    """The launcher resumes when the code is removed or trusted, or another role applies changes."""
     await tables(attacked)
     await attacked.source.execute("CREATE TABLE app.plain (id int PRIMARY KEY)")
     await attacked.as_owner("CREATE TABLE app.plain (id int PRIMARY KEY)")

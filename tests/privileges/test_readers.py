@@ -1,4 +1,4 @@
-"""What reads a target's table with the launcher's rights does not run its owner's code."""
+"""Programs that read a target's table with the launcher's rights do not run its owner's code."""
 
 from __future__ import annotations
 

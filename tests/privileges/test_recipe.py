@@ -1,4 +1,4 @@
-"""The recipe of least privilege, exactly as it is printed: with it a subscription works, without a step it does not."""
+"""The recipe of least privilege, exactly as printed: a subscription works with it, and fails without any step."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Scene:
     said: str = ""  # by all commands so far
 
     def command(self, program: list[str], *, given: str = "", **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run a program without a terminal, and remember what it said."""
+        """Run a program without a terminal, and record its output."""
         done = subprocess.run(
             program,
             input=given,
@@ -141,7 +141,7 @@ class Scene:
         return self.command(psql, given=given, SUBSCRIBER_TARGET_DSN=self.target.dsn(user=user)).returncode == 0
 
     async def administrators(self, recipe: str) -> bool:
-        """The administrators of both servers run what is printed; whether it has worked."""
+        """Run the printed recipe as the administrators of both servers. Returns True if it has worked."""
         _, of_target, of_publisher = recipe.split("-- Least privilege for subscriber: ")
         scripts = [(self.source, f"-- {of_publisher}"), (self.target, f"-- {of_target}")]
         return all([await to_thread(self.psql, database, script) for database, script in scripts])
@@ -387,7 +387,7 @@ async def test_spark_copies_with_these_roles(scene: Scene) -> None:
 
 @pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
 async def test_a_subscription_of_a_superuser_changes_hands(scene: Scene) -> None:
-    """The recipe for what is there: it has been streaming, with rights that it does not need."""
+    """The recipe for an existing subscription that has been streaming with rights that it does not need."""
     await scene.source.execute(f"CREATE ROLE {PUBLISHER} LOGIN PASSWORD {sql_literal(PASSWORDS[PUBLISHER])}")
     await scene.target.execute("ALTER TABLE app.orders DISABLE TRIGGER note")
     secret = Path(scene.dsn_file(PUBLISHER, scene.source)[1:]).read_text().replace("'", "''")

@@ -1,4 +1,4 @@
-"""Code of a table's owner leaves behind in the session all that SQL can, and what follows is applied as if it had not.
+"""Code of a table's owner changes all session state that SQL can change. It must not affect later changes.
 
 The trigger of app.hostile executes the column `code` of each row, as the owner and as the session's own role. Rows with
 `code = 'report'` store the state of the session.
@@ -99,7 +99,7 @@ BEGIN
     END LOOP;
 END $do$
 """
-# What only the session's own role may do, or nobody, is tried all the same.
+# Statements that only the session's own role, or no role, may execute are attempted as well.
 TRY = "DO $try$ BEGIN {}; EXCEPTION WHEN OTHERS THEN NULL; END $try$"
 ATTACKS = {
     "role": TRY.format("PERFORM pg_catalog.set_config('role', 'none', false)"),

@@ -1,4 +1,4 @@
-"""What servers of every supported version sent is read, and written again to the same bytes."""
+"""Recordings of every supported version are decoded, and encoded to the same bytes."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_a_changed_key_comes_with_the_old_key_and_only_then(capture: Capture) ->
     assert changed.old_part is OldPart.KEY
     assert changed.old is not None
     status, values = changed.old.split()
-    assert status[1:] == b"nn"  # columns outside the key come as NULL
+    assert status[1:] == b"nn"  # columns outside the key are NULL
     assert values[0] in (b"3", b"\0\0\0\3")
 
 

@@ -57,7 +57,7 @@ def test_an_encoding_that_no_database_has() -> None:
 
 
 def test_a_relation_in_the_encoding_of_the_session() -> None:
-    """Messages are decoded as UTF-8, because they do not say in what they are."""
+    """Messages are decoded as UTF-8, because they do not name their encoding."""
     columns = (RelationColumn(True, "gr\udcf6\udcdfe", 23, -1),)
     sent = Relation(None, 1, "\udce4", "\udcfc", ReplicaIdentity.DEFAULT, columns)
     assert sent.recoded("utf-8") is sent

@@ -1,4 +1,4 @@
-"""What holds for every message: nothing is lost, and damage is a ProtocolError and nothing else."""
+"""Properties of every message: nothing is lost, and damage only raises ProtocolError."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol's rules, one example each; the bytes are written in hex as they are on the wire."""
+"""The protocol's rules, one example each. The bytes are in hexadecimal, as on the wire."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_changed_key_comes_with_the_old_key() -> None:
     assert isinstance(update, Update)
     assert update.old_part is OldPart.KEY
     assert update.old is not None
-    assert update.old.split() == (b"tn", [b"1", None])  # columns outside the key come as NULL
+    assert update.old.split() == (b"tn", [b"1", None])  # columns outside the key are NULL
     assert update.new.split() == (b"tu", [b"2", None])  # u: unchanged TOAST, keep the target's value
 
 

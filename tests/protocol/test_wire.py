@@ -1,4 +1,4 @@
-"""The messages of a session as bytes, each against the chapter "Message Formats"."""
+"""The messages of a session as bytes, each compared with the chapter "Message Formats"."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_what_is_received() -> None:
 
 
 def test_bytes_that_are_not_utf8_come_back_unchanged() -> None:
-    """A server with encoding SQL_ASCII sends what it has."""
+    """A server with encoding SQL_ASCII sends unchecked bytes."""
     (value,) = frontend.read_row(b"\0\1\0\0\0\2\xe9\xff")
     assert value is not None
     assert frontend.text_parameters([value]) == b"\0\1\0\0\0\2\xe9\xff"

@@ -1,4 +1,4 @@
-"""A publisher's database, made so that servers back to 13 can do it, and a walsender session on it."""
+"""A publisher's database that servers since 13 support, and a walsender session on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is sent to servers of each version, letter for letter."""
+"""The exact commands for servers of each version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishers of several majors from their official images, where Docker runs."""
+"""Publishers of several major versions from their official images, if Docker runs."""
 
 from __future__ import annotations
 

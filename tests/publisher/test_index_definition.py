@@ -1,4 +1,4 @@
-"""Definitions of indexes: what a real server prints makes the same index; what an attacker writes makes none."""
+"""Index definitions: a real server's text creates the same index; an attacker's text creates none."""
 
 from __future__ import annotations
 

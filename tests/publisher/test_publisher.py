@@ -1,4 +1,4 @@
-"""Questions to a real publisher; run with another version by SUBSCRIBER_TEST_PUBLISHER_BIN."""
+"""Queries to a real publisher. SUBSCRIBER_TEST_PUBLISHER_BIN selects another version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The stream from a real publisher, how it ends, and what its errors mean."""
+"""The stream of a real publisher, its end, and the meaning of its errors."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ async def started(db: Database, slot: str, start: Lsn = Lsn(0), options: StreamO
 
 @pytest.fixture
 async def slot(db: Database, walsender: Publisher) -> str:
-    """A slot with a publication `p` of the table `t`, not used by anybody."""
+    """Create an unused slot, with a publication `p` of the table `t`."""
     await db.execute("CREATE TABLE t (a int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
     return (await walsender.create_slot(f"s_{db.name}", snapshot="nothing")).name
 
@@ -154,7 +154,7 @@ async def test_a_terminated_walsender_may_be_started_again(db: Database, slot: s
 
 
 async def test_an_invalidated_slot_is_lost_for_good(servers: Servers, db: Database) -> None:
-    """The whole way: WAL beyond max_slot_wal_keep_size, a checkpoint, and a subscriber that comes back."""
+    """The whole sequence: WAL beyond max_slot_wal_keep_size, a checkpoint, and a subscriber that reconnects."""
     server = await servers.create("invalidating", {"max_slot_wal_keep_size": "1MB"}, bin=db.server.bin)
     await server.start()
     database = Database(server, "postgres")

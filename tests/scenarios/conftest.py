@@ -1,4 +1,4 @@
-"""A source, a target and a launcher, with the few words the scenarios are told in."""
+"""A source, a target and a launcher, with the operations that the scenarios use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schema "subscriber" as a former version left it: permanent tables, which FOR ALL TABLES publishes."""
+"""Schema "subscriber" of a former version: permanent tables, which FOR ALL TABLES publishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is committed after ALTER SUBSCRIPTION is committed with the new settings, however soon it comes."""
+"""Transactions committed after ALTER SUBSCRIPTION use the new settings, however early they arrive."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""binary = true: values pass as the types' own bytes, and types that disagree are told."""
+"""binary = true: values are sent in their types' binary format, and mismatched types are reported."""
 
 from __future__ import annotations
 

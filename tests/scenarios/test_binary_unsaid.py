@@ -1,4 +1,4 @@
-"""`binary` is not said: values come in binary while every column's type allows it, and as text from then on."""
+"""`binary` is not set: values arrive in binary as long as every column's type allows it, and as text afterwards."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_table_whose_types_do_not_allow_it(pair: Pair) -> None:
 
 @pytest.mark.parametrize("streaming", ["off", "on", "parallel"])
 async def test_a_type_that_changes_meanwhile(pair: Pair, streaming: str) -> None:
-    """Nothing is lost, and nothing comes twice, in one transaction that is large enough to be streamed, or prepared."""
+    """Nothing is lost or applied twice, in one transaction that is large enough to be streamed, or prepared."""
     await pair.both("CREATE TABLE t (n int)", "CREATE TABLE u (n int)")  # without keys: twice would not be refused
     await pair.source.execute("CREATE PUBLICATION p FOR ALL TABLES")
     dsn = pair.source.dsn(options="-c logical_decoding_work_mem=64kB")
@@ -77,7 +77,7 @@ async def test_a_type_that_changes_meanwhile(pair: Pair, streaming: str) -> None
     await pair.target.execute("ALTER TABLE u ALTER n TYPE bigint")
     await pair.subscriber.execute(
         "ALTER SUBSCRIPTION s SET (synchronous_commit = local)"
-    )  # what was found is forgotten
+    )  # restarting the worker clears the reason for text
     await pair.change("INSERT INTO u VALUES (4)")
     await shown(pair, "binary")
     await pair.assert_same("SELECT n FROM u ORDER BY n")
@@ -86,7 +86,7 @@ async def test_a_type_that_changes_meanwhile(pair: Pair, streaming: str) -> None
 
 @pytest.mark.parametrize("form", ["bigint", "float4", "text"])
 async def test_a_type_that_the_target_alters(pair: Pair, form: str) -> None:
-    """What comes is too short for the new type, or another value in it, or cannot be told from one."""
+    """The received value is too short for the new type, or has another meaning in it, or cannot be distinguished."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, n int)")
     await pair.subscribe("FOR TABLE t")
     await pair.change("INSERT INTO t VALUES (1, 1)")

@@ -1,4 +1,4 @@
-"""A launcher that is cancelled ends, whatever it was doing: the task is cancelled once, as asyncio does."""
+"""A cancelled launcher ends, whatever it is doing: the task is cancelled once, as asyncio does."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a publisher, or another user of the target, may name so that it would hit something else than its own."""
+"""Names from a publisher, or from another user of the target, that would match another subscription's objects."""
 
 from __future__ import annotations
 

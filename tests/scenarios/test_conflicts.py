@@ -1,4 +1,4 @@
-"""What is said when a row of the target is in the way."""
+"""The messages about rows of the target that conflict with changes."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def t(pair: Pair) -> Pair:
 
 
 async def test_a_table_that_is_locked_while_a_conflict_is_looked_into(t: Pair) -> None:
-    """The stream does not wait longer for what it wants to say than for the lock itself, and says that it waited."""
+    """Reading facts for the message waits no longer for a lock than the lock timeout, and reports the wait."""
     await t.subscribe("FOR TABLE t")
     first, second = await t.target.connect(), await t.target.connect()
     await first.execute("BEGIN; INSERT INTO t (id, a) VALUES (1, 10)")

@@ -1,4 +1,4 @@
-"""Constraints and triggers of the target: those of the replica role count."""
+"""Constraints and triggers of the target: those of the replica role apply."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_foreign_keys_are_not_checked(pair: Pair) -> None:
     await pair.subscribe("FOR ALL TABLES")
     await pair.change(
         "BEGIN; INSERT INTO parent VALUES (1), (2); INSERT INTO child VALUES (1, 1), (2, 2); COMMIT",
-        "DELETE FROM parent WHERE id = 1",  # the cascade comes as a change of its own
+        "DELETE FROM parent WHERE id = 1",  # the cascade is sent as a separate change
     )
     assert await pair.rows("SELECT id FROM child") == [(2,)]
     await pair.target.execute("DELETE FROM child; DELETE FROM parent")

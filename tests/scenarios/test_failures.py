@@ -1,4 +1,4 @@
-"""What goes wrong, what is said about it, and what happens next."""
+"""Failures, their messages, and the next steps."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber, running_subscriber
 from tests.scenarios.conftest import Pair
 
-QUIET = 0.6  # seconds: three times as long as an attempt that should not come would take
+QUIET = 0.6  # seconds: three times the interval of an unwanted retry
 
 
 async def conflicting(pair: Pair, **options: object) -> None:
@@ -40,7 +40,7 @@ async def test_an_error_names_what_was_done_and_where_to_skip_to(pair: Pair) -> 
     assert int(subid) == await pair.target.value("SELECT subid FROM subscriber.subscription")
     assert int(xid) == await pair.source.value("SELECT xmin::text::int FROM t WHERE id = 7")
     assert Lsn.parse(lsn) < position
-    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(6,), (7,)]  # what came before it is there
+    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(6,), (7,)]  # the earlier rows are there
     await pair.target.wait_for("SELECT apply_error_count > 1 FROM subscriber.subscription_stats")  # tried again
     await pair.target.execute("DELETE FROM t WHERE id = 7")
     await pair.caught_up()
@@ -123,7 +123,7 @@ async def test_a_slot_that_is_gone_stops_the_subscription(pair: Pair) -> None:
     await pair.source.execute("SELECT pg_drop_replication_slot('s')")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
     await stopped_with(pair, 'replication slot "s" does not exist')
-    # Somebody makes a new one and says so: it goes on.
+    # With a new slot that is set as slot_name, the subscription resumes.
     await pair.source.execute("SELECT pg_create_logical_replication_slot('s2', 'pgoutput')")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (slot_name = 's2')")
     await pair.change("INSERT INTO t VALUES (1)")

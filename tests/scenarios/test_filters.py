@@ -15,7 +15,7 @@ async def test_a_row_filter(pair: Pair) -> None:
     assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(5,), (9,)]
     await pair.change(
         "INSERT INTO t VALUES (2, 'x'), (6, 'y')",
-        "UPDATE t SET id = 7 WHERE id = 1",  # comes in: an INSERT
+        "UPDATE t SET id = 7 WHERE id = 1",  # enters the filter: an INSERT
         "UPDATE t SET id = 3 WHERE id = 9",  # leaves: a DELETE
         "UPDATE t SET v = 'z' WHERE id = 5",
     )

@@ -1,4 +1,4 @@
-"""Work that passes from one worker to another: tables to the apply worker, a subscription to another launcher."""
+"""Handover between workers: tables to the apply worker, a subscription to another launcher."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
         del failpoints.armed[Point.SYNCWAIT]
         pair.subscriber.launcher.supervisor("s").restart()
 
-    failpoints.armed[Point.SYNCWAIT] = restart_apply_worker  # its first look finds the table waiting
+    failpoints.armed[Point.SYNCWAIT] = restart_apply_worker  # in its first read, the new worker finds the table
     pair.subscriber.start()
     await pair.caught_up()
     assert not failpoints.armed
@@ -61,7 +61,7 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
 
 
 class Patient(Program):
-    """A program that stops itself at a failpoint when it comes there for the first time after `start`."""
+    """A program that stops itself when it first reaches a failpoint after `start`."""
 
     def stop_at(self, point: Point) -> None:
         self._command[2:3] = ["tests.faults.failpoint_cli", point.name, "stop", "1"]
@@ -114,7 +114,7 @@ async def test_a_standby_takes_over_from_a_frozen_launcher(
 
 
 async def test_a_commit_that_meets_a_takeover_says_so(pair: Pair) -> None:
-    """The record is claimed while the worker's move of it waits: PostgreSQL only says that a tuple has changed."""
+    """Another launcher claims the record while the worker waits to move it. PostgreSQL only reports a changed tuple."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")
     subid = await pair.target.value("SELECT subid FROM subscriber.subscription")

@@ -1,6 +1,6 @@
-"""What a monitor sees of a subscription in trouble: /health, the exit status of `subscriber status`, and metrics agree.
+"""A monitor's view of a failing subscription: /health, the exit status of `subscriber status`, and metrics agree.
 
-Each trouble is real. From the first alarm until it is over no look finds the subscription well.
+Each failure is real. From the first alarm to the end of the failure, no check reports a healthy subscription.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ class Monitor:
     target: Database
 
     async def health(self) -> tuple[int, dict[str, Any]]:
-        """What /health says: its status, and what it says of subscription s."""
+        """Query /health. Returns its status code, and its part about subscription s."""
         code, document = await self.client.json("/health")
         return code, document["subscriptions"].get("s", {})
 
     async def command(self) -> tuple[int, dict[str, Any]]:
-        """What `subscriber status` says: its exit status, and what it says of subscription s."""
+        """Run `subscriber status`. Returns its exit status, and its part about subscription s."""
         command = [sys.executable, "-m", "subscriber", "status", "--json", "--target", self.target.dsn()]
         done = await anyio.run_process(command, check=False)
         (found,) = json.loads(done.stdout)["subscriptions"]
@@ -72,7 +72,7 @@ class Monitor:
         return said
 
     async def stays(self, seconds: float) -> None:
-        """No look finds it well, from now on for so many seconds."""
+        """Check for `seconds` that the subscription is never reported as healthy."""
         end = monotonic() + seconds
         looks = []
         while monotonic() < end:
@@ -175,7 +175,7 @@ async def test_a_row_that_ends_its_session(pair: Pair) -> None:
 
 
 async def test_a_target_whose_disk_is_full(target_of_its_own: Pair) -> None:
-    """The file of the table is /dev/full, where the kernel finds no space for what is written."""
+    """The table's file is /dev/full, where writes fail because the kernel reports no space."""
     pair = target_of_its_own
     await pair.both(TABLE)
     await pair.subscribe("FOR TABLE t")
@@ -216,7 +216,7 @@ async def test_a_lock_of_somebody_else(pair: Pair) -> None:
 
 
 async def test_a_wait_for_something_else_than_a_lock(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may be right, and raises no alarm; the log and the status tell of it."""
+    """Such a wait may be normal, and raises no alarm. The log and the status report it."""
     monkeypatch.setattr(lock_waits, "PATIENCE", 1.0)
     await pair.both(TABLE)
     await pair.target.execute(

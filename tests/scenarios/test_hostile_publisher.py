@@ -1,4 +1,4 @@
-"""A publisher lies in one field after another: the target runs nothing of it, and no terminal either."""
+"""A publisher lies in one field after another: neither the target nor a terminal executes any of its text."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Scene:
         return self.liar.dsn(self.source.dsn())
 
     async def execute(self, *statements: str) -> None:
-        """Run SUBSCRIPTION statements as `subscriber exec` does, whatever comes of them."""
+        """Run SUBSCRIPTION statements as `subscriber exec` does, and ignore their errors."""
         for statement in statements:
             output = io.StringIO()
             try:
@@ -72,7 +72,7 @@ class Scene:
         """Run a command; its error is printed as the command line prints it."""
         try:
             await function()
-        except BaseException as error:  # a group, of which one member tells
+        except BaseException as error:  # a group, one member of which has the cause
             cause = root_cause(error) if isinstance(error, BaseExceptionGroup) else error
             if not isinstance(cause, SubscriberError):
                 raise
@@ -287,7 +287,7 @@ async def _write(scene: Scene) -> None:
         await scene.source.execute("SELECT pg_logical_emit_message(true, 'prefix', 'content')", "UPDATE bag SET b = b")
 
 
-DONE: set[str] = set()  # lies that another test of this run has told
+DONE: set[str] = set()  # lies that another test of this run has used
 
 
 def is_quick(name: str) -> bool:

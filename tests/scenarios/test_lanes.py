@@ -1,4 +1,4 @@
-"""Transactions that are applied in several sessions of the target side by side (apply_sessions)."""
+"""Transactions applied in parallel in several sessions of the target (apply_sessions)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ async def side_by_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 
 async def test_a_lock_that_a_later_one_holds_is_given_back(side_by_side: Pair) -> None:
-    """Somebody has a row of the first, so the second is done before it; and whoever it is wants one of the second."""
+    """A session holds a row of the first transaction, so the second one is applied before it.
+
+    That session then waits for a row of the second transaction.
+    """
     pair = side_by_side
     async with pair.target.connection() as other:
         await other.execute("BEGIN; UPDATE t SET v = -1 WHERE id = 1")

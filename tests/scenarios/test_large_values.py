@@ -1,6 +1,6 @@
-"""A large value is in the worker's memory twice at most, on its way from the publisher into the target's table.
+"""A large value is in the worker's memory at most twice, on its way from the publisher to the target's table.
 
-So are two, where the next one is received while one is applied: of what was kept in a file.
+So are two values from a file, when the second is read while the first is applied.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tests.plugins.fix_subscriber import Program, Subscriptions
 
 MIB = 48  # of the value
 COPIES = 2
-BESIDE = 32  # MiB: read ahead, and whatever else a worker needs that has not done anything before
+BESIDE = 32  # MiB: read-ahead, and the memory of an idle worker
 
 VALUE = f"repeat('0123456789abcdef', {MIB} * 65536)"
 DIGEST = "SELECT id, length(v), md5(v) FROM t ORDER BY id"

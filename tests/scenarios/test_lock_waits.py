@@ -1,4 +1,4 @@
-"""A session of the launcher, or of a table's copy, waits for others: the log says so, and `status` does not hang."""
+"""A session of the launcher, or of a table's copy, waits for a lock: the log reports it, and `status` does not hang."""
 
 from __future__ import annotations
 

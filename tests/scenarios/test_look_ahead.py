@@ -1,4 +1,4 @@
-"""What is known of a table before its first change: it is used, and found out to be wrong when the table is altered."""
+"""Definitions of tables that are read ahead of the first change: they are used, and detected as stale after ALTER."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOOKING = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'subsc
 
 
 class Looked:
-    """Counts the looks at tables: ahead, and of those who apply changes."""
+    """Counts the reads of table definitions: ahead, and by the sessions that apply changes."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.ahead: list[str] = []
@@ -79,7 +79,7 @@ async def test_the_shapes_of_tables_are_compared_ahead(pair: Pair, looked: Looke
     before = await pair.target.value(compared)
     await pair.source.execute("; ".join(f"INSERT INTO {name} VALUES (1, 'a')" for name in names))
     await pair.source.wait_for_catchup("s")
-    await anyio.sleep(1.2)  # servers report what was called once a second
+    await anyio.sleep(1.2)  # servers report the calls once a second
     await pair.change("INSERT INTO t0 VALUES (2, 'a')")
     assert await pair.target.value(compared) == before
     await pair.target.execute("ALTER TABLE t1 RENAME v TO w", "ALTER TABLE t1 ADD v text")
@@ -129,7 +129,7 @@ async def test_a_backlog_is_applied_before_the_look(
 @pytest.mark.parametrize(
     "altered",
     [
-        ("ALTER TABLE t ADD x int", "ALTER TABLE t ADD x int"),  # unknown to what was looked at
+        ("ALTER TABLE t ADD x int", "ALTER TABLE t ADD x int"),  # not in the definition that was read ahead
         ("ALTER TABLE t ALTER w TYPE bigint", "ALTER TABLE t ALTER w TYPE bigint"),
         ("", "ALTER TABLE t ALTER w TYPE text"),
         ("", "ALTER TABLE t ADD x int DEFAULT 3, DROP v, ADD v text"),
@@ -148,7 +148,7 @@ async def test_a_table_is_altered_after_the_look(pair: Pair, looked: Looked, alt
     for database, statements in zip((pair.source, pair.target), altered, strict=True):
         await database.execute(statements or "SELECT")
     dropped = "DROP TABLE t;" in altered[1]
-    if dropped:  # a table that was dropped needs to be told of
+    if dropped:  # a dropped table requires a refresh
         await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION WITH (copy_data = false)")
     await pair.source.execute("INSERT INTO t (id, v, w) VALUES (1, 'a', 7), (2, NULL, NULL)")
     await pair.source.execute("UPDATE t SET v = 'b', id = 5 WHERE id = 1", "DELETE FROM t WHERE id = 2")

@@ -1,7 +1,7 @@
-"""Servers that publish all tables and subscribe to each other, by the server itself and by us, in every combination.
+"""Servers that publish all tables and subscribe to each other, natively and with subscriber, in every combination.
 
-Subscriptions are created and dropped while rows are inserted everywhere. All rows arrive everywhere once; nothing of
-schema "subscriber" travels; nothing stops.
+Subscriptions are created and dropped while rows are inserted everywhere. All rows arrive everywhere once, no row of
+schema "subscriber" is replicated, and no subscription stops.
 """
 
 from __future__ import annotations

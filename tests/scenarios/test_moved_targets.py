@@ -1,6 +1,6 @@
 """A target that is restored from a dump, copied, upgraded or failed over: it stops until that is confirmed.
 
-The tools are PostgreSQL's own. No test may end with rows missing while the status has nothing to say.
+The tools are PostgreSQL's own. No test may end with missing rows and a status without problems.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ async def refused(subscriber: Subscriber, message: str = MOVED) -> CatalogMoved:
 
 
 async def assert_followed(pair: Pair) -> None:
-    """What was written meanwhile and is written now arrives, and the status is good."""
+    """Check that earlier and new rows arrive, and that the status is good."""
     await pair.caught_up()
     await pair.change("DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (1000)")
     for (table,) in await pair.source.rows("SELECT tablename FROM pg_publication_tables WHERE pubname = 'p'"):
@@ -301,7 +301,7 @@ async def test_a_promoted_standby_runs_once_its_timeline_is_accepted(
 async def test_of_a_physical_clone_and_its_original_one_stops(
     servers: Servers, source_db: Database, first: str
 ) -> None:
-    """Nothing inside of them differs; the slot shows which one has fallen behind."""
+    """The servers do not differ internally. The slot shows which one has fallen behind."""
     original = await server(servers, "original")
     async with subscribed(source_db, original) as pair:
         await pair.subscriber.stop()

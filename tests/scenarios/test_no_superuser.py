@@ -1,4 +1,4 @@
-"""A target where nobody is a superuser, as on a managed service: one role that owns the tables does everything."""
+"""A target without superusers, as a managed service: one role that owns the tables performs all operations."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class AsRole(Database):
 
 @pytest.fixture
 async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]:
-    """`pair` whose target is somebody who owns the schema public and may create subscriptions, and nothing else."""
+    """`pair` whose target role owns the schema public and may create subscriptions, and has no other rights."""
     publisher = source_db.server
     hba = publisher.data / "pg_hba.conf"
     before = hba.read_text()

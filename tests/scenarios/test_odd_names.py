@@ -1,4 +1,4 @@
-"""Names with quotes, line breaks, escape sequences and shell: they are replicated, and fixes can be pasted."""
+"""Names with quotes, line breaks, escape sequences and shell syntax: they are replicated, and fixes can be pasted."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def test_they_are_replicated(pair: Pair) -> None:
 
 
 async def test_what_check_prints_can_be_pasted(pair: Pair, capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """In a shell, and in psql: each fix does what it says and nothing else."""
+    """In a shell, and in psql: each fix has its described effect and no other."""
     source, target = pair.source, pair.target
     await source.execute(*SETUP, f"CREATE PUBLICATION p FOR TABLE {FULL}")
     await target.execute(*SETUP[:2])

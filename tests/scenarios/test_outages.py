@@ -1,7 +1,7 @@
-"""What keeps a subscription from working: its state, what is said, and how it goes on.
+"""Outages that stop a subscription: its state, the messages, and the recovery.
 
-Restarts of servers, lost slots, another publisher and changes that do not fit are in test_failures.py, a target that
-went back in time in test_target_goes_back.py, networks in tests/faults.
+See test_failures.py for server restarts, lost slots, another publisher and changes that do not match,
+test_target_goes_back.py for a target with an older state, and tests/faults for networks.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ async def target_of_its_own(servers: Servers, source_db: Database) -> AsyncItera
 
 
 async def waits(pair: Pair, error: str, hint: str) -> dict[str, Any]:
-    """Until the worker reports that error, which it does until it is past that; what it reports."""
+    """Wait until the worker reports that error. Returns the report."""
     with anyio.fail_after(20):
         while True:
             status = await pair.subscriber.worker()
@@ -126,7 +126,7 @@ async def test_somebody_else_reads_from_the_slot(pair: Pair) -> None:
 
 
 async def overtake(source: Database) -> None:
-    """Write so much that the slot falls out of what is kept."""
+    """Write so much that the slot loses its WAL."""
     for _ in range(3):
         await source.execute("SELECT pg_logical_emit_message(false, 'test', 'x')", "SELECT pg_switch_wal()")
     await source.execute("CHECKPOINT")
@@ -202,7 +202,7 @@ async def test_a_table_dropped_on_the_target(pair: Pair) -> None:
 
 
 async def test_a_target_whose_disk_is_full(target_of_its_own: Pair) -> None:
-    """The table's file is /dev/full, where the kernel finds no space for what is written."""
+    """The table's file is /dev/full, where writes fail because the kernel reports no space."""
     pair = target_of_its_own
     await pair.both(TABLE)
     await pair.subscribe("FOR TABLE t", disable_on_error=True)

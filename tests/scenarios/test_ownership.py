@@ -1,4 +1,4 @@
-"""As whom changes are applied, and what is refused to whom."""
+"""The role that applies changes, and the refused roles."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_copy_and_changes_run_as_the_owner_of_the_table(owned: Pair) -> No
 
 
 async def test_tables_are_looked_at_as_nobodys_owner(owned: Pair) -> None:
-    """The first change of a table comes behind those of a partitioned table, which are applied as its owner."""
+    """The first change of a table follows those of a partitioned table, which are applied as its owner."""
     await owned.both("CREATE TABLE app.p (id int PRIMARY KEY) PARTITION BY HASH (id)", "CREATE TABLE app.u (id int)")
     await owned.both("CREATE TABLE app.p1 PARTITION OF app.p FOR VALUES WITH (modulus 1, remainder 0)")
     await owned.target.execute(*(f"ALTER TABLE app.{name} OWNER TO app_owner" for name in ("p", "p1", "u")))

@@ -1,4 +1,4 @@
-"""Confirming and stopping: nobody waits for us longer than it takes."""
+"""Confirmation and shutdown: no server waits longer for us than necessary."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ async def test_a_second_launcher_waits_and_takes_over(pair: Pair) -> None:
         await pair.subscriber.stop()
         await pair.change("INSERT INTO t VALUES (2)")
         assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,)]
-        # The active one loses its connection, and with it the lock: whoever is next, only one works.
+        # The active launcher loses its connection and its lock. Either may be next, but only one is active.
         await pair.target.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'subscriber launcher'"
             " AND datname = current_database()"
@@ -218,7 +218,7 @@ async def test_the_program_ends_on_sigterm_without_a_publisher(
     assert os.environ.get("PGPASSWORD", "none of it") not in program.text
 
 
-# Stands in for the look-up of a name where the name server is gone.
+# Replaces a name lookup with an unreachable name server.
 STUCK = """
 import time
 import anyio.to_thread

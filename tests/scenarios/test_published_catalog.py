@@ -1,6 +1,6 @@
-"""A target whose tables are all published: nothing of schema "subscriber" is sent, whatever happens to subscriptions.
+"""A target whose tables are all published: no row of schema "subscriber" is sent, whatever happens to subscriptions.
 
-What a server sends is decoded here with each version of pgoutput's protocol, from a slot that is older than the schema.
+Each version of pgoutput's protocol decodes the changes here, from a slot that is older than the schema.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROTOCOLS = {
 
 
 class Probe:
-    """A slot of `database` that nobody reads, on publication `everything`, which is FOR ALL TABLES."""
+    """An unused slot of `database`, on publication `everything`, which is FOR ALL TABLES."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -55,9 +55,9 @@ class Probe:
         await self.database.execute("SELECT pg_drop_replication_slot('probe')")
 
     async def changes_by_table(self, protocol: str, *, streamed: bool = False) -> Counter[str]:
-        """Decode all from the slot; the number of changes of each table.
+        """Decode all changes of the slot. Returns the number of changes of each table.
 
-        `streamed`: each transaction comes in blocks, and what was rolled back, too.
+        `streamed`: each transaction is sent in blocks, including rolled-back changes.
         """
         options = {"proto_version": protocol, "publication_names": "everything", **PROTOCOLS[protocol][1]}
         decoder = Decoder(parallel=options.get("streaming") == "parallel")
@@ -226,7 +226,7 @@ async def test_an_upgrade_is_not_published(source_db: Database, target_db: Datab
         assert await downstream.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,), (3,)]
         assert await downstream.rows(CONTENT) == arrived
 
-        # The downstream server's own upgrade: what has arrived there does not run.
+        # The downstream server's own upgrade: subscriptions that arrived by replication do not run.
         with pytest.raises(ServerError, match="while subscription native of the server replicates its tables") as error:
             await Subscriptions(downstream).execute("ALTER SUBSCRIPTION s ENABLE")
         assert "ALTER SUBSCRIPTION native REFRESH PUBLICATION" in (error.value.hint or "")
@@ -371,7 +371,7 @@ async def test_tail_and_check_leave_a_former_catalog_out(former_target: Database
 
 
 async def run_command(*arguments: str, status: int | None = 0) -> str:
-    """Run a command of this program; what it prints. `status`: its exit status; None: any."""
+    """Run a command of this program. Returns its output. `status`: its exit status; None: any."""
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "subscriber", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
     )

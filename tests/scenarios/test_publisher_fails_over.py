@@ -1,4 +1,4 @@
-"""A publisher that fails over to a standby: with everything that was applied, or without."""
+"""A publisher that fails over to a standby: with all applied transactions, or without."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A table of the target that is renamed, swapped or dropped while its subscription works: never passed over silently.
+"""A table of the target that is renamed, swapped or dropped during replication: this is never ignored silently.
 
-The name of a published table decides, as in PostgreSQL. A table that takes over the name of another one that still
-exists gets the changes. Everything else stops with an error.
+The name of a published table decides, as in PostgreSQL. A table that takes the name of another one that still exists
+gets the changes. All other cases stop with an error.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables that are not quite the same on both sides, and tables that change."""
+"""Tables that differ between both sides, and tables that change."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of the target's database that suit its users and would stop or slow our sessions."""
+"""Settings of the target's database for its users that would stop or slow our sessions."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_planner_settings_of_the_targets_database_do_not_make_a_change_rea
     pair.subscriber.start()
     await pair.change(f"UPDATE t SET v = 1 WHERE id % {ROWS // 50} = 0")
     await pair.subscriber.stop()
-    # Sessions that end have counted what they read.
+    # Sessions that end have reported the rows that they read.
     await pair.target.wait_for("SELECT count(*) FROM pg_stat_activity WHERE application_name = 'subscriber: s'", 0)
     assert await pair.target.value(_READ) - before < ROWS
     assert await pair.target.value("SELECT count(*) FROM t WHERE v = 1") == 50

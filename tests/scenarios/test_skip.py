@@ -1,4 +1,4 @@
-"""ALTER SUBSCRIPTION … SKIP: one transaction is passed over, and nothing else."""
+"""ALTER SUBSCRIPTION … SKIP: one transaction is skipped, and no other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ CONTEXT = r"in transaction \d+, finished at ([0-9A-F]+/[0-9A-F]+)"
 
 
 async def stuck(pair: Pair) -> str:
-    """A transaction of two tables that fails in one of them; the position at which it finished."""
+    """Write a transaction of two tables that fails in one of them. Returns the position at which it finished."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE TABLE other (id int PRIMARY KEY)")
     await pair.subscribe("FOR ALL TABLES")
     await pair.target.execute("INSERT INTO t VALUES (7, 'in the way')")

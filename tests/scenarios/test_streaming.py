@@ -1,4 +1,4 @@
-"""Transactions that arrive while they are still running: kept, applied meanwhile, cut, committed in order."""
+"""Transactions that arrive while they run: spooled, applied meanwhile, truncated, committed in order."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def no_file_left(spool: Path, pair: Pair) -> AsyncIterator[None]:
 
 
 async def subscribed(pair: Pair, streaming: str, **options: object) -> None:
-    """Table t with a thousand rows on both sides; the publisher streams whatever it decodes."""
+    """Subscribe to table t with a thousand rows on both sides. The publisher streams all transactions."""
     await pair.source.stream_everything()
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)")
     await pair.source.execute("INSERT INTO t SELECT i, 'copied' FROM generate_series(1, 1000) i")
@@ -160,7 +160,7 @@ async def test_an_error_names_the_position_and_skip_passes_it_over(pair: Pair, s
 
 @pytest.mark.parametrize("streaming", MODES)
 async def test_rows_that_are_missing_are_told_of_once(pair: Pair, streaming: str) -> None:
-    """What is applied set by set is refused and applied one by one, within each of the savepoints."""
+    """A batch is rejected and applied row by row, within each of the savepoints."""
     await subscribed(pair, streaming)
     await pair.target.execute("DELETE FROM t WHERE id IN (50, 150, 250, 350)")
     await pair.change(
@@ -183,7 +183,7 @@ async def test_rows_that_are_missing_are_told_of_once(pair: Pair, streaming: str
     rows = "SELECT v, count(*) FROM t WHERE id NOT IN (50, 150, 250) GROUP BY v ORDER BY v"
     assert await pair.rows(rows) == await pair.source.rows(rows)
     told = [pair.subscriber.log.text().count(f"conflict={what}_missing") for what in ("update", "delete")]
-    # A parallel worker may have come to what is rolled back later, and tells of that too, as PostgreSQL's does.
+    # A parallel worker may also report changes that are rolled back later, as PostgreSQL's does.
     assert told in ([[5, 1], [6, 1]] if streaming == "parallel" else [[5, 1]])
 
 
@@ -202,7 +202,7 @@ async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -
     await pair.source.flush_wal()
     await pair.target.wait_for("SELECT jsonb_array_length(streamed) FROM subscriber.worker WHERE relid = 0", 1)
     many = "SELECT (streamed->0->>'changes')::int > 900 FROM subscriber.worker WHERE relid = 0"
-    await pair.target.wait_for(many)  # not all: the publisher sends what is on its disk
+    await pair.target.wait_for(many)  # not all: the publisher sends only flushed WAL
     ((worker,),) = await pair.target.rows("SELECT streamed->0->>'worker' FROM subscriber.worker WHERE relid = 0")
     assert worker == (None if streaming == "on" else "1")
     if streaming == "parallel":
@@ -282,7 +282,7 @@ async def test_more_transactions_than_workers_wait_in_their_files(pair: Pair) ->
 
 
 async def test_what_a_parallel_worker_applies_carries_an_origin(pair: Pair) -> None:
-    """A loop filter on the target holds for it: nothing of it is sent on to those who want what has no origin."""
+    """A loop filter on the target applies: the changes are not sent to subscribers with origin = none."""
     await subscribed(pair, "parallel")
     await pair.target.execute("CREATE PUBLICATION back FOR TABLE t")
     slot = "SELECT pg_create_logical_replication_slot('back', 'pgoutput')"

@@ -1,4 +1,4 @@
-"""Streamed transactions together with loops, cascades, copies, prepared ones, and skipping."""
+"""Streamed transactions combined with loops, cascades, copies, prepared transactions, and skipping."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_an_error_disables_and_what_was_skipped_is_passed_over(
 
 @pytest.mark.parametrize("streaming", MODES)
 async def test_in_a_row_streamed_and_prepared(pair: Pair, third_db: Database, streaming: str) -> None:
-    """What is prepared on the first is prepared on the second and the third, and resolved there when it is."""
+    """Transactions prepared on the first server are prepared and resolved on the second and the third as well."""
     await pair.both(TABLE)
     await third_db.execute(TABLE)
     for database in (pair.source, pair.target):

@@ -1,4 +1,4 @@
-"""Initial copies: whole, restartable at every step, and leaving nothing behind on either server."""
+"""Initial copies: complete, restartable at every step, and without leftovers on either server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A target that is older than what has been confirmed: restored from a backup, or failed over without everything."""
+"""A target that is older than the confirmed position: restored from a backup, or failed over with data loss."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def test_a_target_restored_from_a_backup_is_noticed(servers: Servers, sour
         subscriber.start()
         await stops(subscriber)
         assert await pair.rows("SELECT id FROM t") == [(1,)]
-        # Somebody says that it may go on without.
+        # The user confirms that the subscription may resume without them.
         await subscriber.execute("ALTER SUBSCRIPTION s SET (slot_name = 's')")
         await pair.caught_up()
         assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (3,)]

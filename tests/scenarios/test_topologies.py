@@ -1,4 +1,4 @@
-"""More than one source and one target: both ways, in a row, within one server, and large values on the way."""
+"""More than one source and one target: in both directions, in a chain, within one server, and with large values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ async def third_db(publisher: Server) -> AsyncIterator[Database]:
 
 
 async def test_both_ways_without_going_round(pair: Pair) -> None:
-    """origin = none: what came by replication is not sent on."""
+    """origin = none: replicated changes are not sent on."""
     await pair.source.needs(16, "a publisher knows origins")
     await pair.target.needs(16, "a publisher knows origins")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE t")

@@ -1,4 +1,4 @@
-"""TRUNCATE: together what was together, identities restarted where they were, never further than the publisher went."""
+"""TRUNCATE: tables truncated together stay together, and identity columns restart as on the publisher."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def test_inheritance_children_are_tables_of_their_own(pair: Pair) -> None:
 
 
 async def test_truncate_of_a_table_whose_index_was_built_over_updated_rows(pair: Pair) -> None:
-    """TRUNCATE builds the index anew, and writes its row of pg_index: the table has the same shape all the same."""
+    """TRUNCATE rebuilds the index and writes its row of pg_index. The table's shape does not change."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v int)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.subscribe("FOR ALL TABLES", copy_data=False)
     async with pair.target.connection() as connection:

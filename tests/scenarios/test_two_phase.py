@@ -1,4 +1,4 @@
-"""Prepared transactions arrive prepared, and are resolved when the publisher says so."""
+"""Prepared transactions arrive prepared, and are resolved when the publisher resolves them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ async def test_a_lock_that_only_the_target_has_is_reported_instead_of_waited_for
     await prepare(pair.source, "g", "INSERT INTO t VALUES (2, 'same')")
     await pair.source.execute("INSERT INTO t VALUES (3, 'same')")
     await pair.fails('ERROR:  a lock that is needed is held by prepared transaction "pg_gid_')
-    await pair.source.execute("ROLLBACK PREPARED 'g'")  # which is seen before it comes
+    await pair.source.execute("ROLLBACK PREPARED 'g'")  # detected before it arrives
     await pair.caught_up()
     await pair.assert_same("SELECT * FROM t ORDER BY id")
     assert pair.subscriber.log.has("is in the way, and rolled back as on the publisher")
@@ -241,7 +241,7 @@ async def test_equal_rows_without_a_key_are_taken_where_nobody_holds_them(pair: 
 
 
 async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
-    """What is prepared must not hold a row that is free on the publisher, where it changed one of its own instead."""
+    """A prepared transaction must not lock a row that is unlocked on the publisher: there it changed its own row."""
     await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     await pair.source.execute("INSERT INTO t VALUES (2, 'same'), (1, 'same'), (4, 'same')")
     await pair.subscribe("FOR TABLE t", two_phase=True)

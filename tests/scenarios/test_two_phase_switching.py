@@ -1,4 +1,4 @@
-"""two_phase switched on and off while the publisher prepares transactions: nothing is lost, nothing comes twice."""
+"""two_phase switched on and off while the publisher prepares transactions: nothing is lost or applied twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of many types come out as they went in, as text and as binary, copied and followed."""
+"""Values of many types are replicated exactly, in text and binary format, copied and followed."""
 
 from __future__ import annotations
 

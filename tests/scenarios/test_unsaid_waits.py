@@ -1,4 +1,4 @@
-"""Who watches the waits of all tests: one that nobody is told of fails the test."""
+"""The check of waits in all tests: a wait without a report fails the test."""
 
 from __future__ import annotations
 

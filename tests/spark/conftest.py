@@ -1,4 +1,4 @@
-"""One Spark session for the whole run, since a process has one JVM; set up to start fast, not to run fast."""
+"""One Spark session for the whole run, because a process has one JVM; configured for a fast start."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Spark's work on databases whose connection strings have a password; python -m tests.spark.marked_session JSON
+"""Spark jobs on databases whose connection strings have a password; python -m tests.spark.marked_session JSON
 
-The JSON is {"source": DSN, "target": DSN, "broken": DSN, "events": DIRECTORY}. It prints everything Spark says about
-the work: plans, errors, descriptions and the pages of its user interface.
+The JSON is {"source": DSN, "target": DSN, "broken": DSN, "events": DIRECTORY}. It prints all of Spark's output about
+the jobs: plans, errors, descriptions and the pages of its user interface.
 """
 
 from __future__ import annotations

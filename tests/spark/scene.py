@@ -1,4 +1,4 @@
-"""A source that is written to and archived, for what reads the log: tables with keys, TOAST and without a key."""
+"""A source with writes and an archive, for readers of the log: tables with keys, TOAST and without a key."""
 
 from __future__ import annotations
 

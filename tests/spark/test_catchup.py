@@ -1,4 +1,4 @@
-"""A backlog applied in batches: the same rows and position as the apply worker's, and the worker goes on from there."""
+"""A backlog applied in batches: the same rows and position as the apply worker's, which resumes from there."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ async def test_a_backlog_in_batches_and_then_the_worker(
         "ALTER TABLE item ADD local text DEFAULT 'd'", "UPDATE item SET local = 'kept' WHERE id % 2 = 0"
     )
     await scene.write(200)
-    await scene.archive()  # a batch ends where what was archived at once does
+    await scene.archive()  # a batch ends where one run of the archiver ended
     await scene.write(200)
     await scene.source.execute("ALTER TABLE pair ADD later int", "UPDATE pair SET later = a WHERE a < 20")
     await target_db.execute("ALTER TABLE pair ADD later int")

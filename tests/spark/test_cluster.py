@@ -1,8 +1,8 @@
-"""A standalone master with two workers, whose executors have nothing of ours but what the driver sends.
+"""A standalone master with two workers, whose executors have only the code that the driver sends.
 
-All are processes of one machine; but executors run in directories of their own, on a Python that has asyncpg and anyio
-and neither this package nor pyspark, which they have from their own Spark. That this Python was the one is seen by
-what it writes down when it starts.
+All processes run on one machine. But executors have their own directories and their own Python, with asyncpg and anyio,
+and without this package and pyspark, which their own Spark provides. That Python writes a record when it starts, which
+proves that it was used.
 """
 
 from __future__ import annotations

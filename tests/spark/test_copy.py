@@ -1,4 +1,4 @@
-"""The copy in parts: rows exact afterwards, whatever was written or killed meanwhile."""
+"""The copy in parts: exact rows afterwards, with concurrent writes and kills."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ALTER TABLE big ENABLE ALWAYS TRIGGER slow;
 
 
 class GivenUp(Exception):
-    """Somebody has had enough of it."""
+    """The user has stopped the copy."""
 
 
 @dataclass
@@ -141,7 +141,7 @@ async def test_all_tables_are_copied_in_parts_and_handed_over(pair: Pair, spark:
 
 @pytest.mark.timeout(300)
 async def test_a_copy_that_was_given_up_is_done_again(pair: Pair, spark: SparkSession) -> None:
-    """A table that is complete stays, the others are emptied; what was there before is never removed."""
+    """Complete tables are kept, the others are emptied; rows from before the copy are never removed."""
     await pair.subscribe(enabled=False)
     await pair.target.execute("INSERT INTO no_key VALUES (-1, 'ours')", SLOW)
 
@@ -195,7 +195,7 @@ async def test_tables_that_one_side_refuses_are_left_out(pair: Pair, spark: Spar
 
 @pytest.mark.timeout(300)
 async def test_indexes_that_are_missing_are_built_after_the_copy(pair: Pair, spark: SparkSession) -> None:
-    """Also when the keeper has gone between the copy and the index; what cannot be built is told, and no more."""
+    """Also if the keeper dies between the copy and the index. An index that cannot be built is only reported."""
     await pair.subscribe(enabled=False)
     await pair.source.execute(
         "CREATE INDEX by_note ON big (lower(note)) WHERE a > 3",

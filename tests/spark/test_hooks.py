@@ -1,4 +1,4 @@
-"""What Spark does has no part in tables with hooks, and says so."""
+"""Spark jobs exclude tables with hooks, and report it."""
 
 from __future__ import annotations
 

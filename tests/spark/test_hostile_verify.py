@@ -1,4 +1,4 @@
-"""A publisher that lies to `subscriber verify`, whose questions go to it by executors as well."""
+"""A publisher that lies to `subscriber verify`, which also queries it from executors."""
 
 from __future__ import annotations
 

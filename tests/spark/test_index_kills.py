@@ -1,4 +1,4 @@
-"""kill -9 while `subscriber copy --indexes` builds indexes: afterwards rows are exact, all indexes there and valid."""
+"""Kills while `subscriber copy --indexes` builds indexes: afterwards rows are exact, and all indexes are valid."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.spark.test_copy import Pair, pair
 
 __all__ = ["pair"]
 
-# Building the one with slow() takes half a minute on a target with a table `shut`: in it somebody is killed.
+# Building the index with slow() takes half a minute on a target with a table `shut`. The kill happens meanwhile.
 SLOW = """
 CREATE FUNCTION slow(i int) RETURNS int IMMUTABLE LANGUAGE plpgsql AS $$
   BEGIN IF EXISTS (SELECT FROM pg_class WHERE relname = 'shut') THEN PERFORM pg_sleep(0.001); END IF; RETURN i; END $$;
@@ -66,7 +66,7 @@ async def test_killed_while_indexes_are_built(pair: Pair, tmp_path: Path, victim
                 await no_longer_slow(pair.target)
             assert await process.wait() == 3, process.last_lines()
         await no_longer_slow(pair.target)
-        # Who is gone is noticed within a second; until then somebody is at work.
+        # The end of the killed process is noticed within a second. Until then, its lock is still held.
         with anyio.fail_after(15):
             while (status := await again(process)) == 3 and "another process" in process.last_lines(2):
                 await anyio.sleep(0.2)

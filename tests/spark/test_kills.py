@@ -1,6 +1,6 @@
-"""The commands killed while they work: driver, JVM, executors' Python workers, the target. Exact rows afterwards.
+"""The commands are killed while they work: driver, JVM, executors' Python workers, the target. Exact rows afterwards.
 
-Each attempt starts a Spark of its own, which is most of the time this takes.
+Each attempt starts a new Spark, which takes most of the time.
 """
 
 from __future__ import annotations
@@ -70,9 +70,10 @@ def jvm(pid: int) -> list[int]:
 async def kill_until_done(
     process: Process, victims: list[str], servers: dict[str, Server], scene: Scene, seed: int
 ) -> list[str]:
-    """Start it with more to do, and kill one of them, each time; at the end have it end well. Who was killed at work.
+    """Repeatedly write more, start the process, and kill one of the victims. Then run it to a successful end.
 
-    They are killed when Spark's work has begun, so at whatever is done then.
+    The kill happens after Spark's work has begun, in whatever step is running then. Returns the victims that were
+    killed at work.
     """
     chance, killed = random.Random(seed), list[str]()
     for victim in victims:

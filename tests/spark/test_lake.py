@@ -1,4 +1,4 @@
-"""The lake beside its source: at every position that was looked at, the Delta tables have the source's rows."""
+"""The lake compared with its source: at every checked position, the Delta tables have the source's rows."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_added_columns_follow_and_history_is_kept(scene: Scene, tmp_path: 
 async def test_a_batch_that_was_begun_is_done_again_to_the_same_end(
     scene: Scene, tmp_path: Path, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ended between two tables' commits, with more in the log by the time it goes on."""
+    """Interrupted between two tables' commits, with a longer log when it resumes."""
     lake = Lake(tmp_path / "lake")
     await load(lake, scene.log, scene.source.dsn())
     await scene.write(60)

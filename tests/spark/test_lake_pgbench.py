@@ -1,4 +1,4 @@
-"""pgbench writes without a pause; at five positions the Delta tables are what a snapshot of the source has."""
+"""pgbench writes continuously. At five positions the Delta tables equal a snapshot of the source."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ async def pgbench(source: Database, directory: Path) -> AsyncIterator[None]:
 
 
 async def snapshot(source: Database) -> tuple[Lsn, dict[str, Rows]]:
-    """A position, and all rows as of it."""
+    """Return a position, and all rows as of it."""
     publisher = await Publisher.connect(source.dsn(), application_name="test")
     try:
         slot = await publisher.create_slot(f"test_{secrets.token_hex(4)}", snapshot="export", temporary=True)

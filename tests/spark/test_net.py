@@ -1,4 +1,4 @@
-"""Nets beside a plain dictionary of rows: whatever is cut where, the same rows at the end."""
+"""Nets compared with a dictionary of rows: the same rows at the end, for any division into pieces."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ def test_a_row_that_moves_through_another_ones_place_keeps_its_own_values() -> N
 
 
 def test_a_piece_has_a_net_for_each_table_however_often_that_is_described(tmp_path: Path) -> None:
-    """Also when the description of another table comes to lie where a forgotten one was."""
+    """Also if a new description has the memory address of a freed one."""
     source, builder = Writer(), BlockBuilder(START)
     writer = ChangeLogWriter(tmp_path)
     writer.open()

@@ -1,4 +1,4 @@
-"""Passwords of connection strings, searched for in everything Spark shows."""
+"""Passwords of connection strings do not appear in any output of Spark."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The session: where its Java comes from, that it is quiet, and that nothing stays."""
+"""The session: its Java runtime, no output, and no leftovers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
 
 
 def test_what_executors_need_is_small() -> None:
-    """Of what is not in the standard library: asyncpg and anyio, with what they need themselves."""
+    """Besides the standard library only asyncpg and anyio, with their dependencies."""
     program = (
         "import sys, subscriber.spark.copy.executor, subscriber.spark.verification.checksums\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"

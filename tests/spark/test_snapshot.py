@@ -1,4 +1,4 @@
-"""`pgsnapshot`: types exact or refused, partitions that are the table, all as of one moment."""
+"""`pgsnapshot`: exact or refused types, partitions that form the table, all as of one moment."""
 
 from __future__ import annotations
 

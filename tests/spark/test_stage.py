@@ -1,4 +1,4 @@
-"""Nets as lines of COPY, and back; no server."""
+"""Nets as lines of COPY, and back; without a server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A publisher that stops asking for passwords gets nothing from a subscription that has to use one."""
+"""A publisher that stops requiring passwords gets no connection of a subscription that must use one."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
 
 
 async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None:
-    """Their connections: a snapshot that does not exist is what they are told of when they may ask."""
+    """Check the executors' connections. If a query is allowed, its error is about a snapshot that does not exist."""
     subscription, part = scene.subscription, TablePartition("public", "t", 1)
     questions = [ChecksumTask(subscription.conninfo, subscription.must_use_password, "x-x-1", part, "SELECT 1")]
     (answer,) = await run_in_thread(spark, ask, questions)

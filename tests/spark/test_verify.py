@@ -1,4 +1,4 @@
-"""Comparing at one position while writes continue: exactly what differs is found, and nothing where nothing does."""
+"""Comparison at one position while writes continue: all differences are found, and no others."""
 
 from __future__ import annotations
 
@@ -123,12 +123,15 @@ def expect(found: Comparison) -> None:
     assert "secret" not in said
 
 
-# Rows 1 to 99 rest; what these set is never what is there.
+# Rows 1 to 99 do not change; these values never occur in them.
 COLUMNS = {"a": "-1", "note": "'ours'", "code": "'zz'", "f": "0.5", "at": "'2001-01-01'", "no": "NULL"}
 
 
 async def plant(target: Database, chance: random.Random) -> tuple[dict[str, object], list[str]]:
-    """Make five tables of the target wrong, each in its way; what is to be said of them, and what undoes it."""
+    """Corrupt five tables of the target, each in another way.
+
+    Returns the expected report, and the repair statements.
+    """
     said, undo = dict[str, object](), list[str]()
     tables = chance.sample([f"t{n}" for n in range(TABLES - 1)], 4)
     for kind, table in zip(("missing", "extra", "row", "column"), tables, strict=True):

@@ -1,4 +1,4 @@
-"""The compiled part: built where that can be, never when stale, and nothing depends on it."""
+"""The compiled part: built if possible, never used when stale, and never required."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Each compiled function beside its reference: the same results, and the same errors for whatever the bytes are.
+"""Each compiled function compared with its reference: the same results and errors for any bytes.
 
-That no byte is read past the end is for a checked build to say; install once more afterwards:
+A checked build detects reads past the end; reinstall afterwards:
 
     CFLAGS='-g -fsanitize=address,undefined' .venv/bin/pip install --no-build-isolation --no-deps -e .
     LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)" PYTHONMALLOC=malloc \\
@@ -35,7 +35,7 @@ Outcome = tuple[object, ...]
 
 
 def outcome(function: Callable[..., Any], *arguments: object) -> Outcome:
-    """What comes of a call, whether a result or an error. By repr(), where NaN is itself and 1.0 is not 1."""
+    """Return the result or error of a call. It uses repr(), in which NaN equals itself and 1.0 differs from 1."""
     try:
         return ("result", repr(function(*arguments)))
     except Exception as error:
@@ -326,7 +326,7 @@ def test_columns(row: TupleData, before: bytes, ncols: int, data: st.DataObject)
 
 
 def add(row: row_extraction.Cells) -> None:
-    """Takes the row, in a shape of these tests."""
+    """Add the row, in the format of these tests."""
 
 
 ncols, row_number = st.just(3) | st.integers(0, 4), st.sampled_from([1, 1, 2])

@@ -1,9 +1,9 @@
-"""A program that writes a change log and is killed before each of its calls to the system in turn.
+"""A program that writes a change log and is killed before each of its system calls in turn.
 
     python -m tests.spool.crashing DIRECTORY
 
-Each attempt has a folder of its own, named by its number. It has the log as the kill has left it, and the file
-"confirmed" with the positions that a publisher could know. The last attempt is not killed.
+Each attempt has its own folder, named by its number. It has the log as the kill has left it, and the file "confirmed"
+with the positions that a publisher could know. The last attempt is not killed.
 """
 
 from __future__ import annotations

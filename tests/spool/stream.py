@@ -1,4 +1,4 @@
-"""Messages of a small publisher, written as pgoutput has them."""
+"""Messages of a small publisher in pgoutput's format."""
 
 from __future__ import annotations
 

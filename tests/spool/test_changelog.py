@@ -1,4 +1,4 @@
-"""The change log's files: what was stored is read back, whatever happens to the end of the file."""
+"""The change log's files: stored transactions can be read, whatever happens to the end of the file."""
 
 from __future__ import annotations
 
@@ -339,7 +339,7 @@ def test_a_segment_that_is_missing_in_the_middle_is_noticed(tmp_path: Path) -> N
 
 
 def test_a_log_is_read_while_it_is_written_and_renamed(tmp_path: Path) -> None:
-    """Every look sees all that was durable before it, whole, whatever is being sealed meanwhile."""
+    """Every read returns all transactions that were durable before it, completely, during sealing as well."""
     writer = opened(tmp_path, segment_size=1)
     done = threading.Event()
     stored = [START]
@@ -433,7 +433,7 @@ def test_an_older_record_hides_no_sealed_segment(tmp_path: Path) -> None:
     assert [row[3] for row in rows(log)] == [3, 4]
 
 
-# --- what may come now --------------------------------------------------------------------------
+# --- messages that may follow ---------------------------------------------------------------------
 
 
 def test_messages_out_of_order_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""What may go wrong with files: whose they are, no room, somebody else's hands, kill -9."""
+"""Errors of files: ownership, no space, changes by other programs, kills."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ async def test_a_link_in_the_place_of_a_file_is_not_followed(spool: Spool, tmp_p
     assert (tmp_path / "moved").stat().st_size == 8 + 3
 
 
-# --- what was left, and by whom --------------------------------------------------------------------
+# --- leftovers and their owners -------------------------------------------------------------------
 
 
 async def test_what_an_earlier_worker_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
@@ -281,7 +281,7 @@ def test_a_full_disk_is_told_and_what_was_written_can_be_read(tmp_path: Path) ->
     assert not folder.exists()
 
 
-# --- somebody else's hands ------------------------------------------------------------------------
+# --- changes by other programs --------------------------------------------------------------------
 
 
 async def test_a_file_that_was_cut_or_written_over_is_not_believed(spool: Spool, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Records come out of the bytes as they went in, and never half."""
+"""Records are read as they were written, and never partially."""
 
 from __future__ import annotations
 

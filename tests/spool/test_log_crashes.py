@@ -1,4 +1,4 @@
-"""The change log after a kill, and after a refusal of the system, at each step of its writer."""
+"""The change log after a kill, and after an error of the system, at each step of its writer."""
 
 from __future__ import annotations
 

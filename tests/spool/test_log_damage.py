@@ -1,4 +1,4 @@
-"""Damage to the files of a change log is never read as data, never hidden, and never made larger by the writer."""
+"""Damage to the files of a change log is never read as data, hidden, or increased by the writer."""
 
 from __future__ import annotations
 

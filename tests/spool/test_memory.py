@@ -1,4 +1,4 @@
-"""What ten million changes take of memory: in a process of their own, since a peak does not go down.
+"""The memory for ten million changes, in a separate process because a peak does not fall.
 
 .venv/bin/pytest -m soak tests/spool
 """

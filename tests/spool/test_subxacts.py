@@ -1,4 +1,4 @@
-"""The index of subtransactions beside a plain list, with blocks so small that most of it is on file."""
+"""The index of subtransactions compared with a list, with blocks so small that most of the index is in the file."""
 
 from __future__ import annotations
 

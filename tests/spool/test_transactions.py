@@ -1,4 +1,4 @@
-"""Streamed transactions on disk beside plain lists: appended, written, rolled back and read in any order."""
+"""Streamed transactions on disk compared with lists: appended, written, rolled back and read in any order."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the examples of a property: each opens it anew."""
+    """For the examples of a property, each of which opens it again."""
     return tmp_path_factory.mktemp("spool") / "worker"
 
 
@@ -178,7 +178,7 @@ async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
     await spool.close()
 
 
-# --- somebody follows ---------------------------------------------------------------------------
+# --- a concurrent reader --------------------------------------------------------------------------
 
 paces = st.lists(st.integers(0, 3), min_size=1, max_size=10)
 
@@ -226,14 +226,14 @@ async def _follow(
     applied: list[Record],
     paces: list[int],
 ) -> None:
-    """Apply what can be read; at a cut take back what was applied behind it."""
+    """Apply the available records. At a truncation, roll back the applied records after it."""
     position = turn = 0
     async with told:
         async for cut in told:
             if cut is not None:
                 applied[:] = [record for record in applied if record[0] < cut]
                 position = min(position, cut)
-            # What was told meanwhile must not be run ahead of: see the head of transactions.py.
+            # The reader must not pass a truncation that is waiting in the queue: see the head of transactions.py.
             while told.statistics().current_buffer_used == 0:
                 count = len(applied)
                 async for records in transaction.read(position):
@@ -249,7 +249,7 @@ async def _follow(
 
 
 class SlowDirectory(SpoolDirectory):
-    """Reads when it is told to, in its thread."""
+    """Reads on request, in its thread."""
 
     asked, go = threading.Event(), threading.Event()
 

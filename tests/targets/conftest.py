@@ -1,4 +1,4 @@
-"""A database with schema "subscriber" for each test, and an apply session on it to which changes are given by hand."""
+"""A database with schema "subscriber" for each test, and an apply session that gets changes from the test."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ class Applier:
     def __init__(self, target: PostgresTarget) -> None:
         self.target = target
         self.end = 100  # of the last transaction
-        self.committed: list[int] = []  # the ends of those that were answered
-        self.missing: list[str] = []  # what was reported: message type and table
+        self.committed: list[int] = []  # the ends of acknowledged transactions
+        self.missing: list[str] = []  # reported conflicts: message type and table
         self._mappings: dict[int, RelationMapping] = {}
 
     async def mapping(self, relation: Relation) -> RelationMapping:
@@ -141,7 +141,7 @@ async def applier(sessions: Sessions) -> Applier:
 
 
 class Table:
-    """A published table and changes of it. Column names with a star are its key."""
+    """A published table and its changes. Column names with a star form its key."""
 
     _oids = iter(range(16384, 1 << 31))
 

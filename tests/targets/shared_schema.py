@@ -1,4 +1,4 @@
-"""A database with schema "subscriber" that is kept for many tests: only making the schema takes a second."""
+"""A shared database with schema "subscriber" for many tests: creating the schema alone takes a second."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def clean(database: Database, subid: int) -> None:
 
 
 async def leave(database: Database, subid: int) -> None:
-    """End what is connected to it, and remove the subscription's origins, which all databases of the server see."""
+    """End the sessions of the database, and remove the subscription's origins, which are global to the server."""
     for connection in database._connections:
         connection.terminate()
     await database.execute(_LEAVE.format(subid=subid))

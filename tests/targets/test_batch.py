@@ -1,9 +1,8 @@
-"""The set-based path, in one session and in several, beside the reference path: the same random transactions leave
-the same, whatever happens.
+"""The batch applier, in one session and in several, compared with the row applier.
 
-Each run builds its tables, applies a few hundred transactions and ends as it ends: with all of them, or with an
-error at one. The rows, the position, the rows that were reported as missing and the error are compared.
-A failure names its seed.
+Both get the same random transactions, and must have the same result. Each run creates its tables and applies a few
+hundred transactions. It ends with all of them, or with an error at one of them. The rows, the position, the rows that
+were reported as missing and the error are compared. A failure names its seed.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Table:
     columns: tuple[tuple[str, int], ...]  # name and type
     key: tuple[int, ...] = (0,)
     full: bool = False
-    wide: int | None = None  # the column that may come unchanged
+    wide: int | None = None  # the column that may be sent as unchanged
     kept: int | None = None  # the column that updates hardly ever change
     rows: dict[Row, Row] = field(default_factory=dict)
 
@@ -298,7 +297,7 @@ class Path:
     """One of the two: a target to which messages are given as an apply loop does."""
 
     def __init__(self, target: BatchingTarget, few: float) -> None:
-        """`few`: how often what comes is told to be few transactions."""
+        """`few`: how often the target is notified of a small backlog."""
         self.target = target
         self.few = few
         self.committed: list[int] = []
@@ -359,7 +358,7 @@ async def _apply(
                 arrived.extend(transaction)
                 if random.random() < 0.3:
                     await path.give(arrived, random)
-                if number == half // 4:  # whatever is under way just now
+                if number == half // 4:  # in any state of the current batch
                     for lane in lanes:
                         target.join(lane)
             await path.give(arrived, Random(half))
@@ -413,7 +412,7 @@ async def _lanes(
 async def _compare(
     db: Database, seed: int, names: list[str], *, keys: int, sizes: list[int], binary: bool, transactions: int = 0
 ) -> tuple[int, int]:
-    """Changes that were applied set-based, and how many of them in other sessions than the first."""
+    """Return the number of changes applied in batches, and how many of them in other sessions than the first."""
     print(f"seed {seed}, tables {names}, {keys} keys, transactions of {sizes}, {binary=}")
     tables = [table for table in _tables() if table.name in names]
     source = Source(seed, tables, keys=keys, binary=binary)
@@ -433,14 +432,14 @@ async def _compare(
         else:
             assert got.error == expected.error
         assert got.position == expected.position
-        assert sorted(got.missing) == sorted(expected.missing)  # what is asked about first is told later
+        assert sorted(got.missing) == sorted(expected.missing)  # facts that are queried delay their report
         assert got.rows == expected.rows
     return target.in_batches, target.beside
 
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches that are small, tried always, and at once again after a refusal."""
+    """Small batches, always attempted, and attempted again immediately after a rejection."""
     monkeypatch.setattr(batch, "ROWS", 40)
     monkeypatch.setattr(batch, "SMALL", 10)
     monkeypatch.setattr(batching, "WORTHWHILE", 2)
@@ -456,7 +455,7 @@ async def test_both_paths_leave_the_same(db: Database, eager: None, name: str) -
     for seed in range(3) if name == "all" else [TABLE_NAMES.index(name)]:
         keys, sizes = [(2000, [3, 150]), (8, [1, 2, 3]), (60, [1, 5, 30])][seed % 3]
         in_batches += (await _compare(db, seed, names, keys=keys, sizes=sizes, binary=False))[0]
-    if name in ("plain", "all"):  # others end at once with an error, or are never set-based
+    if name in ("plain", "all"):  # others end early with an error, or are never batched
         assert in_batches > 0
 
 
@@ -501,7 +500,7 @@ async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: 
 
 @pytest.mark.parametrize("triggers", [False, True])
 async def test_a_report_that_an_error_has_delayed_is_made(db: Database, triggers: bool) -> None:
-    """What there is to ask about a missing row is asked behind the next transaction, which fails."""
+    """The queries about a missing row are queued behind the next transaction, which fails."""
     plain, parts = [table for table in _tables() if table.name in ("plain", "parts")]
     if triggers:
         body = "CREATE FUNCTION pass() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN OLD; END'"
@@ -522,7 +521,7 @@ async def test_a_report_that_an_error_has_delayed_is_made(db: Database, triggers
 
 
 async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager: None) -> None:
-    """Where one does not, it and all that come after it are applied one by one."""
+    """If an update changes another unique column, it and all later changes are applied row by row."""
     (users,) = [table for table in _tables() if table.name == "users"]
     source = Source(1, [users], keys=10, binary=False)
 

@@ -1,4 +1,4 @@
-"""Columns of the target's tables: their own, those that were not sent, identity columns."""
+"""Columns of the target's tables: additional ones, unsent ones, identity columns."""
 
 from __future__ import annotations
 

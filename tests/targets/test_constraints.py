@@ -1,4 +1,4 @@
-"""What holds and what fires on the target: constraints, triggers, rules."""
+"""Constraints, triggers and rules of the target that apply."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which row of the target a change is about: by key, by the whole row, by the operators of its types."""
+"""The row that a change identifies: by key, by the whole row, by the operators of its types."""
 
 from __future__ import annotations
 

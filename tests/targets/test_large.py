@@ -1,4 +1,4 @@
-"""Large values are waited for in the middle of a transaction, which stays one: it ends where the publisher's did."""
+"""Large values are received in the middle of a transaction, which still ends where the publisher's did."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ async def t(db: Database) -> Table:
 
 
 def received(change: Change) -> Change:
-    """The same as the worker has it, whose rows are views of what came."""
+    """Return the change as the worker receives it, with rows that are views of the received bytes."""
     relation, message = change
     assert not isinstance(relation, list)
     decoded = Decoder().decode(in_place(encode(message)))

@@ -1,4 +1,4 @@
-"""Other sessions on the target work on the same rows, and rows that are large or many."""
+"""Other sessions on the target change the same rows; large rows, and many rows."""
 
 from __future__ import annotations
 

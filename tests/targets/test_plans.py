@@ -1,4 +1,4 @@
-"""How the server finds rows: by the index the built-in worker would use, whatever the size of the table."""
+"""The server finds rows by the index that the built-in worker would use, for tables of any size."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TYPES = (
 
 
 async def explain(applier: Applier, change: Change) -> str:
-    """The plans of the statements of a change, of which every parameter is NULL."""
+    """Return the plans of a change's statements, with NULL for every parameter."""
     relation, message = change
     assert not isinstance(relation, list)
     assert isinstance(message, Update | Delete)

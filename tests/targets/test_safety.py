@@ -1,4 +1,4 @@
-"""Nothing lost, nothing twice: progress, the origin, tables that change their shape, and errors on the way."""
+"""Nothing is lost or applied twice: progress, the origin, tables that change their shape, and errors."""
 
 from __future__ import annotations
 
@@ -111,7 +111,10 @@ async def test_after_a_failure_no_later_transaction_becomes_visible(
 
 
 async def test_each_failure_is_followed_by_a_restart_from_the_row(db: Database, sessions: Sessions, t: Table) -> None:
-    """An aborted transaction has moved the origin on (PostgreSQL 16+): the row says where to go on, and repairs it."""
+    """An aborted transaction has advanced the origin (PostgreSQL 16+).
+
+    The row has the restart position, and repairs it.
+    """
     await db.needs(16, "an aborted transaction moves the origin")
     await db.execute(*DEFERRED)
     applier = await sessions.open()
@@ -121,7 +124,7 @@ async def test_each_failure_is_followed_by_a_restart_from_the_row(db: Database, 
         await applier.target.sync()
     applier.target.pipeline.session.abort()
     assert await db.value(ROW) == "0/C8"
-    assert await db.value(REMOTE) == "0/12C"  # what would have lost a transaction
+    assert await db.value(REMOTE) == "0/12C"  # this would have lost a transaction
     again = await sessions.open()
     assert again.target.position == 200
     assert await db.value(REMOTE) == "0/C8"
@@ -257,7 +260,7 @@ async def test_a_value_for_the_old_type_is_no_error_of_the_data(db: Database, se
 async def test_an_error_that_stays_is_reported_at_the_second_attempt(
     db: Database, sessions: Sessions, t: Table
 ) -> None:
-    """Only an error on a table mapped in an earlier transaction can come from its old shape."""
+    """Only an error on a table mapped in an earlier transaction can be caused by its old shape."""
     applier = await sessions.open()
     await applier.apply(t.insert("1", "x"))
     with pytest.raises((StaleMapping, ServerError)):
@@ -497,7 +500,7 @@ async def test_a_role_that_may_not_replicate_is_told_at_once(db: Database) -> No
 
 
 async def test_many_statements_wait_for_one_answer(db: Database, applier: Applier, t: Table) -> None:
-    """While a lock is waited for, transactions go on being sent, and all of them arrive."""
+    """While a session waits for a lock, further transactions are sent, and all of them arrive."""
     connection = await db.connect()
     async with connection.transaction():
         await connection.execute("LOCK TABLE t")

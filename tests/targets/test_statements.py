@@ -1,4 +1,4 @@
-"""The SQL of each shape of change."""
+"""The SQL of each kind of change."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FOUND = "ctid = nullif(pg_catalog.current_setting('subscriber.place'), '')::pg_c
 
 
 def placing(found: str) -> str:
-    """A row that nobody holds, or else the first."""
+    """Return the query for a row that no session has locked, or else for the first row."""
     return f"SELECT pg_catalog.set_config('subscriber.place', coalesce(({found} SKIP LOCKED), ({found}), ''), true)"
 
 

@@ -1,4 +1,4 @@
-"""Tables that are more than one, or none: partitions, TRUNCATE, views, row security."""
+"""Special tables: partitions, TRUNCATE, views, row security."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of all types, as text and in binary: found, stored, refused."""
+"""Values of all types, in text and binary format: found, stored, refused."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What only servers as vendors package them show: JIT, ICU collations, translated messages."""
+"""Features of servers as packaged by vendors: JIT, ICU collations, translated messages."""

@@ -1,4 +1,7 @@
-"""The servers of these tests are Debian's PostgreSQL 15. They are skipped with the reason where it cannot be had."""
+"""The servers of these tests are Debian's PostgreSQL 15.
+
+If it is unavailable, the tests are skipped with the reason.
+"""
 
 from __future__ import annotations
 

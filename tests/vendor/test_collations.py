@@ -1,4 +1,4 @@
-"""ICU collations that are not deterministic: texts that differ are equal, and one key."""
+"""Nondeterministic ICU collations: different texts are equal, and one key."""
 
 from __future__ import annotations
 

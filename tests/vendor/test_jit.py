@@ -1,4 +1,4 @@
-"""No plan of ours is compiled, however cheap the server thinks that is."""
+"""None of our plans is JIT-compiled, even if the server considers it cheap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages in other languages. Nothing of ours depends on a text, but one: a parameter's number is nowhere else."""
+"""Messages in other languages. Our code depends on one text only, which has a parameter's number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the first changes take on a server with JIT, beside PostgreSQL's own subscription."""
+"""The time of the first changes on a server with JIT, compared with PostgreSQL's own subscription."""
 
 from __future__ import annotations
 

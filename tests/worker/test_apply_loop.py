@@ -1,4 +1,4 @@
-"""The apply loop between a stream and a target that do what the test says, one step at a time."""
+"""The apply loop between a stream and a target that the test controls step by step."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ TABLES = [encode(RELATION), encode(UNWANTED), encode(BROKEN)]
 
 
 class Stream:
-    """The publisher's side: what it sends, and the status updates it got."""
+    """The publisher's side: the messages that it sends, and the status updates that it received."""
 
     def __init__(self) -> None:
-        self.waiting: list[list[bytes]] = []  # what nobody has received yet
+        self.waiting: list[list[bytes]] = []  # sent, but not received yet
         self.statuses: list[tuple[int, int, int]] = []
         self._ended = False
         self._changed = anyio.Event()
@@ -84,7 +84,7 @@ class FakeTarget(Target):
         self.failed: SubscriberError | None = None
         self.settled = False
         self.keeps = False
-        self.few: list[bool] = []  # what set_small_backlog() was told
+        self.few: list[bool] = []  # the arguments of set_small_backlog()
 
     @property
     def position(self) -> Lsn:
@@ -248,7 +248,7 @@ async def test_the_target_is_told_of_whole_transactions_that_are_few(payloads: l
     async with running(Run()) as run:
         run.stream.send(*payloads)
         await settled()
-        assert run.target.few == [False, few]  # the first when nothing had come
+        assert run.target.few == [False, few]  # the first call was before any payload
 
 
 async def test_of_what_begins_in_the_middle_of_a_transaction_it_is_not_told() -> None:
@@ -262,7 +262,7 @@ async def test_of_what_begins_in_the_middle_of_a_transaction_it_is_not_told() ->
         assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
-# --- what is confirmed ----------------------------------------------------------------------------
+# --- confirmed positions --------------------------------------------------------------------------
 
 
 async def test_a_commit_is_confirmed_when_it_was_answered() -> None:
@@ -445,7 +445,7 @@ async def test_whatever_the_order_no_more_is_confirmed_than_is_durable(steps: li
 
     async with running(Run(flush=flush)) as run:
         at, ends = 100, list[int]()
-        bound = [10]  # [n]: what may be confirmed when n commits are durable
+        bound = [10]  # [n]: the position that may be confirmed when n commits are durable
 
         def check() -> None:
             assert run.stream.flushed <= bound[durable]
@@ -552,7 +552,7 @@ async def test_what_came_before_an_error_is_applied() -> None:
 
 
 async def test_the_end_of_the_stream_comes_after_what_was_sent() -> None:
-    """What is still queued is not applied any more: it comes again."""
+    """Queued payloads are not applied any more: they are sent again."""
     run = Run()
     run.stream.send(*transaction(100, 1))
     run.stream.end()

@@ -1,4 +1,4 @@
-"""The archiver against a real publisher: what is confirmed is in the log, whatever ends in between."""
+"""The archiver with a real publisher: confirmed transactions are in the log, whatever ends in between."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ BEGIN; INSERT INTO t VALUES (1, 'a'); SAVEPOINT one; INSERT INTO t VALUES (2, 'g
 
 
 async def test_streamed_transactions_are_stored_as_others_are(source_db: Database, tmp_path: Path) -> None:
-    """The publisher sends everything in blocks at once, whatever becomes of it."""
+    """The publisher sends all transactions in blocks immediately, including those that abort."""
     await source_db.execute(PUBLISHED)
     await archive_until_now(source_db, tmp_path, **STREAM_ALL)
     first, second = await source_db.connect(), await source_db.connect()

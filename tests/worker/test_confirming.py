@@ -1,4 +1,4 @@
-"""The flushed position is reported as far as the target has a record of it, and no further."""
+"""The reported flush position never exceeds the position that the target has recorded."""
 
 from __future__ import annotations
 

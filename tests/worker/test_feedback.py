@@ -1,4 +1,4 @@
-"""When the publisher is told how far we are, and when it is given up."""
+"""The moments of status updates, and the timeout of the publisher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a parallel worker may apply and when, and who gives up for whom: without a server."""
+"""The changes that a parallel worker may apply and when, and the victim of a deadlock: without a server."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOu
 
 
 class File:
-    """As much of a SpooledTransaction as the leader's side looks at."""
+    """The part of SpooledTransaction that the leader's side uses."""
 
     xid = 731
     written = 0
@@ -68,7 +68,7 @@ async def test_what_was_cut_off_allows_nothing_that_comes_in_its_place() -> None
 
 
 class Taking:
-    """A target that notes what it is given, and a leader that allows more while it is at work."""
+    """A target that records its input, and a leader that extends the assignment while the target works."""
 
     codec = "utf-8"
 
@@ -148,7 +148,7 @@ async def test_the_leader_waits_for_the_end(outcome: AssignmentOutcome) -> None:
     assert found == [outcome is AssignmentOutcome.DONE]
     assert not following.is_leader_waiting
     with anyio.fail_after(1):
-        await following.truncate(0)  # nobody is there to be waited for
+        await following.truncate(0)  # there is no worker to wait for
 
 
 def test_a_pool_has_no_more_workers_than_it_may() -> None:
@@ -175,7 +175,7 @@ def worker(pid: int, *, awaited: bool) -> ParallelWorker:
         ({LEADER: [11], 11: [12]}, [11], 12),
         ({LEADER: [11], 11: [STRANGER]}, [11], None),
         ({LEADER: [11], 11: [12], 12: [11]}, [11, 12], None),  # that one the server sees
-        ({12: [11]}, [], None),  # nobody needs 12 yet
+        ({12: [11]}, [], None),  # 12 blocks no worker yet
         ({LEADER: [0]}, [], None),  # something prepared
     ],
 )

@@ -1,4 +1,4 @@
-"""Which error leads to what, and how long the next attempt waits."""
+"""The reaction to each error, and the delay of the next attempt."""
 
 from __future__ import annotations
 

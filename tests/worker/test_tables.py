@@ -1,4 +1,4 @@
-"""The states of tables that workers share, and the apply worker's part in moving them."""
+"""The table states that workers share, and the apply worker's part in changing them."""
 
 from __future__ import annotations
 
