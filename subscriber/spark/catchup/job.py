@@ -163,19 +163,19 @@ class Backlog:
         if unready := [state for state in states if state.state != "r"]:
             raise StatementError(
                 f"{len(unready)} tables of the subscription have not been copied and handed over yet",
-                hint="Let `subscriber run` finish that first.",
+                hint="Let `subscriber run` finish the copy first.",
                 sqlstate="55000",
             )
         if encoding_of(self._connection) == "SQL_ASCII":
             raise StatementError(
                 "the change log is in UTF8, and the target's database in SQL_ASCII",
-                detail="The apply worker stores texts as the publisher has them, in whatever encoding that is.",
+                detail="The apply worker stores texts in the publisher's encoding.",
                 hint="Enable the subscription, and let its apply worker catch up.",
                 sqlstate="0A000",
             )
         if with_hooks := await hooked_tables.sources(self._connection, self._subid):
             raise StatementError(
-                f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only the program has',
+                f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only their program has',
                 hint="Enable the subscription, and let that program catch up.",
                 sqlstate="0A000",
             )
@@ -190,8 +190,8 @@ class Backlog:
         system_id = str(self._log.identity.system_id)
         if subscription.system_id not in (None, system_id):
             raise StatementError(
-                "the change log is of another publisher than the subscription",
-                detail=f"The log is of system {system_id}, the subscription of {subscription.system_id}.",
+                "the change log is from another publisher than the subscription's",
+                detail=f"The log is from system {system_id}, the subscription of {subscription.system_id}.",
                 sqlstate="55000",
             )
         claimed = await progress_records.claim(self._connection, self._subid, generation=subscription.generation)
@@ -213,7 +213,7 @@ class Backlog:
                 table = await introspect(pipeline, schema, name, terms)
                 if (reason := _why_one_by_one(table)) is not None:
                     raise StatementError(
-                        f'changes of table "{schema}.{name}" must be applied one by one',
+                        f'changes of table "{schema}.{name}" must be applied row by row',
                         detail=f"It has {reason}.",
                         hint="Enable the subscription, and let its apply worker catch up.",
                         sqlstate="0A000",
@@ -303,7 +303,7 @@ def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
         )
     if set(subscription.publications) != set(log.identity.publications):
         raise StatementError(
-            "the change log is of other publications than the subscription",
+            "the change log has other publications than the subscription",
             detail=f"The log has {', '.join(log.identity.publications)}; "
             f"the subscription has {', '.join(subscription.publications)}.",
             sqlstate="55000",
@@ -316,7 +316,7 @@ def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
     ):
         if is_so:
             raise StatementError(
-                f'subscription "{name}" has {what}, which needs changes to be applied one by one',
+                f'subscription "{name}" has {what}, which requires row-by-row apply',
                 hint="Enable the subscription, and let its apply worker catch up.",
                 sqlstate="0A000",
             )

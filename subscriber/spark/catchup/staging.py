@@ -277,9 +277,9 @@ class Merge:
         tag = await connection.execute(statement, self._ids)
         if int(tag.split()[-1]) != rows:
             raise ApplyError(
-                f'the rows of target relation "{self._stage.label}" are not those that the changes suppose',
-                detail=f"{rows} rows were to be found, and {tag.split()[-1]} were.",
-                hint="Enable the subscription: applied one by one, the changes show which rows they are.",
+                f'the rows of target relation "{self._stage.label}" are not the rows that the changes expect',
+                detail=f"{rows} rows were expected, and {tag.split()[-1]} were found.",
+                hint="Enable the subscription. Its apply worker applies the changes row by row, and reports the rows.",
             )
 
     def _matches(self) -> str:
@@ -340,7 +340,7 @@ class Merge:
             tag = await connection.execute(self._insert(f"{_NEW} AND s.mask = $2", mask), self._ids, mask)
             count += int(tag.split()[-1])
         if count != rows:
-            raise ApplyError(f"{rows} staged rows were to be inserted, and {count} were", sqlstate="XX000")
+            raise ApplyError(f"{rows} staged rows were expected, and {count} were inserted", sqlstate="XX000")
 
     def _delete_equal(self) -> str:
         """Return the DELETE for tables without a key. Of equal rows, it deletes as many as the change log does."""

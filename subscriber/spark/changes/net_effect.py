@@ -87,7 +87,7 @@ class Net:
         key = key_of(raw, self.key, ncols)
         before = self.rows.get(key)
         if before is None and (self.truncated or key in self.gone):
-            raise ApplyError("a row was changed that is not there")
+            raise ApplyError("a row was changed that does not exist")
         if b"u" in raw and lacks(raw, ncols):  # checked inline first: few rows need the call
             self._set(key, raw if before is None else over(before, raw, ncols))
         else:
@@ -110,7 +110,7 @@ class Net:
 
     def _place(self, key: Key, origin: Key | None, raw: bytes) -> None:
         if key in self.rows:
-            raise ApplyError("a row was inserted that is there already")
+            raise ApplyError("a row was inserted that already exists")
         self._set(key, raw)
         if origin != key:
             self.origins[key] = origin
@@ -133,7 +133,7 @@ class Net:
             self.lacking.discard(key)
             return self.origins.pop(key, key), row
         if key in self.gone or self.truncated:
-            raise ApplyError("a row was changed that is not there")
+            raise ApplyError("a row was changed that does not exist")
         return key, nothing(len(self.columns))
 
     def _delete(self, key: Key) -> None:
@@ -171,7 +171,7 @@ class Net:
         stay = later.rows.keys() - later.origins.keys()
         unknown = stay - self.rows.keys()
         if unknown and (self.truncated or not unknown.isdisjoint(self.gone)):
-            raise ApplyError("a row was changed that is not there")
+            raise ApplyError("a row was changed that does not exist")
         for key in later.gone:
             self._delete(key)
         for key in later.origins:

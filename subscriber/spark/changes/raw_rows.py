@@ -102,5 +102,5 @@ def key_of(raw: bytes, columns: Sequence[int], ncols: int) -> Key:
     found = cells(raw, ncols)
     key = [found[index] for index in columns]
     if b"n" in key or _UNSENT in key:
-        raise ApplyError("a change does not say which row it is of")
+        raise ApplyError("a change does not identify its row")
     return b"".join(key)

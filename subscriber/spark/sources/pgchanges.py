@@ -151,7 +151,7 @@ class _Reading:
 
     def __init__(self, options: Any) -> None:
         if not options.get("path"):
-            raise StatementError("pgchanges needs the directory of a change log", hint="Give it to load().")
+            raise StatementError("pgchanges needs the directory of a change log", hint="Pass it to load().")
         self.directory = Path(options["path"])
         self.start: str = options.get("start", "")
         self.end: str = options.get("end", "")
@@ -203,7 +203,7 @@ class ChangesReader(DataSourceReader):
         end = parse(self._reading.end) if self._reading.end else last
         if end > last:
             raise StatementError(
-                f"the change log ends at {last}", detail=f"Changes up to {end} were asked for.", sqlstate="55000"
+                f"the change log ends at {last}", detail=f"Changes up to {end} were requested.", sqlstate="55000"
             )
         found = self._reading.between(log, self._reading.first(log), end)
         return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one

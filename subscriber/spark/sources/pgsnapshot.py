@@ -260,7 +260,7 @@ class SnapshotTable:
         self, session: Session, selected: str, by: str, columns: Sequence[SnapshotColumn], number: int
     ) -> list[Range]:
         if not any(column.name == by and column.is_integer for column in columns):
-            raise SubscriberError(f'"{by}" is no integer column of {self._options["table"]}', sqlstate="22023")
+            raise SubscriberError(f'"{by}" is not an integer column of {self._options["table"]}', sqlstate="22023")
         name, table = identifier(by), self._options["table"]
         ((low, high),) = await session.rows(f"SELECT min({name}), max({name}) FROM {table}")
         if low is None or high is None:
@@ -341,7 +341,7 @@ def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
     number = "".join(c for c in said.partition("column #")[2].partition(":")[0] if c.isdigit())
     name = schema.names[int(number)] if number and int(number) < len(schema.names) else "?"
     return SubscriberError(
-        f'a value of column "{name}" cannot be held by Spark\'s type for it',
+        f'a value of column "{name}" does not fit Spark\'s type for it',
         hint=f'Read the column as text: .option("text", {json_text(name)})',
         sqlstate="22003",
     )

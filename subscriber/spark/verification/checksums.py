@@ -170,7 +170,7 @@ async def _answer(connection: Connection, question: ChecksumTask) -> Answer:
         if filenode != part.filenode:
             raise SubscriberError(
                 f'table "{part.schema}.{part.name}" was rewritten while it was compared',
-                hint="Compare again when VACUUM FULL, TRUNCATE or whatever it was is over.",
+                hint="Compare again after VACUUM FULL, TRUNCATE or the other operation has ended.",
                 sqlstate="55000",
             )
         with parsing("rows"):

@@ -143,8 +143,8 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
         await anyio.sleep(SLOT_PATIENCE / 2)
     raise SubscriberError(
         "no snapshot of the publisher could be taken",
-        detail="Transactions that run there have not ended in time.",
-        hint="Look for them in pg_stat_activity, by xact_start.",
+        detail="Transactions on the publisher did not end in time.",
+        hint="Find them in pg_stat_activity by xact_start.",
         sqlstate="55000",
     )
 
@@ -166,8 +166,8 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
                 seen = anyio.current_time()
             await anyio.sleep(POLL)
     raise SubscriberError(
-        f'the apply worker of subscription "{subscription.name}" does not reach the position to compare at',
-        detail=f"It is asked to stop at {stop_at}." if stop_at else "It does not come to the end of a transaction.",
-        hint="See what it is waiting for, or whether it is running at all, with: subscriber status",
+        f'the apply worker of subscription "{subscription.name}" does not reach the position of the comparison',
+        detail=f"It was requested to stop at {stop_at}." if stop_at else "It does not reach the end of a transaction.",
+        hint="To see its state and its waits, run: subscriber status",
         sqlstate="55000",
     )
