@@ -18,8 +18,8 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Update
 from subscriber.subscription import ConflictHistory, Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
+from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.targets import shared_schema
 
@@ -92,7 +92,7 @@ class Deciding:
             await self.target.commit(transaction, Lsn(self._end), lambda: None)
             await self.target.sync()
         except SubscriberError as error:
-            raise await with_context(error, self.target, self._dsn, self._catalog) from None
+            raise await with_context(error, self.target.rows, self._dsn, self._catalog) from None
 
 
 class Deciders:
@@ -127,19 +127,15 @@ class Deciders:
         catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
-                self._db.dsn(),
+                TargetConfig(
+                    self._db.dsn(), "s", subscription, 0, lambda found, _note: reported.append(found), resolvers or {}
+                ),
                 catalog,
-                "s",
-                SUBID,
-                0,
-                lambda found, _note: reported.append(found),
-                subscription,
-                resolvers or {},
             )
         )
         claimed = await claim(catalog, subscription, 0)
         assert claimed is not None
-        await resume_progress(target, claimed)
+        await resume_progress(target.rows, claimed)
         deciding = Deciding(target, self._db.dsn(), catalog, int(claimed.position))
         deciding.reported = reported
         return deciding

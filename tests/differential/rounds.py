@@ -15,6 +15,7 @@ from subscriber.apply.batch import batch
 from subscriber.settings import Settings
 from subscriber.targets.postgres import batch_applier as target_batch
 from subscriber.targets.postgres import session_group
+from subscriber.targets.postgres import target as target_module
 from subscriber.targets.postgres.sql import batch_statements
 from subscriber.worker.apply import loop
 from subscriber.worker.streaming import parallel_worker, spooled_transactions
@@ -45,7 +46,7 @@ SIZES = (
     (batch, "LARGE", (200, 3000, None, None)),
     (target_batch, "WORTHWHILE", (1, 2, 5)),
     (target_batch, "ROWS_IN_STEP", (0, 0, 1)),
-    (target_batch, "PAUSE", (0, 0, 3)),
+    (target_module, "PAUSE", (0, 0, 3)),
     (session_group, "UNDER_WAY", (1, 2, None)),
     (session_group, "WORTH_A_LANE", (1, 3, 20)),
     (batch_statements, "ROWS_IN_CHUNK", (1, 3, None)),

@@ -20,6 +20,7 @@ from subscriber.demo.servers import Server
 from subscriber.settings import Settings
 from subscriber.targets.postgres import batch_applier as target_batch
 from subscriber.targets.postgres import session_group
+from subscriber.targets.postgres import target as target_module
 from tests.differential.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import QUICK
@@ -42,7 +43,7 @@ def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> Settings:
         monkeypatch.setattr(batch, "SMALL", 20)
         monkeypatch.setattr(target_batch, "WORTHWHILE", 2)
         monkeypatch.setattr(target_batch, "ROWS_IN_STEP", 0)
-        monkeypatch.setattr(target_batch, "PAUSE", 0)
+        monkeypatch.setattr(target_module, "PAUSE", 0)
         monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
     return replace(QUICK, one_by_one=not seed % 2)
 

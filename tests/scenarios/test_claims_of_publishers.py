@@ -6,8 +6,10 @@ import pytest
 
 from subscriber.catalog.commands.refresh import local_relids
 from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriptions
@@ -71,7 +73,7 @@ async def test_prepared_transactions_with_other_names_are_not_ours(pair: Pair) -
             quoted = name.replace("'", "''")
             await connection.execute(f"BEGIN; INSERT INTO t VALUES ({number}); PREPARE TRANSACTION '{quoted}'")
     session = await open_session(pair.target.dsn())
-    two_phase = TwoPhase(PostgresTarget(session, "", lambda *_: None), 7)
+    two_phase = TwoPhase(PostgresTarget(RowApplier(Pipeline(session), "", lambda *_: None), batching=False), 7)
     await two_phase.load()
     assert two_phase.names == ["pg_gid_7_5"]
     await session.close()

@@ -27,8 +27,8 @@ from subscriber.protocol.messages import (
 )
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.worker.session.apply_session import claim, open_target, resume_progress
+from subscriber.targets.postgres.target import PostgresTarget
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
 from tests.apply.build import row
 from tests.plugins.fix_cluster import Database
 from tests.targets import shared_schema
@@ -87,7 +87,7 @@ class Applier:
             await self.send(*changes)
             await self.target.sync()
         except SubscriberError as error:
-            raise self.target.explain(error) from None
+            raise self.target.rows.explain(error) from None
 
 
 def subscription(**options: Any) -> Subscription:
@@ -108,18 +108,19 @@ class Sessions:
         catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
             open_target(
-                self._db.dsn(**parameters),
+                TargetConfig(
+                    self._db.dsn(**parameters),
+                    "s",
+                    subscription(synchronous_commit=synchronous_commit),
+                    0,
+                    lambda found, note: missing.append(f"{note.message} {found.relation}"),
+                ),
                 catalog,
-                "s",
-                SUBID,
-                0,
-                lambda found, note: missing.append(f"{note.message} {found.relation}"),
-                subscription(synchronous_commit=synchronous_commit),
             )
         )
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume_progress(target, claimed)
+        await resume_progress(target.rows, claimed)
         applier = Applier(target)
         applier.missing = missing
         applier.end = max(100, int(claimed.position))

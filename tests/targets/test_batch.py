@@ -43,11 +43,12 @@ from subscriber.protocol.messages import (
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleData
 from subscriber.targets.postgres import batch_applier as batching
 from subscriber.targets.postgres import session_group
-from subscriber.targets.postgres.batch_applier import BatchingTarget
+from subscriber.targets.postgres import target as target_module
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.transactions import TransactionKinds, Transactions
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.session.applier import Counters
-from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import FIRST
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, subscription
@@ -296,7 +297,7 @@ class SomeBoundaries(ApplyHooks):
 class Path:
     """One of the two: a target to which messages are given as an apply loop does."""
 
-    def __init__(self, target: BatchingTarget, few: float) -> None:
+    def __init__(self, target: PostgresTarget, few: float) -> None:
         """`few`: how often the target is notified of a small backlog."""
         self.target = target
         self.few = few
@@ -326,7 +327,7 @@ async def _apply(
     batches: bool,
     sessions: int = 1,
     few: float = 0.0,
-) -> tuple[Outcome, BatchingTarget]:
+) -> tuple[Outcome, PostgresTarget]:
     await db.execute("DROP SCHEMA public CASCADE", "CREATE SCHEMA public")
     await db.execute(f"SELECT subscriber.set_progress({SUBID}, 0, '0/0')")
     await db.execute(*[statement for table in tables for statement in table.ddl])
@@ -336,14 +337,20 @@ async def _apply(
         catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
         target = await stack.enter_async_context(
             open_target(
-                db.dsn(), catalog, "s", SUBID, 0,
-                lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"), subscription(), batching=batches,
+                TargetConfig(
+                    db.dsn(),
+                    "s",
+                    subscription(),
+                    0,
+                    lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"),
+                    batching=batches,
+                ),
+                catalog,
             )
-        )  # fmt: skip
-        assert isinstance(target, BatchingTarget)
+        )
         claimed = await claim(catalog, subscription(), 0)
         assert claimed is not None
-        await resume_progress(target, claimed)
+        await resume_progress(target.rows, claimed)
         path = Path(target, few)
         lanes = await _lanes(stack, db, catalog, target, sessions - 1)
         half = len(payloads) // 2
@@ -364,7 +371,7 @@ async def _apply(
             await path.give(arrived, Random(half))
             await target.sync()
         except SubscriberError as failed:
-            found = await with_context(failed, target, db.dsn(), catalog)
+            found = await with_context(failed, target.rows, db.dsn(), catalog)
             if isinstance(found, StaleMapping):
                 error = STALE
             else:
@@ -373,7 +380,8 @@ async def _apply(
         assert path.committed == sorted(path.committed)
     async with AsyncExitStack() as stack:  # when the session's last transaction is over
         catalog = await stack.enter_async_context(CatalogConnection.open(db.dsn(), "test"))
-        await stack.enter_async_context(open_target(db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription()))
+        config = TargetConfig(db.dsn(), "s", subscription(), 0, lambda *_: None)
+        await stack.enter_async_context(open_target(config, catalog))
         found_progress = await claim(catalog, subscription(), 0)
         assert found_progress is not None
     names = [*(table.name for table in tables), *(["log"] if any(t.name == "triggered" for t in tables) else [])]
@@ -385,15 +393,15 @@ async def _apply(
 
 
 async def _lanes(
-    stack: AsyncExitStack, db: Database, catalog: CatalogConnection, target: BatchingTarget, number: int
-) -> list[BatchingTarget]:
+    stack: AsyncExitStack, db: Database, catalog: CatalogConnection, target: PostgresTarget, number: int
+) -> list[PostgresTarget]:
     """Further sessions for `target`, which steps back where waits.py would have it do so."""
     found = []
     for place in range(FIRST, FIRST + number):
         lane = await stack.enter_async_context(
-            open_target(db.dsn(), catalog, "s", SUBID, place, lambda *_: None, subscription(), batching=True)
+            open_target(TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True), catalog)
         )
-        await resume_progress(lane, target.progress.claim, number=place)
+        await resume_progress(lane.rows, target.rows.progress.claim, number=place)
         found.append(lane)
 
     async def watch() -> None:
@@ -434,7 +442,7 @@ async def _compare(
         assert got.position == expected.position
         assert sorted(got.missing) == sorted(expected.missing)  # facts that are queried delay their report
         assert got.rows == expected.rows
-    return target.in_batches, target.beside
+    return target.batched_changes
 
 
 @pytest.fixture
@@ -444,7 +452,7 @@ def eager(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batch, "SMALL", 10)
     monkeypatch.setattr(batching, "WORTHWHILE", 2)
     monkeypatch.setattr(batching, "ROWS_IN_STEP", 0)
-    monkeypatch.setattr(batching, "PAUSE", 0)
+    monkeypatch.setattr(target_module, "PAUSE", 0)
     monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
 
 
@@ -547,7 +555,7 @@ async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager
     ]
     got, target = await _apply(db, [users], payloads, [], batches=True)
     assert got.error == ""
-    assert target.in_batches >= 25
+    assert target.batched_changes[0] >= 25
     assert set(target.row_by_row_reasons) == {"row missing", "several unique indexes"}
     expected, _ = await _apply(db, [users], payloads, [], batches=False)
     assert got.rows == expected.rows
@@ -563,8 +571,8 @@ async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
         _transaction(1000, plain.relation, row),
         _transaction(2000, *[Delete(None, plain.relid, *source.old(plain, (f"{i}", "", ""))) for i in range(3)]),
     ]
-    join, settle, recover = BatchingTarget.join, Pipeline.sync, Pipeline.recover
-    held, recovered = list[tuple[BatchingTarget, BatchingTarget]](), list[Pipeline]()
+    join, settle, recover = PostgresTarget.join, Pipeline.sync, Pipeline.recover
+    held, recovered = list[tuple[PostgresTarget, PostgresTarget]](), list[Pipeline]()
 
     async def note_and_recover(pipeline: Pipeline) -> tuple[SubscriberError | None, object]:
         found = await recover(pipeline)
@@ -576,7 +584,7 @@ async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
         if recovered and held:
             join(*held.pop())
 
-    monkeypatch.setattr(BatchingTarget, "join", lambda target, lane: held.append((target, lane)))
+    monkeypatch.setattr(PostgresTarget, "join", lambda target, lane: held.append((target, lane)))
     monkeypatch.setattr(Pipeline, "recover", note_and_recover)
     monkeypatch.setattr(Pipeline, "sync", sync_and_join)
     got, target = await _apply(db, [plain], payloads, [], batches=True, sessions=2)

@@ -12,9 +12,9 @@ from examples.list_target import ListTarget, Storage
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.target_contract import DDL, TargetContract, Values
 from subscriber.targets.base import Target
-from subscriber.worker.session.apply_session import claim, open_target, resume_progress
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress
 from tests.plugins.fix_cluster import Database
-from tests.targets.conftest import SUBID, subscription
+from tests.targets.conftest import subscription
 
 
 class TestListTarget(TargetContract):
@@ -47,13 +47,11 @@ class PostgresContract(TargetContract):
     async def open(self) -> AsyncIterator[Target]:
         async with AsyncExitStack() as stack:
             catalog = await stack.enter_async_context(CatalogConnection.open(self.db.dsn(), "test"))
-            opening = open_target(
-                self.db.dsn(), catalog, "s", SUBID, 0, lambda *_: None, subscription(), batching=self.batching
-            )
-            target = await stack.enter_async_context(opening)
+            config = TargetConfig(self.db.dsn(), "s", subscription(), 0, lambda *_: None, batching=self.batching)
+            target = await stack.enter_async_context(open_target(config, catalog))
             claimed = await claim(catalog, subscription(), 0)
             assert claimed is not None
-            await resume_progress(target, claimed)
+            await resume_progress(target.rows, claimed)
             yield target
 
     async def rows(self, table: str) -> list[Values]:

@@ -13,7 +13,8 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Insert, ReplicaIdentity, Update
-from subscriber.targets.postgres.batch_applier import WORTHWHILE, BatchingTarget
+from subscriber.targets.postgres.batch_applier import WORTHWHILE
+from subscriber.targets.postgres.target import PostgresTarget
 from tests.apply.build import UNSENT
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import Applier, Change, Sessions, Table
@@ -44,12 +45,12 @@ async def test_it_is_waited_for_and_nothing_of_the_transaction_is_seen(
     mapping = await applier.mapping(t.relation)
     _, small = t.insert("1", "small")
     await applier.target.change(transaction, mapping, small)
-    assert not applier.target.pipeline.idle
+    assert not applier.target.rows.pipeline.idle
     for number in "23":
         _, change = received(t.insert(number, LARGE))
         assert isinstance(change, Insert)
         await applier.target.change(transaction, mapping, change)
-        assert applier.target.pipeline.idle
+        assert applier.target.rows.pipeline.idle
     assert await db.value("SELECT count(*) FROM t") == 0
     await applier.target.commit(transaction, Lsn(200), lambda: None)
     await applier.target.sync()
@@ -105,7 +106,7 @@ async def test_updates_of_them_by_key_by_the_whole_row_and_without_them(db: Data
 
 async def test_small_changes_around_them_may_be_in_batches(db: Database, sessions: Sessions, t: Table) -> None:
     applier = await sessions.open()
-    assert isinstance(applier.target, BatchingTarget)
+    assert isinstance(applier.target, PostgresTarget)
     applier.target.batching = True
     context = [t.insert(str(number), "small") for number in range(100, 100 + 2 * WORTHWHILE)]
     await applier.send(*context[:WORTHWHILE])

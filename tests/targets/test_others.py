@@ -11,17 +11,10 @@ from subscriber.apply.transaction import RemoteTransaction
 from subscriber.errors import ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import ReplicaIdentity
-from subscriber.targets.base import Target
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import Applier, Sessions, Table
 
 FULL = ReplicaIdentity.FULL
-
-
-def _the_reference_keeps_the_contract(target: PostgresTarget) -> Target:
-    """Holds as long as this passes the type checker."""
-    return target
 
 
 async def blocked(db: Database) -> None:
@@ -68,7 +61,7 @@ async def test_a_row_that_somebody_else_deletes_is_missing(db: Database, applier
 
 async def test_a_deadlock_is_an_error_to_try_again_after(db: Database, sessions: Sessions) -> None:
     applier = await sessions.open()
-    await applier.target.pipeline.rows("SET deadlock_timeout = '10ms'")
+    await applier.target.rows.pipeline.rows("SET deadlock_timeout = '10ms'")
     await db.execute("CREATE TABLE t (a int PRIMARY KEY, b text)", "INSERT INTO t VALUES (1, 'x'), (2, 'x')")
     t = Table("t", "a*", "b")
     connection = await db.connect(deadlock_timeout="10s")
@@ -84,7 +77,7 @@ async def test_a_deadlock_is_an_error_to_try_again_after(db: Database, sessions:
         await applier.target.change(transaction, await applier.mapping(relation), second)
         with anyio.fail_after(20), pytest.raises(ServerError) as caught:
             await applier.target.sync()
-        applier.target.pipeline.session.abort()
+        applier.target.rows.pipeline.session.abort()
         await own
     assert caught.value.sqlstate == "40P01"
     again = await sessions.open()

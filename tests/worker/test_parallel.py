@@ -14,7 +14,7 @@ import pytest
 
 from subscriber.apply.batch.batch import AppendedChanges
 from subscriber.spool.spool import Spool, SpooledTransaction
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.lock_waits import _holder, _stuck
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool

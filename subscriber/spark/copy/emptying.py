@@ -35,7 +35,7 @@ async def empty(target: str, subscription: Subscription, table: SubscriptionRel)
     """
     session = await open_session(target, application_name=APPLICATION_NAME)
     try:
-        acting = await copy_transaction.target_of(session, subscription, "on")
+        acting = await copy_transaction.copy_session(session, subscription, "on")
         local = await copy_transaction.begin(acting, table.namespace, table.name)
         refuse_exceeded(local, [code for code in local.foreign if code.default_of is None])
         referred = await acting.pipeline.rows(_IS_REFERRED_TO, str(local.oid))

@@ -26,7 +26,7 @@ from subscriber.publisher.tables import PublishedTable, as_relation, copies_bina
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.schema_check import TableGuard, guard
 
 PART_BYTES = 128 * 1024 * 1024  # of the publisher's heap; some seconds of work, which a kill loses
@@ -136,7 +136,7 @@ async def plan_tables(
         stack.callback(source.abort)
         session = await open_session(target, application_name=APPLICATION_NAME)
         stack.callback(session.abort)
-        acting = await copy_transaction.target_of(session, subscription, "off")
+        acting = await copy_transaction.copy_session(session, subscription, "off")
         planner = _Planner(subscription, source, acting, connection, part_bytes)
         found, answers = anyio.create_memory_object_stream[_Published | SubscriberError](len(tables))
         try:
@@ -167,7 +167,7 @@ class _Planner:
         self,
         subscription: Subscription,
         source: Session,
-        target: PostgresTarget,
+        target: RowApplier,
         connection: Connection,
         part_bytes: int,
     ) -> None:

@@ -22,6 +22,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import identity, store
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
+from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
@@ -46,7 +47,7 @@ from subscriber.spark.verification.checksums import (
 )
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.row_applier import RowApplier
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +184,7 @@ class _Compare:
         self._snapshot = snapshot
         self._sessions = (snapshot.source_session, snapshot.target_session)
         self._publisher = Publisher(snapshot.source_session)
-        self._local = PostgresTarget(snapshot.target_session, "", lambda *_: None)
+        self._local = RowApplier(Pipeline(snapshot.target_session), "", lambda *_: None)
 
     # --- what to compare --------------------------------------------------------------------------
 

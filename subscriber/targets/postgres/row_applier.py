@@ -8,7 +8,6 @@ each transaction, in targets/postgres/session/schema_check.py.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -19,12 +18,10 @@ from subscriber.apply.conflicts.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
-from subscriber.connection.session import Session
 from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
-from subscriber.targets.base import Target
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.resolution import ConflictResolution
@@ -44,15 +41,15 @@ from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
 
-class PostgresTarget(Target):
-    """One worker's session on the target."""
+class RowApplier:
+    """One session on the target. Not safe for use by two tasks at once."""
 
-    def __init__(self, session: Session | Pipeline, origin: str, on_conflict: OnConflict) -> None:
-        """`on_conflict` is told of rows that were not there, and of those that somebody else wrote last.
+    def __init__(self, pipeline: Pipeline, origin: str, on_conflict: OnConflict) -> None:
+        """`on_conflict` is called for rows that are missing, and for those that another origin wrote last.
 
-        A pipeline is one that another target, which is done, has used before.
+        `pipeline`: of a session that nothing else uses.
         """
-        self.pipeline = session if isinstance(session, Pipeline) else Pipeline(session)
+        self.pipeline = pipeline
         self.origin = origin
         self.capabilities = TargetCapabilities()
         self.roles = RoleSwitcher(self.pipeline)
@@ -60,8 +57,6 @@ class PostgresTarget(Target):
         self.conflicts = ConflictDetector(self.pipeline, self.asking, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
-        self.row_by_row_reasons: Counter[str] = Counter()
-        self.on_progress: Callable[[], None] = lambda: None
         self.resolution: ConflictResolution | None = None  # None: no change has to look before it is applied
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
@@ -69,7 +64,7 @@ class PostgresTarget(Target):
         self.has_run_foreign_code = False
         self._is_open = False  # the target's transaction has begun, and its end was not queued
         self._schema_checked: set[int] = set()  # local relations whose shape this transaction has checked
-        self._mapped_in_txn: set[int] = set()  # local relations that were mapped in this transaction
+        self.mapped_in_transaction: frozenset[int] = frozenset()  # local relations that were mapped in this transaction
         # Local relations without a key in which this transaction has made rows.
         self._tables_with_new_rows: set[int] = set()
 
@@ -100,12 +95,12 @@ class PostgresTarget(Target):
         known = self.known_tables.find(remote.schema, remote.name, self.roles.terms)
         if known is not None:
             with suppress(MappingError):  # it may have been altered since
-                return map_relation(remote, known, self.codec)
+                return map_relation(remote, known, self.pipeline.codec)
         self.roles.reset_role(StatementContext("RELATION"))
         local = await introspection.introspect(self.pipeline, remote.schema, remote.name, self.roles.terms)
-        self._mapped_in_txn.add(local.oid)
+        self.mapped_in_transaction |= {local.oid}
         self.known_tables.add(local, self.roles.terms)
-        return map_relation(remote, local, self.codec)
+        return map_relation(remote, local, self.pipeline.codec)
 
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -114,7 +109,7 @@ class PostgresTarget(Target):
             self.begin(transaction)
         oid = mapping.local.oid
         note = StatementContext(change.message_type, transaction, mapping, change)
-        note.schema_unchecked = oid not in self._schema_checked and oid not in self._mapped_in_txn
+        note.schema_unchecked = oid not in self._schema_checked and oid not in self.mapped_in_transaction
         note.prefer_own_rows = transaction.outlives_commit_order and oid in self._tables_with_new_rows
         self._guard(mapping.local, "ROW EXCLUSIVE", note)
         self.roles.switch_for_tables([mapping.local], note)
@@ -234,23 +229,17 @@ class PostgresTarget(Target):
         self.roles.reset_role(note)
         self._schema.check(local, self.roles.owner, note)
 
-    async def on_idle(self) -> None:
-        """Compare the shapes of some known tables."""
-        if (
-            self.pipeline.idle
-            and not self._is_open
-            and self._schema.check_some(self.roles.owner, StatementContext("RELATION"))
-        ):
-            await self.pipeline.sync()
-            self.on_progress()
+    async def check_some_shapes(self) -> bool:
+        """Compare the shapes of some known tables, if the session has nothing to do; whether any were compared."""
+        note = StatementContext("RELATION")
+        if not self.pipeline.idle or self._is_open or not self._schema.check_some(self.roles.owner, note):
+            return False
+        await self.pipeline.sync()
+        return True
 
     def check_ahead(self, tables: Iterable[LocalRelation]) -> None:
-        """Compare the shapes of known tables while the stream pauses, so that their first changes need not."""
+        """Have check_some_shapes() compare these tables, so that their first changes need not."""
         self._schema.check_later(tables)
-        self.on_progress()
-
-    async def leave_batch_mode(self, transaction: RemoteTransaction) -> None:
-        """To be awaited before the session is used otherwise than by this contract, inside of `transaction` or not."""
 
     async def truncate(
         self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
@@ -261,7 +250,7 @@ class PostgresTarget(Target):
             truncate.message_type, transaction, mappings[0] if len(mappings) == 1 else None, truncate
         )
         oids = {mapping.local.oid for mapping in mappings}
-        note.schema_unchecked = not oids <= self._schema_checked | self._mapped_in_txn
+        note.schema_unchecked = not oids <= self._schema_checked | self.mapped_in_transaction
         for mapping in mappings:
             self._guard(mapping.local, "ACCESS EXCLUSIVE", note)
         foreign = [mapping for mapping in mappings if mapping.runs_foreign_code]  # perhaps a trigger for TRUNCATE
@@ -345,13 +334,13 @@ class PostgresTarget(Target):
         """The end of the target's transaction was queued."""
         self._is_open = False
         self.foreign_code.clean()
-        self._mapped_in_txn.clear()
+        self.mapped_in_transaction = frozenset()
 
     def set_origin(self, lsn: Lsn, time: int, note: StatementContext) -> None:
         """What PREPARE TRANSACTION and COMMIT PREPARED are to record: the publisher's position and time."""
         self.progress.set_origin(self.pipeline, lsn, time, note)
 
-    def copy_progress_to(self, other: PostgresTarget) -> None:
+    def copy_progress_to(self, other: RowApplier) -> None:
         """Have `other`, a session of the same worker, make the next commit; nothing of ours is under way."""
         other.progress = self.progress.copy()
 
@@ -359,34 +348,16 @@ class PostgresTarget(Target):
         """The progress record is at `position` when this session moves it next: another one of this worker has."""
         self.progress.position = position
 
-    @property
-    def pipelines(self) -> list[Pipeline]:
-        """Of all sessions of this worker in which something may be under way; first that of what commits first."""
-        return [self.pipeline]
-
-    def roll_back_for_lock(self) -> bool:
-        """The first of `pipelines` waits for a lock. Whether others have anything open; then it is rolled back."""
-        return False
-
-    async def flush_transaction(self, transaction: RemoteTransaction) -> None:
-        """Have what came of `transaction` so far done, and hold its locks, though more is to come."""
-
-    async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
-        """Begin a subtransaction; `name` needs no quotes."""
-        self._queue_savepoint(transaction, name)
-
-    def _queue_savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+    def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+        """Queue the begin of a subtransaction; `name` needs no quotes."""
         if not transaction.is_open_on_target:
             self.begin(transaction)
         note = StatementContext("SAVEPOINT", transaction)
         self.roles.reset_role(note)
         self.pipeline.execute_once(f"SAVEPOINT {name}", note=note)
 
-    async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
-        """Undo everything since savepoint() of that name, which ends with it."""
-        self._queue_roll_back_to(transaction, name)
-
-    def _queue_roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+    def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+        """Queue the undoing of everything since savepoint() of that name, which ends with it."""
         note = StatementContext("ROLLBACK TO SAVEPOINT", transaction)
         self.pipeline.execute_once(f"ROLLBACK TO SAVEPOINT {name}", note=note)
         self.pipeline.execute_once(f"RELEASE SAVEPOINT {name}", note=note)
@@ -394,11 +365,8 @@ class PostgresTarget(Target):
         self._schema_checked.clear()
         self._schema.forget()
 
-    async def roll_back(self, transaction: RemoteTransaction) -> None:
-        """Undo the transaction."""
-        self._queue_roll_back(transaction)
-
-    def _queue_roll_back(self, transaction: RemoteTransaction) -> None:
+    def roll_back(self, transaction: RemoteTransaction) -> None:
+        """Queue the end of the transaction, and the undoing of all of it."""
         if transaction.is_open_on_target:
             self.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK", transaction))
             self.pipeline.queue_sync()
@@ -412,19 +380,6 @@ class PostgresTarget(Target):
         self.roles.reset_role(note)
         parameters = self.pipeline.texts((*self.progress.shown, str(skip_lsn)))
         self.pipeline.execute(_CLEAR_SKIP_LSN, parameters=parameters, note=note)
-
-    @property
-    def codec(self) -> str:
-        return self.pipeline.codec
-
-    def flush(self) -> None:
-        self.pipeline.flush()
-
-    async def sync(self) -> None:
-        await self.pipeline.sync()
-
-    async def watch(self) -> None:
-        await self.pipeline.watch()
 
     def explain(self, error: SubscriberError) -> SubscriberError:
         """See explaining.explain(). For an error of this session's statements; any other is returned as it is."""

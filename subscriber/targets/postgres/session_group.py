@@ -36,7 +36,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.statement_context import StatementContext
 
 UNDER_WAY = 4  # batches sent and not answered, and one more for each further lane
@@ -49,10 +49,10 @@ class InFlightBatch:
 
     portions: list[TransactionSlice]
     mappings: dict[int, RelationMapping]
-    lane: PostgresTarget
+    lane: RowApplier
     position: Lsn  # before it
     within: bool  # the target's transaction has begun with earlier portions
-    fresh: set[int]  # tables that were mapped just before
+    fresh: frozenset[int]  # tables that were mapped just before
     tables: list[TableBatch] | None = None  # what it touches; None: anything
     commit: Callable[[], None] | None = None  # sends its COMMIT; None: it was sent, or there is none
 
@@ -73,9 +73,9 @@ class InFlightBatch:
 class SessionGroup:
     """What one worker has under way, in the order of the stream."""
 
-    def __init__(self, own: PostgresTarget, wake: Callable[[], None]) -> None:
+    def __init__(self, own: RowApplier, wake: Callable[[], None]) -> None:
         self.attempts: deque[InFlightBatch] = deque()
-        self.all: list[PostgresTarget] = [own]
+        self.all: list[RowApplier] = [own]
         self._own = own
         self._wake = wake
         self._answered = anyio.Event()
@@ -83,7 +83,7 @@ class SessionGroup:
         self._recovering = False
         own.pipeline.on_trouble = self.notify
 
-    def join(self, lane: PostgresTarget) -> None:
+    def join(self, lane: RowApplier) -> None:
         """Use this session as well from now on."""
         self._own.copy_progress_to(lane)
         lane.pipeline.on_trouble = self.notify
@@ -96,7 +96,7 @@ class SessionGroup:
 
     # --- sending --------------------------------------------------------------------------------
 
-    def pick_session(self, batch: Batch, *, whole: bool) -> PostgresTarget | None:
+    def pick_session(self, batch: Batch, *, whole: bool) -> RowApplier | None:
         """The lane that is to have `batch`; None: something has to be answered first.
 
         `whole`: it has nothing but whole transactions.
@@ -126,12 +126,12 @@ class SessionGroup:
         """Whether to send `batch` though something is under way and more could be gathered."""
         return batch.rows >= WORTH_A_LANE and self.has_extra_sessions and any(not self._load(lane) for lane in self.all)
 
-    def _idle(self) -> list[PostgresTarget]:
+    def _idle(self) -> list[RowApplier]:
         """Those without a transaction whose COMMIT has to wait for its turn."""
         waiting = {id(attempt.lane) for attempt in self.attempts if attempt.commit is not None}
         return [lane for lane in self.all if id(lane) not in waiting]
 
-    def _load(self, lane: PostgresTarget) -> int:
+    def _load(self, lane: RowApplier) -> int:
         return sum(attempt.lane is lane for attempt in self.attempts)
 
     def send_due_commits(self) -> None:

@@ -39,8 +39,8 @@ from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.target import PostgresTarget
 
 _PREPARED = r"""
 SELECT gid FROM pg_catalog.pg_prepared_xacts
@@ -67,7 +67,7 @@ class TwoPhase:
 
     async def load(self) -> None:
         """Find out what is prepared; when the worker has its locks, and before its first message."""
-        rows = await self._target.pipeline.rows(_PREPARED, str(self._subid))
+        rows = await self._target.rows.pipeline.rows(_PREPARED, str(self._subid))
         # Whoever may prepare a transaction on the target chooses its name.
         ours = re.compile(f"{gid_prefix(self._subid)}[0-9]{{1,10}}", re.ASCII)
         self._prepared = {name for (name,) in rows if name is not None and ours.fullmatch(name)}
@@ -102,16 +102,16 @@ class TwoPhase:
         if gid in self._prepared:
             return
         # Questions that come of the answers are asked before PREPARE. After it they would wait for the locks it keeps.
-        await target.pipeline.sync()
+        await target.rows.pipeline.sync()
         if not transaction.is_open_on_target:  # also one that has nothing for us: COMMIT PREPARED will look for it
-            target.begin(transaction)
+            target.rows.begin(transaction)
         note = StatementContext("PREPARE", transaction)
-        target.run_deferred(note)
-        target.roles.reset_role(note)
-        pipeline = target.pipeline
+        target.rows.run_deferred(note)
+        target.rows.roles.reset_role(note)
+        pipeline = target.rows.pipeline
         pipeline.execute(_MARK, parameters=self._key(transaction.xid, gid), note=note)
-        target.set_origin(end_lsn, transaction.commit_time, note)
-        target.prepare(gid, note)
+        target.rows.set_origin(end_lsn, transaction.commit_time, note)
+        target.rows.prepare(gid, note)
         await pipeline.sync()
         self._prepared.add(gid)
 
@@ -120,7 +120,7 @@ class TwoPhase:
         own, note = self._begin(transaction, "PREPARE")
         at = str(moment(transaction.commit_time))
         parameters = self._key(transaction.xid, self.gid(transaction.xid), transaction.gid, str(end_lsn), at)
-        self._target.pipeline.execute(_NOTE, parameters=parameters, note=note)
+        self._target.rows.pipeline.execute(_NOTE, parameters=parameters, note=note)
         return own
 
     async def commit(self, message: CommitPrepared, transaction: RemoteTransaction) -> RemoteTransaction:
@@ -132,7 +132,7 @@ class TwoPhase:
         gid = self.gid(message.xid)
         if gid in self._prepared:
             note = StatementContext(message.message_type, transaction)
-            self._target.set_origin(message.end_lsn, message.commit_time, note)
+            self._target.rows.set_origin(message.end_lsn, message.commit_time, note)
             await self._alone(f"COMMIT PREPARED '{gid}'", note)
             self._prepared.remove(gid)
         elif transaction.state is not TransactionState.SKIP and ("t", None) not in await self._rows(message.xid):
@@ -154,7 +154,7 @@ class TwoPhase:
             known = next((lsn for committed, lsn in await self._rows(message.xid) if committed == "f"), None)
             if known is None or Lsn.parse(known) == message.prepare_end_lsn:
                 note = StatementContext(message.message_type, transaction)
-                self._target.set_origin(message.rollback_end_lsn, message.rollback_time, note)
+                self._target.rows.set_origin(message.rollback_end_lsn, message.rollback_time, note)
                 await self._alone(f"ROLLBACK PREPARED '{gid}'", note)
                 self._prepared.remove(gid)
         else:
@@ -164,23 +164,23 @@ class TwoPhase:
     async def _alone(self, sql: str, note: StatementContext) -> None:
         """Run what may be no part of a transaction, which a pipeline's statements between two Syncs are."""
         await self._target.sync()
-        self._target.pipeline.execute_once(sql, note=note)
+        self._target.rows.pipeline.execute_once(sql, note=note)
         await self._target.sync()
 
     def _forget(self, transaction: RemoteTransaction, what: str) -> RemoteTransaction:
         own, note = self._begin(transaction, what)
         if self.gid(transaction.xid) not in self._prepared:
-            self._target.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
+            self._target.rows.pipeline.execute(_FORGET, parameters=self._key(transaction.xid), note=note)
         return own
 
     def _begin(self, transaction: RemoteTransaction, what: str) -> tuple[RemoteTransaction, StatementContext]:
         own = RemoteTransaction(transaction.xid, transaction.finish_lsn, transaction.commit_time)
         own.state = transaction.state
-        self._target.begin(own)
+        self._target.rows.begin(own)
         return own, StatementContext(what, own)
 
     async def _rows(self, xid: int) -> list[tuple[str | None, ...]]:
-        return await self._target.pipeline.rows(_FIND, *self._target.progress.shown, str(xid))
+        return await self._target.rows.pipeline.rows(_FIND, *self._target.rows.progress.shown, str(xid))
 
     def _key(self, xid: int, *more: str | None) -> bytes:
-        return self._target.pipeline.texts((*self._target.progress.shown, str(xid), *more))
+        return self._target.rows.pipeline.texts((*self._target.rows.progress.shown, str(xid), *more))

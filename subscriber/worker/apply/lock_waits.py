@@ -32,7 +32,7 @@ from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.errors import ApplyError
 from subscriber.publisher.quoting import identifier, literal
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.parallel_worker import ParallelWorker, Pool

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.lsn import Lsn
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.streaming.parallel_worker import Assignment
@@ -40,7 +40,7 @@ class ParallelCommit:
 
         async def end(session: PostgresTarget) -> None:
             applied = assignment.transaction
-            self._leader.copy_progress_to(session)
+            self._leader.rows.copy_progress_to(session.rows)
             if transaction.gid is not None:
                 assert self._two_phase is not None
                 await self._two_phase.prepare(applied, end_lsn, session)
@@ -54,5 +54,5 @@ class ParallelCommit:
         if not await assignment.finish_with(end):
             return False
         if transaction.gid is None and assignment.transaction.is_open_on_target:
-            self._leader.set_progress_position(end_lsn)
+            self._leader.rows.set_progress_position(end_lsn)
         return True

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from subscriber import telemetry
 from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.lsn import Lsn
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.target import PostgresTarget
 
 
 class TransactionSkipper:
@@ -47,7 +47,7 @@ class TransactionSkipper:
         target = session or self._target
         await target.leave_batch_mode(transaction)
         wanted = self._wanted()
-        target.clear_skip_lsn(transaction, wanted)
+        target.rows.clear_skip_lsn(transaction, wanted)
         self._cleared()
         if transaction.state is TransactionState.SKIP:
             self._log("completed", transaction)

@@ -25,10 +25,9 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
 from subscriber.subscription import Subscription, TwoPhaseState
-from subscriber.targets.postgres.batch_applier import BatchingTarget
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply.confirmed_position import resume_confirming
 from subscriber.worker.apply.lock_waits import LockWaitMonitor
@@ -43,7 +42,7 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import connection_hint
 from subscriber.worker.leftover_slots import drop_leftover_slots
-from subscriber.worker.session.apply_session import claim, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import ApplySessions
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
@@ -113,30 +112,29 @@ class ApplyWorker(ApplyHooks):
         slot = subscription.slot_name
         if slot is None:
             raise PublisherError("subscription has no replication slot set", sqlstate="55000")
-        async with open_target(
+        config = TargetConfig(
             self._context.apply_target,
-            self._catalog,
             subscription.name,
-            subscription.oid,
+            subscription,
             0,
             self._conflict,
-            subscription,
             self._context.resolvers,
             batching=not self._context.settings.one_by_one,
-        ) as target:
-            self._report.status.pid = target.pipeline.session.pid
-            target.known_tables = self._memory.known_tables
-            self._tell_limits(target.capabilities.warnings)
+            known_tables=self._memory.known_tables,
+        )
+        async with open_target(config, self._catalog) as target:
+            self._report.status.pid = target.rows.pipeline.session.pid
+            self._tell_limits(target.rows.capabilities.warnings)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
                 await self._stream(target, publisher, slot, on_started)
             except SubscriberError as error:
-                raise await with_context(error, target, self._context.apply_target, self._catalog) from error
+                raise await with_context(error, target.rows, self._context.apply_target, self._catalog) from error
             finally:
                 publisher.session.abort()
 
     async def _stream(
-        self, target: BatchingTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
+        self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
         await end_earlier_workers(self._catalog, subscription.oid)
@@ -146,7 +144,7 @@ class ApplyWorker(ApplyHooks):
         self.left_over = not await drop_leftover_slots(
             publisher, self._catalog, subscription.oid, sync_id, self._tables
         )
-        await resume_progress(target, claimed)
+        await resume_progress(target.rows, claimed)
         info = await publisher.slot(slot)
         confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
@@ -199,13 +197,14 @@ class ApplyWorker(ApplyHooks):
         The changes of a backlog need the processor more.
         """
         await wait_for_pause(position)
-        terms = target.roles.terms
+        terms = target.rows.roles.terms
         known = self._memory.known_tables
         if not known.complete:
             known.complete = True
             tables = list(self._tables.names.values())
             await look_ahead(self._context.apply_target, self.subscription.name, tables, terms, known)
-        target.check_ahead(known.all(terms))
+        target.rows.check_ahead(known.all(terms))
+        target.on_progress()
 
     def _in_binary(self, publisher: Publisher) -> bool:
         """Whether values are to come in binary."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from datetime import datetime
-from types import MappingProxyType
 
 import anyio
 import asyncpg
@@ -26,15 +26,15 @@ from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
-from subscriber.failpoints import Point, reach
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.targets.postgres.row_applier import PostgresTarget
-from subscriber.targets.postgres.session.capabilities import detect_capabilities
+from subscriber.targets.postgres.row_applier import RowApplier
+from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
+from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session import conflicts
 
 PLACE_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
@@ -47,66 +47,73 @@ SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), a.usesysid
 """
 
 
+@dataclass(frozen=True, slots=True)
+class TargetConfig:
+    """What makes one worker's session on the target."""
+
+    conninfo: str = field(repr=False)
+    name: str  # of the worker, in application_name
+    subscription: Subscription
+    number: int  # its place, see catalog/worker_sessions.py; 0 is the apply worker
+    on_conflict: OnConflict
+    resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions for the subscription's conflict_policy
+    batching: bool = False  # allows batches, where the target can have them
+    known_tables: KnownTables = field(default_factory=KnownTables)
+
+    @property
+    def origin(self) -> str:
+        """The name of its replication origin."""
+        subid = self.subscription.oid
+        if not self.number:
+            return replication_names.apply_origin(subid)
+        return replication_names.table_sync_origin(subid, self.number)
+
+
 @asynccontextmanager
-async def open_target(
-    conninfo: str,
-    catalog: CatalogConnection,
-    name: str,
-    subid: int,
-    relid: int,
-    on_conflict: OnConflict,
-    subscription: Subscription,
-    resolvers: Mapping[str, Resolver] = MappingProxyType({}),
-    *,
-    batching: bool = False,
-) -> AsyncIterator[BatchingTarget]:
-    """The target session of one worker, registered and configured; dropped at the end of the block.
+async def open_target(config: TargetConfig, catalog: CatalogConnection) -> AsyncIterator[PostgresTarget]:
+    """Open one worker's target: connected, registered for its place, and configured. Closed at the end of the block.
 
-    Args:
-        relid: the place, see catalog/worker_sessions.py; 0 is the apply worker.
-        resolvers: functions for the subscription's conflict_policy.
-        batching: allows the set-based path.
+    The session is bound to no origin yet: see resume_progress().
 
-    The session is not bound to an origin yet: see resume().
+    Raises:
+        StaleCatalog: the subscription has been altered, disabled or dropped.
+        ConnectionLost: the target is away, or another worker has the place.
     """
-    session = await open_session(conninfo, application_name=f"subscriber: {name}", settings=KEEPALIVE)
+    name = f"subscriber: {config.name}"
+    session = await open_session(config.conninfo, application_name=name, settings=KEEPALIVE)
     try:
-        means = await detect_capabilities(session)
-        origin = replication_names.table_sync_origin(subid, relid) if relid else replication_names.apply_origin(subid)
-        target = BatchingTarget(session, origin, on_conflict)
-        target.capabilities = means
-        # Ordinary triggers, which run without the replica role, are not looked for.
-        target.passing = lambda where: reach(Point[where], target.pipeline.flush)
-        target.batching = batching and means.replica_role
-        await acquire_lock_and_role(target, catalog, relid, subscription, resolvers, on_conflict)
-        await target.configure(subscription.synchronous_commit)
-        yield target
+        capabilities = await detect_capabilities(session)
+        yield await make_target(config, catalog, Pipeline(session), capabilities)
     finally:
         session.abort()
 
 
-async def acquire_lock_and_role(
-    target: PostgresTarget,
-    catalog: CatalogConnection,
-    relid: int,
-    subscription: Subscription,
-    resolvers: Mapping[str, Resolver],
-    on_conflict: OnConflict,
-) -> None:
-    """Give the session its place, and have it act as the subscription says.
+async def make_target(
+    config: TargetConfig, catalog: CatalogConnection, pipeline: Pipeline, capabilities: TargetCapabilities
+) -> PostgresTarget:
+    """Make the target of a session that is connected; one that has been used before is configured already."""
+    rows = RowApplier(pipeline, config.origin, config.on_conflict)
+    rows.capabilities = capabilities
+    rows.known_tables = config.known_tables
+    # Ordinary triggers, which run without the replica role, are not looked for.
+    batching = config.batching and capabilities.replica_role
+    await _acquire_lock_and_role(rows, config, catalog)
+    await rows.configure(config.subscription.synchronous_commit)
+    return PostgresTarget(rows, batching=batching)
 
-    Raises StaleCatalog if the subscription has been altered, disabled or dropped.
-    """
-    subid = subscription.oid
-    await _register(target.pipeline, catalog, subid, relid)
+
+async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:
+    """Give the session its place, and have it act as the subscription says."""
+    subscription, subid = config.subscription, config.subscription.oid
+    await _register(rows.pipeline, catalog, subid, config.number)
     async with catalog.use() as connection:
         found = await store.load_subscription(connection, subid)
     if found is None or not found.enabled:
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:
         raise StaleCatalog("the subscription was altered meanwhile")
-    await target.roles.subscribe(subscription, replica_role=target.capabilities.replica_role)
-    conflicts.configure_conflict_policy(target, subscription, resolvers, on_conflict)
+    await rows.roles.subscribe(subscription, replica_role=rows.capabilities.replica_role)
+    conflicts.configure_conflict_policy(rows, subscription, config.resolvers, config.on_conflict)
 
 
 async def backend_of(pipeline: Pipeline) -> Backend:
@@ -148,42 +155,42 @@ async def claim(catalog: CatalogConnection, subscription: Subscription, relid: i
         return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
-async def resume_progress(target: PostgresTarget, claimed: ProgressClaim, *, number: int = 0) -> None:
+async def resume_progress(rows: RowApplier, claimed: ProgressClaim, *, number: int = 0) -> None:
     """Bind the origin, if there are any, repaired to where the record is, and continue from `claimed`.
 
     `number` is that of a further session of an apply worker, 0 the worker's own.
     """
-    pipeline = target.pipeline
-    with_origin = target.capabilities.origins
+    pipeline = rows.pipeline
+    with_origin = rows.capabilities.origins
     origin_id: str | None = None
     progress = ProgressRecord(claimed, with_origin=with_origin)
     if with_origin:
         ((origin_id,),) = await pipeline.rows("SELECT subscriber.bind_origin($1, $2, $3)", *progress.shown, str(number))
     tracked = await unique_violation.tracks_commit_times(pipeline)
-    conflicts.require_commit_times(target, tracked=tracked, with_origin=with_origin)
-    target.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
+    conflicts.require_commit_times(rows, tracked=tracked, with_origin=with_origin)
+    rows.resume(progress, int(origin_id) if tracked and origin_id is not None else None)
 
 
 @asynccontextmanager
-async def with_origin(target: PostgresTarget, claimed: ProgressClaim) -> AsyncIterator[None]:
+async def with_origin(rows: RowApplier, claimed: ProgressClaim) -> AsyncIterator[None]:
     """Within the block the session's writes carry its origin, before there is a position to resume() from."""
-    if not target.capabilities.origins:
+    if not rows.capabilities.origins:
         yield
         return
     shown = ProgressRecord(claimed, with_origin=True).shown
-    await target.pipeline.rows("SELECT subscriber.bind_origin($1, $2, 0)", *shown)
+    await rows.pipeline.rows("SELECT subscriber.bind_origin($1, $2, 0)", *shown)
     yield  # after an error the session is dropped, and its origin free
-    await release_origin(target)
+    await release_origin(rows)
 
 
-async def release_origin(target: PostgresTarget) -> None:
+async def release_origin(rows: RowApplier) -> None:
     """Let go of the origin that resume() has bound, if there are any; nothing is in flight."""
-    if target.capabilities.origins:
-        await target.pipeline.rows("SELECT subscriber.release_origin()")
+    if rows.capabilities.origins:
+        await rows.pipeline.rows("SELECT subscriber.release_origin()")
 
 
 async def with_context(
-    error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: CatalogConnection
+    error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
 ) -> SubscriberError:
     """The error of an apply loop with its CONTEXT; of a unique violation, the conflict that it is."""
-    return await conflicts.conflict_from_error(target.explain(error), target, conninfo, catalog)
+    return await conflicts.conflict_from_error(rows.explain(error), rows, conninfo, catalog)

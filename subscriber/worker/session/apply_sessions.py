@@ -11,8 +11,8 @@ from subscriber.catalog import replication_names
 from subscriber.catalog.grammar.options import MAX_APPLY_SESSIONS
 from subscriber.errors import SubscriberError
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.parallel_session import parallel_session
 
@@ -23,7 +23,7 @@ class ApplySessions:
     """For one apply worker, whose own session is `leader`."""
 
     def __init__(
-        self, subscription: Subscription, context: LauncherContext, leader: BatchingTarget, on_conflict: OnConflict
+        self, subscription: Subscription, context: LauncherContext, leader: PostgresTarget, on_conflict: OnConflict
     ) -> None:
         self._subscription = subscription
         self._context = context

@@ -15,13 +15,14 @@ from subscriber.catalog import store
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.grammar.conflict_options import needs_commit_times
 from subscriber.connection.connect import open_session
+from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.resolution import ConflictResolution, Resolver, UnresolvedConflict
-from subscriber.targets.postgres.row_applier import PostgresTarget
+from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 
 PATIENCE = 10.0  # seconds for all questions about what made a transaction fail
@@ -29,7 +30,7 @@ LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # somebody who waits for the table may
 
 
 def configure_conflict_policy(
-    target: PostgresTarget, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
+    rows: RowApplier, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
 ) -> None:
     """Have the session follow the subscription's options for conflicts; before it is resumed.
 
@@ -37,7 +38,7 @@ def configure_conflict_policy(
     """
     policies = parse_policies(subscription.conflict_policy)
     history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
-    target.policies, target.history = policies, history
+    rows.policies, rows.history = policies, history
     for name in sorted(policies.functions - resolvers.keys()):
         raise ApplyError(
             f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',
@@ -46,14 +47,14 @@ def configure_conflict_policy(
             sqlstate="42883",
         )
     if subscription.decides_conflicts:
-        target.resolution = ConflictResolution(
-            target.pipeline, target.roles, on_conflict, policies, history, resolvers, target.origin
+        rows.resolution = ConflictResolution(
+            rows.pipeline, rows.roles, on_conflict, policies, history, resolvers, rows.origin
         )
 
 
-def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: bool) -> None:
+def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) -> None:
     """Raises StatementError (55000) if a policy needs to know who wrote a row and when, and the target does not."""
-    needing = target.policies.needs_commit_times
+    needing = rows.policies.needs_commit_times
     if needing is not None and not tracked:
         raise needs_commit_times(needing)
     if needing is not None and not with_origin:
@@ -66,36 +67,36 @@ def require_commit_times(target: PostgresTarget, *, tracked: bool, with_origin: 
 
 
 async def conflict_from_error(
-    error: SubscriberError, target: PostgresTarget, conninfo: str, catalog: CatalogConnection
+    error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
 ) -> SubscriberError:
     """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
 
     Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
     """
-    note = target.pipeline.failed_note
-    refusal = target.resolution.refusal if target.resolution is not None else None
+    note = rows.pipeline.failed_note
+    refusal = rows.resolution.refusal if rows.resolution is not None else None
     violated = (
         isinstance(error, ServerError)
-        and error is target.pipeline.error
+        and error is rows.pipeline.error
         and error.sqlstate == unique_violation.UNIQUE_VIOLATION
         and isinstance(note, StatementContext)
     )
-    if refusal is None and not violated and not target.conflicts.has_pending_queries:
+    if refusal is None and not violated and not rows.conflicts.has_pending_queries:
         return error
     try:  # else the server's own error has to do
         with anyio.fail_after(PATIENCE):
             session = await open_session(conninfo, application_name="subscriber conflict")
             try:
-                asking = PostgresTarget(session, target.origin, lambda *_: None)
-                asking.capabilities = target.capabilities
+                asking = RowApplier(Pipeline(session), rows.origin, lambda *_: None)
+                asking.capabilities = rows.capabilities
                 await asking.configure("off")
                 asking.pipeline.execute(LOCK_TIMEOUT, note=StatementContext("SET"))
-                asking.roles.adopt(target.roles)
-                await target.conflicts.retry_on(asking.pipeline, asking.asking)
+                asking.roles.adopt(rows.roles)
+                await rows.conflicts.retry_on(asking.pipeline, asking.asking)
                 if refusal is not None:
-                    await _record(catalog, target, refusal)
+                    await _record(catalog, rows, refusal)
                 elif violated and isinstance(error, ServerError) and isinstance(note, StatementContext):
-                    return await _investigated(asking, catalog, target, error, note)
+                    return await _investigated(asking, catalog, rows, error, note)
             finally:
                 session.abort()
     except (SubscriberError, TimeoutError) as unknown:
@@ -109,9 +110,9 @@ async def conflict_from_error(
 
 
 async def _investigated(
-    asking: PostgresTarget,
+    asking: RowApplier,
     catalog: CatalogConnection,
-    target: PostgresTarget,
+    rows: RowApplier,
     error: ServerError,
     note: StatementContext,
 ) -> SubscriberError:
@@ -122,32 +123,32 @@ async def _investigated(
     if conflict is None:
         return error
     table = note.mapping.local.schema, note.mapping.local.name
-    rule = target.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
-    if _decidable(target, rule, note.mapping, note):
+    rule = rows.policies.rule(table, conflict.type, several_rows=conflict.several_rows)
+    if _decidable(rows, rule, note.mapping, note):
         return LateConflict(conflict.message)
     with suppress(SubscriberError):  # the error is more important than its record
-        await _record(catalog, target, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
+        await _record(catalog, rows, UnresolvedConflict(conflict, rule, note.mapping, note.transaction))
     return _as_error(conflict, error)
 
 
-def _decidable(target: PostgresTarget, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
+def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
     """Whether the next look finds what is in the way, and the policy does not stop because of it.
 
     Indexes that only a partition has are not looked into: trying at once would never end.
     """
-    if target.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
+    if rows.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
         return False
-    return target.resolution.applies_to(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
+    return rows.resolution.applies_to(mapping, note.change) and rule.policy not in (Policy.DEFAULT, Policy.ERROR)
 
 
-async def _record(catalog: CatalogConnection, target: PostgresTarget, refusal: UnresolvedConflict) -> None:
-    if target.history is None:
+async def _record(catalog: CatalogConnection, rows: RowApplier, refusal: UnresolvedConflict) -> None:
+    if rows.history is None:
         return
     relid = refusal.mapping.local.oid
-    lines = target.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
+    lines = rows.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
     async with catalog.use() as connection, connection.transaction():
         for line in lines:
-            await store.record_conflict_error(connection, target.history.subid, line)
+            await store.record_conflict_error(connection, rows.history.subid, line)
 
 
 def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:

@@ -52,8 +52,8 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.spool import record_format as spool_format
 from subscriber.spool.spool import SpooledTransaction
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Applier, Counters
@@ -295,7 +295,7 @@ class ParallelWorker:
                 with anyio.CancelScope() as self._scope:
                     try:
                         async with self._connect(self.number, self._conflict) as target:
-                            self.pipeline = target.pipeline
+                            self.pipeline = target.rows.pipeline
                             await self._serve(target)
                     except SubscriberError as error:
                         if isinstance(error, StaleMapping) and self.assignment is not None and self.assignment.repeat():
@@ -317,7 +317,7 @@ class ParallelWorker:
                     self._release(self.assignment, await self.assignment.run(target))
         except BaseExceptionGroup as group:
             cause = root_cause(group)
-            raise target.explain(cause) if isinstance(cause, SubscriberError) else cause from None
+            raise target.rows.explain(cause) if isinstance(cause, SubscriberError) else cause from None
 
     def _release(self, assignment: Assignment, outcome: AssignmentOutcome) -> None:
         self.assignment = None

@@ -23,8 +23,8 @@ from subscriber.errors import ApplyError, ConnectionLost
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions, negotiated_streaming
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.context import LauncherContext, open_spool

@@ -17,20 +17,19 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
-from subscriber.catalog import replication_names, worker_sessions
+from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.publisher.connection import Publisher
 from subscriber.subscription import Subscription
-from subscriber.targets.postgres.batch_applier import BatchingTarget
 from subscriber.targets.postgres.conflicts.resolution import Resolver
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
 from subscriber.targets.postgres.session.statement_context import OnConflict
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.worker import connect_publisher
-from subscriber.worker.session.apply_session import acquire_lock_and_role, backend_of
+from subscriber.worker.session.apply_session import TargetConfig, backend_of, make_target
 
 WORKER = "table synchronization worker"
 
@@ -51,7 +50,7 @@ class SyncSessions:
         self._publisher: Publisher | None = None
         self._session: Session | None = None  # on the target
         self._pipeline: Pipeline | None = None
-        self._means = TargetCapabilities()
+        self._capabilities = TargetCapabilities()
 
     def fits(self, subscription: Subscription) -> bool:
         """Whether they may be used again, for `subscription` as it is now."""
@@ -77,22 +76,20 @@ class SyncSessions:
         At the end of the block, where no origin is bound again, the place is given back, unless it ends with an error.
         """
         subscription = self.subscription
-        application_name = f"subscriber: {subscription.name} {name}"
-        again = self._pipeline is not None
+        config = TargetConfig(
+            self._conninfo, f"{subscription.name} {name}", subscription, relid, on_conflict, self._resolvers
+        )
+        application_name = f"subscriber: {config.name}"
         if self._pipeline is None:
             self._session = await open_session(self._conninfo, application_name=application_name, settings=KEEPALIVE)
-            self._means = await detect_capabilities(self._session)
+            self._capabilities = await detect_capabilities(self._session)
             self._pipeline = Pipeline(self._session)
+        else:
+            await self._pipeline.rows(_NAME, application_name)
         pipeline = self._pipeline
-        target = BatchingTarget(pipeline, replication_names.table_sync_origin(subscription.oid, relid), on_conflict)
-        target.capabilities, target.batching = self._means, False
-        if again:
-            await pipeline.rows(_NAME, application_name)
-        if not again:
-            await target.configure(subscription.synchronous_commit)
-        await acquire_lock_and_role(target, self._catalog, relid, subscription, self._resolvers, on_conflict)
+        target = await make_target(config, self._catalog, pipeline, self._capabilities)
         yield target
-        if target.has_run_foreign_code:
+        if target.rows.has_run_foreign_code:
             pipeline.session.abort()
             self._pipeline = self._session = None
             return

@@ -51,11 +51,11 @@ from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction
-from subscriber.targets.postgres.row_applier import PostgresTarget
 from subscriber.targets.postgres.session.error_context import row_security
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql.row_statements import copy_from
+from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
@@ -106,13 +106,13 @@ class TableSync(ApplyHooks):
         origin = replication_names.table_sync_origin(self.subscription.oid, self.relid)
         publisher = await sessions.publisher(self.slot)
         async with sessions.target(self.table, self.relid, self._conflict) as target:
-            self._report.status.pid = target.pipeline.session.pid
+            self._report.status.pid = target.rows.pipeline.session.pid
             try:
                 if self.relid != copy_jobs.COPY_JOB_RELID:
                     await self._copy_if_needed(target, publisher, origin)
                 await self._catch_up(target, sessions)
             except SubscriberError as error:
-                raise await with_context(error, target, self._target, self._catalog) from error
+                raise await with_context(error, target.rows, self._target, self._catalog) from error
         await self._finish(origin, await sessions.publisher(self.slot))
 
     # --- the copy -------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class TableSync(ApplyHooks):
         reach(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         claimed = await self._claim()
-        async with with_origin(target, claimed):  # for origin = none, as what is applied is
+        async with with_origin(target.rows, claimed):  # for origin = none, as what is applied is
             position = await self._copy(target, publisher, claimed)
         self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
@@ -159,7 +159,7 @@ class TableSync(ApplyHooks):
     async def _copy(self, target: PostgresTarget, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
         """Copy the table as of the creation of its slot; the position of that."""
         self._set_state("copying")
-        local = await copy_transaction.begin(target, self.schema, self.table)
+        local = await copy_transaction.begin(target.rows, self.schema, self.table)
         self._tables.find(local)
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
@@ -181,17 +181,17 @@ class TableSync(ApplyHooks):
         chunks = self._chunks(publisher.session, copy_out)
         if hook is not None and hook.reads_values:
             chunks = self._hooked(hook, len(table.columns), publisher.session, copy_out)
-        await copy_transaction.copy_as(target, mapping)
+        await copy_transaction.copy_as(target.rows, mapping)
         try:
-            tag = await target.pipeline.session.copy_in(copy_into, chunks)
+            tag = await target.rows.pipeline.session.copy_in(copy_into, chunks)
         except ServerError as error:
-            raise row_security(error, mapping, target.roles) from error
+            raise row_security(error, mapping, target.rows.roles) from error
         self._report.status.copy_rows = int(tag.split()[-1])
         await publisher.commit()
         progress = ProgressRecord(claimed, with_origin=False)
-        await copy_transaction.end(target, mapping, progress, slot.consistent_point, read_at)
+        await copy_transaction.end(target.rows, mapping, progress, slot.consistent_point, read_at)
         reach(Point.COPIED)
-        await copy_transaction.commit(target)
+        await copy_transaction.commit(target.rows)
         reach(Point.COPY_COMMITTED)
         return slot.consistent_point
 
@@ -231,14 +231,14 @@ class TableSync(ApplyHooks):
             await self._store_done(max(start, position))
             return
         self._set_state("catching up")
-        await resume_progress(target, claimed)
+        await resume_progress(target.rows, claimed)
         publisher = await sessions.publisher(self.slot)
         sessions.give_away_publisher()
         try:
             await self._stream(target, publisher, start)
         finally:
             publisher.session.abort()
-        await release_origin(target)
+        await release_origin(target.rows)
 
     async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
         """Apply what came for the table after `start`, up to where the apply worker is."""

@@ -24,7 +24,7 @@ from subscriber.targets.postgres.sql import row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, searched
 from subscriber.targets.postgres.sql.row_statements import Plan
 
-# A block in which a question about the rows of a table is queued: PostgresTarget.asking().
+# A block in which a question about the rows of a table is queued: RowApplier.asking().
 Asking = Callable[[RelationMapping, object], AbstractContextManager[None]]
 
 

@@ -1,0 +1,378 @@
+"""The PostgreSQL target: applies a transaction in batches where it can, and row by row where it must.
+
+Purpose. PostgresTarget decides which path a transaction takes. It owns a row applier, which is the worker's own session
+and the reference (targets/postgres/row_applier.py), and a batch applier (targets/postgres/batch_applier.py).
+
+Invariants.
+
+- A transaction is applied either entirely in batches or entirely row by row, apart from slices that were sent before.
+- No statement of the row applier is sent behind a batch that may be rejected. The first change of a transaction that is
+  applied row by row waits until nothing is in flight.
+- A rejected batch is replayed row by row. The replay reports what there is to report: a conflict that is logged, an
+  error with its position, or nothing at all.
+
+The path of a transaction:
+
+    event                                                    from                    to
+    a change that fits a batch                               –                       GATHERED
+    the batch is full before the transaction has ended       GATHERED, PARTLY_SENT   PARTLY_SENT
+    a change that fits no batch; few changes are expected    GATHERED, PARTLY_SENT   ROW_BY_ROW
+    a slice is rejected                                      PARTLY_SENT             ROW_BY_ROW
+    a savepoint was set, or everything was flushed           ROW_BY_ROW              PARTLY_SENT
+    COMMIT, ROLLBACK                                         any                     –
+
+Few changes are not worth a batch. They are not gathered where no more have come (set_small_backlog()). After a
+rejection the next changes are applied row by row, twice as many after each rejection in a row.
+
+Failure cases: see targets/postgres/batch_applier.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+from subscriber.apply.batch.batch import (
+    AppendedChanges,
+    AppendResult,
+    Batch,
+    CommitCallbacks,
+    TransactionSlice,
+    decoded,
+    why_not_batched,
+)
+from subscriber.apply.relation_map import RelationMap, RelationMapping
+from subscriber.apply.transaction import RemoteTransaction
+from subscriber.connection.pipeline import Pipeline
+from subscriber.errors import MappingError
+from subscriber.failpoints import Point, reach
+from subscriber.lsn import Lsn
+from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.targets.base import ShouldApply, Target
+from subscriber.targets.postgres.batch_applier import BatchApplier, is_worthwhile
+from subscriber.targets.postgres.row_applier import RowApplier
+
+PAUSE = 1000  # changes applied row by row after a rejection; doubles with each in a row
+LONGEST_PAUSE = 1_000_000
+
+FEW = "few at a time"
+
+
+class Path(Enum):
+    """How the open transaction is applied; the table at the top of the file has the transitions."""
+
+    GATHERED = auto()  # in the batch
+    PARTLY_SENT = auto()  # slices of it were sent, its COMMIT was not
+    ROW_BY_ROW = auto()
+
+
+class PostgresTarget(Target):
+    """One worker's target. `rows` is its own session, which is to be configured and resumed before the first change."""
+
+    def __init__(self, rows: RowApplier, *, batching: bool) -> None:
+        self.rows = rows
+        self.origin = rows.origin
+        self.batching = batching
+        self.row_by_row_reasons: Counter[str] = Counter()
+        self.on_progress: Callable[[], None] = lambda: None
+        self._batches = BatchApplier(rows, lambda: self.on_progress())
+        self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
+        self._path = Path.GATHERED
+        self._reason = ""  # why it is applied row by row
+        self._small_backlog = False  # see set_small_backlog()
+        self._pause = 0  # changes that are still to be applied row by row
+
+    @property
+    def codec(self) -> str:
+        return self.rows.pipeline.codec
+
+    @property
+    def position(self) -> Lsn:
+        return self._batches.position
+
+    @property
+    def batched_changes(self) -> tuple[int, int]:
+        """Changes that were applied in batches, and how many of them in further sessions."""
+        return self._batches.applied, self._batches.applied_beside
+
+    # --- which path -----------------------------------------------------------------------------
+
+    def _path_of(self, transaction: RemoteTransaction) -> Path:
+        return self._path if transaction is self._transaction else Path.GATHERED
+
+    def _take_path(self, transaction: RemoteTransaction | None, path: Path) -> None:
+        self._transaction, self._path = transaction, path
+
+    def _leave_path(self) -> None:
+        """The transaction has ended, or has nothing on the target."""
+        self._take_path(None, Path.GATHERED)
+
+    def _why_not(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> str | None:
+        """Why a change cannot be part of a batch; None: it can."""
+        reason = self._why_none()
+        if reason is not None:
+            return reason
+        try:
+            self.rows.roles.role([mapping.local])
+        except MappingError:
+            return "role"
+        return why_not_batched(mapping, change)
+
+    def _why_none(self) -> str | None:
+        """Why no change can be part of a batch now; None: some can."""
+        if not self.batching:
+            return "switched off"
+        if self._pause:
+            return self._reason
+        if self.rows.resolution is not None:
+            return "conflict policy"
+        if self.rows.conflicts.origin_id is not None:
+            return "track_commit_timestamp"
+        return None
+
+    # --- changes --------------------------------------------------------------------------------
+
+    async def map_relation(self, remote: Relation) -> RelationMapping:
+        await self._await_results()
+        return await self.rows.map_relation(remote)
+
+    def append_raw_changes(
+        self,
+        transaction: RemoteTransaction,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        should_apply: ShouldApply,
+    ) -> AppendedChanges:
+        if not self.batching or self._pause or self._path_of(transaction) is Path.ROW_BY_ROW:
+            return AppendedChanges(0, 0)
+        return self._batches.append_raw(transaction, waiting, limit, relations, should_apply)
+
+    def append_raw_transactions(
+        self,
+        waiting: deque[bytes],
+        limit: int,
+        relations: RelationMap,
+        should_apply: ShouldApply,
+        ends: CommitCallbacks,
+    ) -> AppendResult | None:
+        if not self.batching or self._pause:
+            return None
+        return self._batches.append_raw_transactions(waiting, limit, relations, should_apply, ends)
+
+    async def change(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        if self._small_backlog:
+            self._take_path(transaction, Path.ROW_BY_ROW)
+            self._reason = self._why_none() or mapping.local.batch_exclusion or FEW
+        elif self._path_of(transaction) is not Path.ROW_BY_ROW:
+            await self.flush_if_full()
+        if self._path_of(transaction) is not Path.ROW_BY_ROW:
+            reason = self._why_not(transaction, mapping, change)
+            if reason is None:
+                if not self._batches.batch.fits(mapping):
+                    await self._send(with_open=True)
+                if self._batches.add(transaction, mapping, change):
+                    return
+                reason = "row"
+            await self._switch_to_row_by_row(transaction, reason)
+        await self._change_row(transaction, mapping, change)
+
+    async def _change_row(
+        self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
+    ) -> None:
+        self.row_by_row_reasons[self._reason] += 1
+        if self._pause:
+            self._pause -= 1
+        await self.rows.change(transaction, mapping, change)
+
+    async def truncate(
+        self, transaction: RemoteTransaction, mappings: list[RelationMapping], truncate: Truncate
+    ) -> None:
+        await self._switch_to_row_by_row(transaction, "TRUNCATE")
+        await self.rows.truncate(transaction, mappings, truncate)
+
+    # --- the end of a transaction -------------------------------------------------------------------
+
+    async def commit(self, transaction: RemoteTransaction, end_lsn: Lsn, on_committed: Callable[[], None]) -> None:
+        if self._path_of(transaction) is Path.PARTLY_SENT:
+            self._batches.add_commit(transaction, end_lsn, on_committed)
+            await self._send()
+        elif self._batches.has_gathered(transaction):
+            self._batches.add_commit(transaction, end_lsn, on_committed)
+            await self.flush_if_full()
+        else:
+            await self._switch_to_row_by_row(transaction, "nothing")
+            self._leave_path()
+            await self.rows.commit(transaction, end_lsn, on_committed)
+
+    async def roll_back(self, transaction: RemoteTransaction) -> None:
+        """Undo the transaction."""
+        self._batches.take_all()
+        await self._await_results()
+        if self._path_of(transaction) is Path.GATHERED:
+            transaction.is_open_on_target = False  # its changes had only been gathered
+        self._leave_path()
+        self.rows.roll_back(transaction)
+
+    # --- subtransactions --------------------------------------------------------------------------
+
+    async def savepoint(self, transaction: RemoteTransaction, name: str) -> None:
+        """Begin a subtransaction; `name` needs no quotes."""
+        await self.flush_transaction(transaction)
+        self.rows.savepoint(transaction, name)
+        self._resume_batching(transaction)
+
+    async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
+        """Undo everything since savepoint() of that name, which ends with it."""
+        self._batches.take_all()  # all of it came after the savepoint
+        await self._await_results()
+        self.rows.roll_back_to(transaction, name)
+        self._resume_batching(transaction)
+
+    async def flush_transaction(self, transaction: RemoteTransaction) -> None:
+        """Apply what came of `transaction` so far, and hold its locks, though more is to come."""
+        await self._switch_to_row_by_row(transaction, FEW)
+        self._resume_batching(transaction)
+
+    def _resume_batching(self, transaction: RemoteTransaction) -> None:
+        """What comes next of the transaction may be a slice again: nothing of it is in flight."""
+        if transaction.is_open_on_target:
+            self._take_path(transaction, Path.PARTLY_SENT)
+        else:
+            self._leave_path()
+
+    # --- when it is done --------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        self.rows.pipeline.flush()
+
+    async def flush_if_full(self) -> None:
+        if self._batches.batch.is_due:
+            await self._send(with_open=True)
+        elif self._batches.sessions.refused:
+            await self._await_results()
+
+    def set_small_backlog(self, few: bool) -> bool:
+        self._small_backlog = few and self._batches.is_idle
+        return self._small_backlog
+
+    async def on_idle(self) -> None:
+        if not self._small_backlog:  # else nothing was gathered
+            sessions = self._batches.sessions
+            if sessions.refused:
+                await self._await_results()
+            # Or what follows is gathered as well, until the answer wakes us.
+            if not sessions.attempts or sessions.should_send_early(self._batches.batch):
+                await self._send()
+        if await self.rows.check_some_shapes():
+            self.on_progress()
+
+    async def sync(self) -> None:
+        await self._send()
+        await self._await_results()
+        await self.rows.pipeline.sync()
+
+    async def watch(self) -> None:
+        await self.rows.pipeline.watch()
+
+    async def _send(self, *, with_open: bool = False) -> None:
+        """Apply what was gathered of whole transactions; `with_open`: and of the one that is open."""
+        batch = self._batches.take(with_open=with_open)
+        if batch is None:
+            return
+        first, last = batch.portions[0].transaction, batch.portions[-1].transaction
+        whole = not batch.is_open and self._path_of(first) is not Path.PARTLY_SENT
+        session = await self._batches.wait_for_session(batch, whole=whole)
+        if session is None:
+            await self._await_results()
+        path = self._path_of(first)
+        if path is Path.PARTLY_SENT or (path is Path.GATHERED and (batch.is_open or is_worthwhile(batch))):
+            within = self._path_of(last) is Path.PARTLY_SENT
+            if batch.is_open:
+                self._take_path(last, Path.PARTLY_SENT)
+            else:
+                self._leave_path()
+            await self._batches.send(batch, session or self.rows, within=within)
+            return
+        if path is Path.GATHERED:
+            await self._await_results()
+            self._reason = FEW
+        await self._replay_row_by_row(batch)
+
+    async def _await_results(self) -> None:
+        """Wait until nothing is in flight. What was rejected is replayed row by row then."""
+        rejection = await self._batches.wait_for_results()
+        if rejection is None:
+            return
+        self._reason = rejection.reason
+        if rejection.pauses:
+            self._pause = min(PAUSE * 2**self._batches.rejections, LONGEST_PAUSE)
+            self._batches.rejections += 1
+        if rejection.open_transaction is not None:
+            self._take_path(rejection.open_transaction, Path.ROW_BY_ROW)
+        elif rejection.batches and self._path is Path.PARTLY_SENT:
+            self._leave_path()
+        for batch in rejection.batches:
+            await self._replay_slices(batch.portions, batch.mappings)
+        gathered = self._batches.batch.portions
+        if gathered and self._path_of(gathered[0].transaction) is Path.ROW_BY_ROW:
+            await self._replay_row_by_row(self._batches.take_all())
+
+    async def _switch_to_row_by_row(self, transaction: RemoteTransaction, reason: str) -> None:
+        """Apply all of `transaction` row by row, apart from slices that were sent, and what came before it first."""
+        if self._path_of(transaction) is Path.ROW_BY_ROW:
+            return
+        await self._send()
+        if is_worthwhile(self._batches.batch):
+            await self._send(with_open=True)
+        await self._await_results()
+        if self._path_of(transaction) is Path.ROW_BY_ROW:  # since slices of it were rejected
+            return
+        self._reason = reason
+        if self._path_of(transaction) is Path.PARTLY_SENT:
+            self._take_path(transaction, Path.ROW_BY_ROW)
+        await self._replay_row_by_row(self._batches.take_all())
+        self._take_path(transaction, Path.ROW_BY_ROW)
+
+    async def _replay_row_by_row(self, batch: Batch) -> None:
+        await self._replay_slices(batch.portions, batch.mappings)
+
+    async def _replay_slices(self, slices: list[TransactionSlice], mappings: dict[int, RelationMapping]) -> None:
+        """Apply one transaction and one change after another."""
+        for portion in [one for several in slices for one in several.transactions()]:
+            transaction = portion.transaction
+            if self._path_of(transaction) is not Path.ROW_BY_ROW:
+                transaction.is_open_on_target = False
+                self._take_path(transaction, Path.ROW_BY_ROW)
+            for payload in portion.changes:
+                change = decoded(payload)
+                await self._change_row(transaction, mappings[change.relid], change)
+                reach(Point.BATCH_APPLIED_AGAIN, self.flush)
+            if portion.end_lsn is not None:
+                self._leave_path()
+                assert portion.on_committed is not None
+                await self.rows.commit(transaction, portion.end_lsn, portion.on_committed)
+
+    # --- for the worker that has it -----------------------------------------------------------------
+
+    async def leave_batch_mode(self, transaction: RemoteTransaction) -> None:
+        """To be awaited before `rows` is used otherwise than through this object, inside of `transaction` or not."""
+        await self._switch_to_row_by_row(transaction, "not a plain transaction")
+
+    def join(self, session: PostgresTarget) -> None:
+        """Apply batches through this session as well from now on. It is configured, and has an origin."""
+        self._batches.sessions.join(session.rows)
+
+    @property
+    def pipelines(self) -> list[Pipeline]:
+        """Of all sessions in which something may be in flight; first that of what commits first."""
+        return self._batches.sessions.pipelines
+
+    def roll_back_for_lock(self) -> bool:
+        """The first of `pipelines` waits for a lock: have the others roll back what they have open; false: nothing."""
+        return self._batches.sessions.roll_back_for_lock()
