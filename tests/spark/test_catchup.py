@@ -102,7 +102,7 @@ async def test_what_must_be_applied_one_by_one_is_refused(
         "CREATE TRIGGER t BEFORE INSERT ON log FOR EACH ROW EXECUTE FUNCTION f()",
         "ALTER TABLE log ENABLE ALWAYS TRIGGER t",
     )
-    with pytest.raises(StatementError, match="one by one") as refused:
+    with pytest.raises(StatementError, match="row by row") as refused:
         await catch_up(target_db.dsn(), "s", scene.log, spark)
     assert refused.value.detail == "It has a trigger that fires for replicated changes."
     assert await target_db.value("SELECT count(*) FROM pg_class WHERE relname LIKE 'catchup%'") == 0
