@@ -22,9 +22,9 @@ def cache_directory(name: str) -> Path:
 
 
 def fill(place: Path, make: Callable[[Path], None]) -> Path:
-    """`place`, made if it is not there: `make(work)` fills an empty directory beside it, which then gets the name.
+    """Return `place`, and create it if it does not exist: `make(work)` fills an empty directory, which is then renamed.
 
-    One process makes it, and others that need it wait. What `make` raises leaves nothing behind.
+    One process creates it, and other processes that need it wait. If `make` raises, nothing is left behind.
     """
     with place.with_name(f"{place.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -30,6 +30,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests need not be looked at in each garbage collection."""
+    """Exclude thousands of tests from garbage collection."""
     gc.collect()
     gc.freeze()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def command_line(pid: int) -> list[str]:
-    """The arguments of a process; empty when it has gone."""
+    """Return the arguments of a process; empty if it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_text(errors="replace").rstrip("\0").split("\0")
     except OSError:
@@ -15,7 +15,7 @@ def command_line(pid: int) -> list[str]:
 
 
 def family(pid: int) -> set[int]:
-    """A process and all that it has started, and those have."""
+    """Return a process and all its descendants."""
     parents: dict[int, int] = {}
     for name in filter(str.isdigit, os.listdir("/proc")):
         try:

@@ -37,7 +37,7 @@ def local(
     schema: str = "s",
     partitioned: bool = False,
 ) -> LocalRelation:
-    """A table of the target; a column given by its name is an integer."""
+    """Return a table of the target. A column given by its name is an integer."""
     return LocalRelation(
         oid=4711,
         schema=schema,
@@ -57,7 +57,7 @@ def remote(
     namespace: str = "s",
     name: str = "t",
 ) -> Relation:
-    """A published table; a name with a star is part of its key, and so is every column of a FULL one."""
+    """Return a published table. A name with a star is part of its key, and so is every column of a FULL one."""
     full = replica_identity is ReplicaIdentity.FULL
     described = tuple(RelationColumn(full or c.endswith("*"), c.rstrip("*"), 23, -1) for c in columns)
     return Relation(None, relid, namespace, name, replica_identity, described)

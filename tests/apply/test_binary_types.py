@@ -19,7 +19,7 @@ def of_type(name: str, oid: int) -> LocalColumn:
 
 
 def mapping(theirs: list[int], ours: list[int | None]) -> RelationMapping:
-    """A table whose columns have these types on the publisher and here; None: the type is not known."""
+    """Return a table whose columns have these types on the publisher and here; None: the type is not known."""
     names = [f"c{number}" for number in range(len(theirs))]
     remote = tuple(RelationColumn(False, name, oid, -1) for name, oid in zip(names, theirs, strict=True))
     columns = [column(n) if oid is None else of_type(n, oid) for n, oid in zip(names, ours, strict=True)]

@@ -125,7 +125,7 @@ def test_functions() -> None:
 
 
 def conflict(*written: tuple[int | None, str | None], remote: dict[str, str | None] | None = None) -> Conflict:
-    """Rows of the target, by time and origin of their writers; None: a local one."""
+    """Return a conflict with rows of the target, by time and origin of their writers; None: a local one."""
     rows = tuple(
         LocalRow("i", ("a",), RowWriter("7", None, origin is not None, origin, at), {"a": "1", "b": "m", "c": None})
         for at, origin in written

@@ -62,7 +62,7 @@ def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
 
 @st.composite
 def runs(draw: st.DrawFn, binary: bool) -> list[bytes]:
-    """A few runs of changes of one kind, over few keys or many."""
+    """Draw a few runs of changes of one kind, over few keys or many."""
 
     def value(number: int) -> str | bytes | object | None:
         special = draw(st.sampled_from([None, build.UNSENT, *[0] * 30]))

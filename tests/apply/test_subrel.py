@@ -85,12 +85,12 @@ class Handover(RuleBasedStateMachine):
         return next(((finish, end) for finish, end in self.wal if finish >= position), None)
 
     def between_transactions(self, data: st.DataObject, start: Lsn) -> Lsn:
-        """A position from `start` on, up to the next commit record: what a keepalive says."""
+        """Return a position from `start` on, up to the next commit record, as a keepalive has it."""
         following = self.next_of(start)
         return Lsn(data.draw(st.integers(start, following[0] if following else start + 3)))
 
     def boundary(self) -> None:
-        """What the apply worker does between transactions."""
+        """Run the apply worker's work between transactions."""
         if self.table.state is TableState.SYNCWAIT:
             self.table.move(TableState.CATCHUP, catchup_target(self.table.lsn, self.position))
         elif self.table.state is TableState.SYNCDONE and self.position >= self.table.lsn:

@@ -25,13 +25,13 @@ class Capture:
 
     @property
     def parallel(self) -> bool:
-        """Whether STREAM ABORT has its two more fields."""
+        """Return True if STREAM ABORT has its two additional fields."""
         return self.options.get("streaming") == "parallel"
 
 
 @cache
 def captures() -> tuple[Capture, ...]:
-    """All recordings, ordered by name."""
+    """Return all recordings, ordered by name."""
     return tuple(_read(path) for path in sorted(DIRECTORY.glob("*.hex")))
 
 

@@ -14,13 +14,13 @@ from tests.plugins.fix_cluster import Database
 
 @pytest.fixture
 def dsn(target_db: Database) -> str:
-    """An empty database."""
+    """Return the connection string of an empty database."""
     return target_db.dsn()
 
 
 @pytest.fixture
 async def role(target_db: Database) -> AsyncIterator[str]:
-    """A role without any privilege."""
+    """Create a role without any privilege."""
     name = f"role_{secrets.token_hex(4)}"
     await target_db.execute(f"CREATE ROLE {name} LOGIN")
     yield name
@@ -29,7 +29,7 @@ async def role(target_db: Database) -> AsyncIterator[str]:
 
 @pytest.fixture
 async def database(dsn: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to a database with schema "subscriber" and nothing else in it."""
+    """Connect to a database with schema "subscriber" and nothing else in it."""
     connection = await asyncpg.connect(dsn)
     await ensure_schema(connection)
     yield connection
@@ -38,7 +38,7 @@ async def database(dsn: str) -> AsyncIterator[asyncpg.Connection]:
 
 @pytest.fixture
 async def subid(database: asyncpg.Connection) -> int:
-    """A subscription "s" with every option at its default."""
+    """Create a subscription "s" with every option at its default."""
     subid: int = await database.fetchval("""
         INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
                subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired,

@@ -140,7 +140,7 @@ SELECT count(*) FROM pg_stat_activity WHERE backend_type LIKE 'logical replicati
 
 @pytest.fixture
 async def conninfo(source_db: Database, target_db: Database) -> str:
-    """Of a publisher with publications p (table a), q (table b) and none (no table)."""
+    """Return the connection string of a publisher with publications p (table a), q (table b) and none (no table)."""
     if await target_db.value("SELECT current_setting('server_version_num')::int") < 180000:
         pytest.skip("messages are those of PostgreSQL 18")
     if await source_db.value("SELECT current_setting('server_version_num')::int") < 180000:
@@ -175,7 +175,7 @@ def comparable(said: Said) -> Said:
 async def played(
     script: list[str], kind: Subscriptions, target: Database, source: Database, conninfo: str
 ) -> list[object]:
-    """What each statement says and leaves behind."""
+    """Return the messages and the result of each statement."""
     connection = await target.connect()
     story: list[object] = []
     oid, gid = 0, ""

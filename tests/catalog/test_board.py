@@ -18,7 +18,7 @@ Meanwhile = list[Callable[[], object]]
 
 @pytest.fixture
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
-    """What happens, once, while a row is being written."""
+    """Call a function once while a row is being written."""
     happens: Meanwhile = []
     report_worker = store.report_worker
 

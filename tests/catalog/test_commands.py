@@ -26,14 +26,14 @@ Notices = list[tuple[str, str, str | None, str | None]]
 
 
 async def run(connection: asyncpg.Connection, sql: str) -> Notices:
-    """The notices of the statements."""
+    """Execute the statements. Returns their notices."""
     notices: Notices = []
     await execute(connection, sql, notice=lambda *parts: notices.append(parts))
     return notices
 
 
 async def create(connection: asyncpg.Connection, options: str = "", name: str = "s") -> None:
-    """A subscription without connection, whose publisher does not exist."""
+    """Create a subscription without connection, whose publisher does not exist."""
     sql = f"CREATE SUBSCRIPTION {name} CONNECTION 'dbname=nowhere' PUBLICATION p WITH (connect = false{options})"
     assert await run(connection, sql) == [NOT_CONNECTED]
 

@@ -31,7 +31,7 @@ class Owned:
     role: str
 
     async def run(self, *statements: str) -> None:
-        """As that role."""
+        """Execute the statements as that role."""
         await self.connection.execute(f"SET ROLE {self.role}")
         for statement in statements:
             await self.connection.execute(statement)
@@ -56,7 +56,7 @@ async def app(target_db: Database, database: asyncpg.Connection) -> AsyncIterato
 
 @asynccontextmanager
 async def undone(app: Owned) -> AsyncIterator[None]:
-    """A transaction that is rolled back."""
+    """Open a transaction that is rolled back."""
     transaction = app.connection.transaction()
     await transaction.start()
     yield
@@ -224,7 +224,7 @@ async def test_without_the_replica_role_ordinary_triggers_and_cascades_count(app
 
 @pytest.fixture
 async def other(app: Owned, target_db: Database) -> AsyncIterator[tuple[str, asyncpg.Connection]]:
-    """A role that may act as the owner, and its session."""
+    """Create a role that may act as the owner, and open its session."""
     name = f"apply_{secrets.token_hex(4)}"
     await app.connection.execute(f"CREATE ROLE {name} LOGIN")
     await app.connection.execute(f"GRANT {app.role} TO {name}")
@@ -237,7 +237,7 @@ async def other(app: Owned, target_db: Database) -> AsyncIterator[tuple[str, asy
 
 
 async def exceeds(app: Owned, session: asyncpg.Connection) -> bool:
-    """Whether the session may do more than the owner of the table; all three answers agree."""
+    """Return True if the session has more rights than the owner of the table. All three queries must agree."""
     found = json.loads(await session.fetchval(SAFETY, "app.t", [], True, None))
     assert [exceeded for *_, exceeded in found["foreign"]] == [found["guarded"]]
     assert isinstance(found["guarded"], bool)

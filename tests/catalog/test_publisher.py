@@ -43,7 +43,7 @@ BLOCKED = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
 
 @pytest.fixture
 async def conninfo(source_db: Database, target_db: Database) -> str:
-    """Of a publisher with publication p of tables a and b, which the target has too."""
+    """Return the connection string of a publisher with publication p of tables a and b, which the target also has."""
     for database in (source_db, target_db):
         await database.execute("CREATE TABLE a (i int PRIMARY KEY); CREATE TABLE b (i int PRIMARY KEY)")
     await source_db.execute("CREATE PUBLICATION p FOR TABLE a, b", "CREATE PUBLICATION none")

@@ -39,7 +39,7 @@ async def state_of(connection: asyncpg.Connection, subid: int) -> TwoPhaseState:
 
 @pytest.fixture
 async def enabled(database: asyncpg.Connection, source_db: Database) -> int:
-    """A subscription "s" that is disabled, with two_phase enabled and one table; its OID."""
+    """Create a disabled subscription "s" with two_phase enabled and one table. Returns its OID."""
     if await source_db.value("SELECT current_setting('server_version_num')::int") < 180000:
         pytest.skip("needs a publisher that can alter two_phase of a slot")
     await source_db.execute("CREATE TABLE a (i int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE a")

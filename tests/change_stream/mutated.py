@@ -52,7 +52,7 @@ class DamagedPublisher(FakePublisher):
 
 
 def written(random: Random) -> FakePublisher:
-    """A publisher with a few transactions of every kind of change."""
+    """Return a publisher with a few transactions of every kind of change."""
     publisher = DamagedPublisher(random)
     tables = [
         publisher.table("public.t", **COLUMNS),
@@ -131,7 +131,7 @@ async def read(publisher: FakePublisher) -> str:
 
 
 def value_of(function: object) -> str:
-    """A value, or the error in its place."""
+    """Return the value as text, or the error."""
     assert callable(function)
     try:
         return str(function())

@@ -86,7 +86,7 @@ class Killed:
         self.interrupted += len(self.lines()) > len(before)
 
     async def finish(self, until: str) -> None:
-        """A last life, to its natural end."""
+        """Run the consumer to its normal end."""
         before, confirmed = self.lines(), await self.confirmed()
         self._process = self._program(until)
         self._process.start()
@@ -116,7 +116,7 @@ class Killed:
 
 
 async def keep_writing(db: Database, stop: anyio.Event, seed: int) -> None:
-    """Transactions of one row mostly, some of a thousand; every tenth is rolled back."""
+    """Write transactions, mostly of one row, some of a thousand. Every tenth is rolled back."""
     chance = random.Random(seed)
     connection = await db.connect()
     while not stop.is_set():

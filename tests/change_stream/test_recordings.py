@@ -144,7 +144,7 @@ async def test_a_stream_that_is_cut_anywhere_tells_the_same(
 
 
 async def upcoming(thing: AsyncIterator[Thing], patience: float | None) -> Thing | None:
-    """The next one, asked for again and again if it takes longer than `patience` seconds; None at the end."""
+    """Return the next item, with retries if it takes longer than `patience` seconds; None at the end."""
     while True:
         with anyio.move_on_after(inf if patience is None else patience):
             return await anext(thing, None)

@@ -46,7 +46,7 @@ def city(publisher: FakePublisher) -> FakeTable:
 
 
 def write(publisher: FakePublisher, city: FakeTable, first: int, last: int, rows: int = 1) -> None:
-    """Transactions of so many rows each; `id` is the transaction's number."""
+    """Write transactions of `rows` rows each; `id` is the transaction's number."""
     for number in range(first, last + 1):
         with publisher.transaction() as transaction:
             for row in range(rows):
@@ -59,7 +59,7 @@ def new(change: Change) -> Row:
 
 
 async def ids(stream: Stream) -> list[int]:
-    """The `id` of each transaction's first row; all are acknowledged."""
+    """Return the `id` of each transaction's first row. All transactions are acknowledged."""
     found = []
     async for transaction in stream:
         found.append(new((await transaction.changes())[0])["id"])

@@ -118,7 +118,7 @@ CREATE TYPE deep AS (list brackets[], ranges int4range[], one brackets);
 
 
 def plain(value: Any) -> Any:
-    """What asyncpg gives, with composites as dictionaries and infinite times in UTC, as we give them."""
+    """Convert asyncpg's value to our format: composites are dictionaries, and infinite times are in UTC."""
     if isinstance(value, asyncpg.Record):
         return {name: plain(part) for name, part in value.items()}
     if isinstance(value, list):
@@ -240,7 +240,7 @@ SPECIAL = ["{", "}", ",", "(", ")", "[", "]", '"', "'", "\\", " ", "NULL", "null
 
 
 def nested_literal(random: Random, name: str, depth: int = 0) -> str:
-    """A value of a type as an SQL expression."""
+    """Return a value of a type as an SQL expression."""
     if depth and random.random() < 0.1:
         return f"NULL::{name}"
     if name.endswith("[]"):

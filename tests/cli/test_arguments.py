@@ -24,7 +24,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere argum
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that never answers."""
+    """Yield the port of a server that never answers."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
@@ -41,7 +41,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(pid: int, word: str) -> list[str]:
-    """The arguments of the process once `word` is among them."""
+    """Return the arguments of the process once `word` is among them."""
     deadline = monotonic() + 20
     while monotonic() < deadline:
         found = command_line(pid)
@@ -52,7 +52,7 @@ def wait_for(pid: int, word: str) -> list[str]:
 
 
 def listed(pid: int) -> str:
-    """The line of `ps`."""
+    """Return the line of `ps`."""
     command = ["ps", "-ww", "-o", "args=", "-p", str(pid)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

@@ -52,7 +52,7 @@ class Client:
         return status, json.loads(text)
 
     async def figures(self) -> dict[tuple[str, ...], float]:
-        """Of each sample its value by its name, the subscription and the other label's value."""
+        """Return the value of each sample, by its name, the subscription and the other label's value."""
         status, text = await self.get("/metrics")
         assert status == 200
         found = {}
@@ -67,7 +67,7 @@ class Client:
 async def served(
     subscriber: Subscriber, target: str, address: Address = FREE, settings: Settings = FRESH
 ) -> AsyncIterator[Client]:
-    """`target` served beside the launcher of `subscriber`, if that was started."""
+    """Serve `target` with the launcher of `subscriber`, if that was started."""
     subscriber.log.clear()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(serve, address, target, subscriber.launcher or Launcher(target), settings)

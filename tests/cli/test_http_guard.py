@@ -43,7 +43,7 @@ async def request(
 
 
 async def raw(port: int, text: str) -> str:
-    """The first line of the answer to a request written by hand."""
+    """Send a literal request. Returns the first line of the response."""
 
     def send() -> str:
         with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:

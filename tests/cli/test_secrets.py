@@ -351,7 +351,7 @@ async def guarded(source_db: Database, target_db: Database) -> AsyncIterator[Gua
 
 
 async def printed(*arguments: str, **environment: str) -> str:
-    """What a command prints as a process of its own."""
+    """Run a command in a separate process. Returns its output."""
     done = await anyio.run_process(
         [sys.executable, "-m", "subscriber", *arguments],
         check=False,

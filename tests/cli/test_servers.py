@@ -47,7 +47,7 @@ async def test_another_port_is_taken_when_the_first_is_lost(servers: Servers, mo
 
 
 def segments() -> set[str]:
-    """The numbers of the System V shared memory segments that the kernel keeps."""
+    """Return the numbers of the System V shared memory segments in the kernel."""
     return {line.split()[1] for line in Path("/proc/sysvipc/shm").read_text().splitlines()[1:]}
 
 
@@ -97,7 +97,7 @@ async def test_nothing_is_left_behind_by_a_killed_process() -> None:
 
 
 def is_running(pid: int) -> bool:
-    """A process that has ended but has not been waited for does not run."""
+    """Return True if the process runs. A process that has ended but has not been waited for does not run."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:

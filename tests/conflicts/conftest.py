@@ -38,13 +38,13 @@ def _start(portal: BlockingPortal, servers: Servers, name: str) -> Server:
 
 @pytest.fixture(scope="session")
 def tracking(portal: BlockingPortal, session_servers: Servers) -> Server:
-    """A server with track_commit_timestamp."""
+    """Create a server with track_commit_timestamp."""
     return _start(portal, session_servers, "tracking")
 
 
 @pytest.fixture(scope="session")
 def tracking_too(portal: BlockingPortal, session_servers: Servers) -> Server:
-    """Another one."""
+    """Create a second server with track_commit_timestamp."""
     return _start(portal, session_servers, "tracking_too")
 
 
@@ -55,7 +55,7 @@ def tracking_name(portal: BlockingPortal, tracking: Server) -> str:
 
 @pytest.fixture
 async def db(tracking: Server, tracking_name: str) -> AsyncIterator[Database]:
-    """A database of that server with a subscription and nothing else in it."""
+    """Create a database of that server with a subscription and nothing else in it."""
     database = Database(tracking, tracking_name)
     await shared_schema.clean(database, SUBID)
     await database.execute("SELECT pg_replication_origin_drop(roname) FROM pg_replication_origin")  # of others, too

@@ -81,7 +81,7 @@ class Node:
 
 @asynccontextmanager
 async def nodes(servers: Sequence[Server], **options: object) -> AsyncIterator[list[Node]]:
-    """A node on each server, each subscribed to all others."""
+    """Create a node on each server, each subscribed to all others."""
     async with AsyncExitStack() as stack:
         databases = [await stack.enter_async_context(fresh_database(server)) for server in servers]
         for database in databases:
@@ -119,7 +119,7 @@ async def work(found: Sequence[Node], script: str, directory: Path, seconds: flo
 
 
 async def converge(servers: Sequence[Server], directory: Path, seconds: float) -> None:
-    """Each node changes its own rows. No change returns, and all nodes end with all changes."""
+    """Change each node's own rows. No change may return, and all nodes must end with all changes."""
     async with nodes(servers) as found:
         done = await work(found, DISJOINT, directory, seconds, 200)
         assert min(done) > 0
@@ -141,7 +141,7 @@ async def converge(servers: Sequence[Server], directory: Path, seconds: float) -
 
 
 async def fight(servers: Sequence[Server], directory: Path, seconds: float) -> None:
-    """All nodes change the same rows. The last write wins on every node."""
+    """Change the same rows on all nodes. The last write must win on every node."""
     async with nodes(servers, conflict_policy="'last_update_wins'") as found:
         await work(found, SHARED, directory, seconds, 100)
         sums = [await node.database.rows(SUM) for node in found]

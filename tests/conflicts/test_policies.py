@@ -103,7 +103,7 @@ POLICIES = [
 
 
 def case(policy: str, later: bool, form: str) -> object:
-    """By key and in text every policy; otherwise those that do most, and the rest at length."""
+    """Return a case: every policy by key and in text. Other forms run for the main policies, and else as long tests."""
     short = form == "key" or (policy in ("error", "apply_remote") and form != "full binary")
     return pytest.param(policy, later, form, marks=() if short else pytest.mark.soak)
 

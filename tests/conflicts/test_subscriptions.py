@@ -27,7 +27,7 @@ async def tracked_db(tracking: Server) -> AsyncIterator[Database]:
 
 @pytest.fixture
 async def pair(source_db: Database, tracked_db: Database) -> AsyncIterator[Pair]:
-    """A source, and a launcher on a target that tracks commit timestamps."""
+    """Create a source, and a launcher on a target that tracks commit timestamps."""
     async with running_subscriber(tracked_db) as running:
         yield Pair(source_db, tracked_db, running)
 
@@ -163,7 +163,7 @@ async def test_a_function_of_the_program(source_db: Database, tracked_db: Databa
 
 @pytest.fixture
 def killed(tracked_db: Database, processes: Path) -> Iterator[Program]:
-    """`subscriber run` on the target, not started yet."""
+    """Return `subscriber run` on the target, not started yet."""
     program = Program(tracked_db.dsn(), processes / "run.log")
     yield program
     program.kill()

@@ -55,7 +55,10 @@ class Installation:
 
 
 def find_installation() -> Installation:
-    """As the environment says, or fetched and built. Exits with a message where something is missing."""
+    """Return the installation of the environment variables, or a downloaded and built one.
+
+    Exits if a part is missing.
+    """
     _need_perl_module("IPC::Run")
     given = os.environ.get("POSTGRES_SRC")
     source = Path(given).resolve() if given else _fetched()

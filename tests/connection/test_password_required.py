@@ -66,7 +66,7 @@ def _escaped(value: str) -> str:
 
 
 async def start(servers: Servers, programs: Path, certificates: Path | None) -> Hosts:
-    """A server with a role for each method of authentication."""
+    """Start a server with a role for each method of authentication."""
     server = await servers.create("passwords", bin=programs)
     settings = {"unix_socket_directories": str(server.directory)}
     tls = None
@@ -114,7 +114,7 @@ async def hosts(request: pytest.FixtureRequest, servers: Servers, tmp_path: Path
 
 
 async def used(conninfo: str) -> bool:
-    """Whether each kind of session accepts the way in which the server has authenticated us; all agree."""
+    """Return True if the sessions accept the server's method of authentication. All kinds of sessions must agree."""
     found = {await refusal(open_session(conninfo, must_use_password=True)) is None}
     found.add(await refusal(open_session(conninfo, replication=True, must_use_password=True)) is None)
     try:
@@ -203,7 +203,7 @@ async def test_direct_tls(hosts: Hosts, tmp_path: Path) -> None:
 
 @asynccontextmanager
 async def front(server_port: int, context: ssl.SSLContext) -> AsyncIterator[int]:
-    """The port of a program that ends TLS and hands everything on to a server."""
+    """Run a program that terminates TLS and forwards everything to a server. Yields its port."""
 
     async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -225,7 +225,7 @@ Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 @asynccontextmanager
 async def listening(accept: Accept, context: ssl.SSLContext | None = None) -> AsyncIterator[int]:
-    """The port on which `accept` is called for each connection; at the end of the block all are closed."""
+    """Listen and call `accept` for each connection. Yields the port. All connections are closed at the end."""
     tasks: set[asyncio.Task[None]] = set()
 
     async def run(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -334,7 +334,10 @@ SET = message(b"C", b"SET\0") + message(b"Z", b"I")  # what connect() sets once 
 
 @asynccontextmanager
 async def lying(steps: list[bytes], pieces: int | None = None) -> AsyncIterator[int]:
-    """The port of a server that says each of `steps` when the client has said something, in pieces of so many bytes."""
+    """Run a server that sends each of `steps` after a message of the client, in pieces of that size.
+
+    Yields its port.
+    """
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for step in (*steps, SET):

@@ -154,7 +154,7 @@ class Beside:
             await target.execute(*statements)
 
     async def compare(self) -> None:
-        """Both targets have the same rows, and the source's where nothing was done to them."""
+        """Check that both targets have the same rows, and the source's rows unless they were changed on the targets."""
         async with self.calm:
             await self.wait()
         for table in self.tables:
@@ -173,11 +173,11 @@ class Beside:
         assert not [p.message for p in self.subscriber.log.parts() if "unexpected error" in p.message]
 
     def conflicts_so_far(self) -> None:
-        """Forget conflicts up to now: during the copies they depend on who copied when."""
+        """Forget the conflicts up to now: during the copies they depend on the order of the copies."""
         self.seen = self.native.server.log.stat().st_size, len(self.subscriber.log.text())
 
     def compare_conflicts(self) -> None:
-        """Both have logged the same conflicts since, row for row."""
+        """Check that both have logged the same conflicts since then, for each row."""
         native, ours = (Counter(found) for found in self._logged_conflicts())
         if self.binary:  # our DETAIL shows such values as bytes
             native, ours = (Counter((kind, "") for kind, _ in c.elements()) for c in (native, ours))
@@ -235,7 +235,7 @@ class Beside:
         return dict(native), dict(ours)
 
     def has_failed(self) -> bool:
-        """Whether either has had an error since count_from_here(), and so may have met conflicts twice."""
+        """Return True if either has had an error since count_from_here(), and may have met conflicts twice."""
         with self.native.server.log.open(errors="replace") as log:
             log.seek(self.seen[0])
             native = log.read()
@@ -260,7 +260,7 @@ async def _end_crashes(database: Database) -> None:
 
 
 def _by_type(conflicts: Counter[str]) -> Counter[str]:
-    """By the names of the counters; `conflicts` by relation and type."""
+    """Convert `conflicts` by relation and type to the names of the counters."""
     found: Counter[str] = Counter()
     for name, count in conflicts.items():
         found[f"confl_{name.rpartition('=')[2]}"] += count
@@ -268,7 +268,7 @@ def _by_type(conflicts: Counter[str]) -> Counter[str]:
 
 
 async def _rows(database: Database, table: str, columns: str = "*") -> Counter[str]:
-    """Each row as text, and how often it is there."""
+    """Return each row as text, and its number of occurrences."""
     rows = await database.rows(f"SELECT t::text FROM (SELECT {columns} FROM {table}) t")
     return Counter(row for (row,) in rows)
 
@@ -317,7 +317,7 @@ async def beside(
 
 
 async def disturb(pair: Beside, random: Random) -> None:
-    """Until cancelled: stop our launcher, or end one of our connections to either server, again and again."""
+    """Repeatedly stop our launcher, or end one of our connections to either server, until cancelled."""
     ours = "application_name LIKE 'subscriber%' AND datname = current_database()"
     theirs = (  # without the connections of statements, whose errors go to their users
         f"pid IN (SELECT pid FROM pg_stat_replication WHERE application_name = '{OURS}' AND state <> 'startup')"

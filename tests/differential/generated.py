@@ -54,7 +54,7 @@ def kinds_for(*, binary: bool, xml: bool) -> list[Kind]:
 
 
 def generate(random: Random, index: int, kinds: Sequence[Kind]) -> Table:
-    """The table with that number."""
+    """Return the table with that number."""
     name = f"t{index}"
     layout = random.choices(["plain", "leaves", "roots"], [6, 1, 2])[0]
     identity = random.choices(["key", "index", "whole", "nothing", "none"], [5, 2, 4, 1, 1])[0]
@@ -158,7 +158,10 @@ def _plain(drawing: Drawing, identity: str) -> tuple[list[str], list[str]]:
 
 
 def _partitioned(drawing: Drawing, identity: str, *, whole_target: bool) -> tuple[list[str], list[str]]:
-    """`whole_target`: changes are published as the root's, so the target's table may have other partitions, or none."""
+    """Return the statements for partitioned tables on the source and on the targets.
+
+    `whole_target`: changes are published as the root's, so the target's table may have other partitions, or none.
+    """
     random, name, column = drawing.random, drawing.name, drawing.key[0]
     primary = [f"ALTER TABLE {name} ADD PRIMARY KEY ({column})"] if identity == "key" else []
     tail = " PARTITION BY "
@@ -194,7 +197,7 @@ def _partitioned(drawing: Drawing, identity: str, *, whole_target: bool) -> tupl
 
 
 def _triggers(drawing: Drawing, identity: str) -> tuple[str, ...]:
-    """Statements for the targets."""
+    """Return the statements for triggers on the targets."""
     name = drawing.name
     found = [INSERT_TRIGGER, UPDATE_TRIGGER, *([] if identity in ("key", "index") else [DELETE_TRIGGER])]
     event, when = drawing.random.choice(found)

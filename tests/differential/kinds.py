@@ -37,7 +37,7 @@ class Kind:
     binary: bool = True  # another server accepts the binary format
 
     def value(self, random: Random, *, keyed: bool) -> str:
-        """An SQL expression."""
+        """Return a value as an SQL expression."""
         dice = random.random()
         if dice < NULLS:
             return "NULL"

@@ -250,7 +250,7 @@ class Course:
         return self.random.choice([table for table in self.pair.tables if table.kinds])
 
     async def _change_shape(self) -> None:
-        """One change, after which rows are written in the new shape while older ones are still on their way."""
+        """Change a table once. Rows are then written with the new columns while older ones are still in transit."""
         random, pair = self.random, self.pair
         table = self._any_table()
         name = table.name
@@ -276,7 +276,7 @@ class Course:
                     await pair.both_patiently(f"ANALYZE {name}")
 
     async def _add_column(self, table: Table) -> None:
-        """On the targets first: a column that is not there cannot be applied to."""
+        """Add a column, on the targets first: a change with an unknown column cannot be applied."""
         kind = self.random.choice(table.kinds)
         column, keyed = f"added{len(table.columns)}", table.identity != "whole"
         statement = f"ALTER TABLE {table.name} ADD COLUMN IF NOT EXISTS {column} {kind.type}"
@@ -305,7 +305,7 @@ class Course:
         self._replace(table, replace(table, columns=kept, same=False))
 
     async def _add_table(self) -> None:
-        """One more to the publication, empty: with two_phase PostgreSQL's subscription cannot copy it."""
+        """Add an empty table to the publication: with two_phase PostgreSQL's subscription cannot copy it."""
         pair = self.pair
         kinds = kinds_for(binary=self.round.binary, xml=False)
         index = 100 + len(pair.tables)
@@ -322,7 +322,7 @@ class Course:
         self.work.add(table)
 
     async def _rename_column(self) -> None:
-        """On all three, while nothing is under way."""
+        """Rename a column on all three databases while no change is in transit."""
         table = self._any_table()
         columns = [c for c in table.columns if c not in table.key and c.startswith("c")]
         if not columns:
@@ -342,7 +342,7 @@ class Course:
                 self._replace(table, replace(table, same=False, triggers=()))
 
     async def _update_here(self) -> None:
-        """Rows on the targets differ from the source's, in one column."""
+        """Make rows on the targets differ from the source's in one column."""
         for table in list(self.pair.tables):
             columns = [c for c in table.columns if c not in table.key and c != "id"]
             if table.local_update and columns:

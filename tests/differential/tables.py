@@ -40,7 +40,7 @@ def cents(random: Random) -> str:
 
 
 def large(random: Random) -> str:
-    """A text that is stored out of line, as the columns have no compression."""
+    """Return a text that is stored out of line, because the columns have no compression."""
     return f"repeat(md5('{random.randint(1, 9)}'), {random.randint(80, 120)})"
 
 

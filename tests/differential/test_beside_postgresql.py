@@ -37,7 +37,7 @@ async def native_db(target: Server) -> AsyncIterator[Database]:
 
 
 def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> Settings:
-    """Half of the seeds use batches wherever they can, the others never."""
+    """Return settings: half of the seeds use batches whenever possible, the others never."""
     if seed % 2:
         monkeypatch.setattr(batch, "ROWS", 100)
         monkeypatch.setattr(batch, "SMALL", 20)
@@ -74,7 +74,7 @@ async def test_both_targets_have_the_same_rows(
 
 
 async def run_disturbed(pair: Beside, seed: int, steps: int) -> None:
-    """The same while our launcher and its connections are cut off at random moments."""
+    """Run the test while our launcher and its connections are interrupted at random moments."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(disturb, pair, Random(seed))
         await run(pair, seed, steps, undisturbed=False)

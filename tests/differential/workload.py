@@ -61,7 +61,7 @@ class Writer:
         self._truncated = False  # in the open transaction
 
     async def step(self) -> None:
-        """One statement more."""
+        """Execute one more statement."""
         self.statements += 1
         if not self._left and self._prepared and self._random.random() < 0.4:
             await self._end_prepared()
@@ -85,7 +85,7 @@ class Writer:
             self._left = 0
 
     async def _end(self) -> None:
-        """Some transactions are rolled back in part or whole."""
+        """End the transaction. Some transactions are rolled back, in part or as a whole."""
         if self._habits.prepared and len(self._prepared) < 3 and self._random.random() < 0.3:
             name = f"oracle {next(numbers)}"
             await self._connection.execute(f"PREPARE TRANSACTION '{name}'")
@@ -161,7 +161,7 @@ class Writer:
         return f"UPDATE {table.name} SET {assignments} WHERE {self._some(table)}"
 
     def _some(self, table: Table) -> str:
-        """A condition for one row, a few, or (rarely) all."""
+        """Return a condition for one row, a few, or (rarely) all."""
         random = self._random
         column = random.choice(table.key)
         value = table.columns[column](random)
@@ -199,11 +199,11 @@ class Workload:
             writer.tables.append(table)
 
     def change(self, table: Table) -> None:
-        """The table of that name has become this one."""
+        """Replace the table of that name."""
         for writer in self.writers:
             writer.tables = [table if other.name == table.name else other for other in writer.tables]
 
     @property
     def rolled_back(self) -> int:
-        """How many transactions were, in whole or in part."""
+        """Return the number of transactions that were rolled back, as a whole or in part."""
         return sum(writer.rolled_back for writer in self.writers)

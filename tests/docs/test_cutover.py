@@ -56,7 +56,7 @@ class Application:
     unexpected: list[str] = field(default_factory=list)
 
     async def run(self) -> None:
-        """Until canceled. A transaction whose end is unknown has a token that is not acknowledged."""
+        """Write until canceled. A transaction whose end is unknown has a token that is not acknowledged."""
         for attempt in range(1_000_000):
             database = random.choice(self.servers)
             token = f"{self.number}-{attempt}"
@@ -86,7 +86,7 @@ class Application:
 
 @asynccontextmanager
 async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Application]]:
-    """Applications at work during the block, as a role that is no superuser."""
+    """Run applications during the block, as a role that is not a superuser."""
     role = f"app_{secrets.token_hex(4)}"
     for database in servers:
         await database.execute(f"CREATE ROLE {role} LOGIN")
@@ -107,7 +107,7 @@ async def applications(servers: Sequence[Database]) -> AsyncIterator[list[Applic
 
 
 def script(old: Database, new: Database) -> dict[str, str]:
-    """The commands of the page by its parts, for these databases."""
+    """Return the commands of the page by its parts, for these databases."""
     text = (Path(__file__).parent.parent.parent / CUTOVER).read_text()
     found: dict[str, str] = {}
     every = iter(blocks(CUTOVER, "sh"))

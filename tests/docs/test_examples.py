@@ -69,7 +69,7 @@ def written_statements() -> Iterator[tuple[Path, str]]:
 
 
 def texts(tree: ast.AST) -> Iterator[str]:
-    """The strings of a program; what an f-string puts in is an x."""
+    """Yield the strings of a program. Values in an f-string are replaced by x."""
     for child in ast.iter_child_nodes(tree):
         if isinstance(child, ast.JoinedStr):
             yield "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in child.values)
@@ -80,7 +80,7 @@ def texts(tree: ast.AST) -> Iterator[str]:
 
 
 def parsed(block: str) -> ast.AST:
-    """An example as it would stand in an async function."""
+    """Parse an example as the body of an async function."""
     return ast.parse("async def example():\n" + "".join(f"    {line}\n" for line in block.splitlines()))
 
 
@@ -117,7 +117,7 @@ def test_programs_name_what_there_is(document: Path, block: str) -> None:
 
 
 def _called(function: ast.expr) -> Any:
-    """What of ours a call is about; None if it is about something else."""
+    """Return our function that is called; None if it is not ours."""
     match function:
         case ast.Attribute(ast.Name("subscriber"), name) if name in subscriber.__all__:
             return getattr(subscriber, name)

@@ -12,7 +12,7 @@ STEP = re.compile(r"^\|\s*\d+ \|.*\| `([\w/]+\.py):([\w.]+)` \|$", re.MULTILINE)
 
 
 def defined(file: Path) -> set[str]:
-    """Functions of a module, and methods with their class."""
+    """Return the functions of a module, and its methods with their classes."""
     found = set()
     for node in ast.parse(file.read_text()).body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):

@@ -42,7 +42,7 @@ class Stage:
         await self.subscriber.execute(self.creation(OURS, ", ".join(filter(None, [options, ours]))))
 
     async def alter(self, change: str) -> None:
-        """ALTER SUBSCRIPTION for both."""
+        """Execute ALTER SUBSCRIPTION for both."""
         await self.native.execute(f"ALTER SUBSCRIPTION {NATIVE} {change}")
         await self.subscriber.execute(f"ALTER SUBSCRIPTION {OURS} {change}")
 
@@ -52,7 +52,7 @@ class Stage:
         await self.alter("ENABLE")
 
     async def copied(self) -> None:
-        """Until all tables are copied, and the apply workers have them."""
+        """Wait until all tables are copied and handed over to the apply workers."""
         # The hand-over is finished at a position after the table's own; a transaction brings one.
         await self.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
         await asyncio.gather(
@@ -66,7 +66,7 @@ class Stage:
             await self.source.wait_for_catchup(name)
 
     async def compare(self, *queries: str) -> None:
-        """Wait for both. Then each query has the same rows in both."""
+        """Wait for both. Then check that each query has the same rows in both."""
         await self.caught_up()
         for query in queries:
             assert await self.ours.rows(query) == await self.native.rows(query), query

@@ -92,7 +92,7 @@ class Scene:
     column: str  # the same for one of its columns
 
     def named(self, statement: str) -> str:
-        """A statement for the table with that name, %1$I, and that column, %2$I."""
+        """Return a statement for the table with that name, %1$I, and that column, %2$I."""
         return NAMED.format(statement=statement.replace("'", "''"), table=self.table, column=self.column)
 
     async def compare(self) -> None:
@@ -139,7 +139,7 @@ def candidates(here: str, there: str) -> list[str]:
 
 
 async def fill(scene: Scene, start: int) -> None:
-    """Rows with each of the samples."""
+    """Insert rows with each of the samples."""
     await scene.stage.source.execute("BEGIN; " + "; ".join(inserts(scene, start)) + "; COMMIT")
 
 

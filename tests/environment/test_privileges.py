@@ -110,7 +110,7 @@ class Table:
 
     @property
     def all(self) -> tuple[str, ...]:
-        """The table and its partitions."""
+        """Return the table and its partitions."""
         return (self.name, f"{self.name}_low", f"{self.name}_high") if self.kind == "parted" else (self.name,)
 
     @property
@@ -189,7 +189,7 @@ class Table:
             yield f"ALTER TABLE {self.all[-1]} ENABLE ROW LEVEL SECURITY"
 
     def mended(self, kind: str, layout: Layout) -> Iterator[str]:
-        """All that a change of this kind can need."""
+        """Yield all privileges that a change of this kind can need."""
         if kind == "TRUNCATE":
             for table in layout.tables:
                 yield f"ALTER TABLE {table.name} DROP CONSTRAINT IF EXISTS refers"
@@ -391,7 +391,7 @@ class Watched:
 
 
 def copied_by(record: logging.LogRecord) -> str | None:
-    """The table, if a worker of ours that copies one has logged that."""
+    """Return the table, if the record is from our worker that copies a table."""
     keys = record.__dict__["keys"]
     return keys["relation"] if keys.get("worker") == "tablesync" else None
 
@@ -530,7 +530,7 @@ async def try_layouts(publisher: Server, target: Server, seeds: Iterable[int], t
 
 @pytest.fixture(scope="module")
 def target_of(target: Server, portal: BlockingPortal, session_servers: Servers) -> Iterator[Callable[[int], Server]]:
-    """The target server of a major."""
+    """Return the target server of a major version."""
     started = {NEWEST: target}
 
     async def start(major: int) -> Server:

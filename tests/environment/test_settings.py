@@ -140,9 +140,9 @@ class Scene:
     ours: Connection
 
     async def set(self, settings: Mapping[str, str], *, role: str | None = None) -> int:
-        """For all sessions from now on, or those of a role. How many were set for ours.
+        """Set the settings for all new sessions, or those of a role. Returns the number that were set for ours.
 
-        What this server refuses for a database is left out.
+        Settings that this server refuses for a database are skipped.
         """
         count = 0
         stage = self.stage
@@ -172,7 +172,7 @@ class Scene:
 
 @asynccontextmanager
 async def scene(publisher: Server, target: Server) -> AsyncIterator[Scene]:
-    """The launcher is not started yet."""
+    """Create the databases and a launcher that is not started yet."""
     async with beside(publisher, target, start=False) as stage:
         await stage.source.execute(*TABLES, *FILL)
         await stage.source.execute("CREATE PUBLICATION p FOR ALL TABLES WITH (publish_via_partition_root)")
@@ -224,7 +224,7 @@ async def _caught_up(scene: Scene) -> None:
 
 
 async def hostile(connection: Connection, *contexts: str) -> dict[str, str]:
-    """Every setting of the contexts with another value than it has."""
+    """Return every setting of the contexts with a value that differs from its current one."""
     found = {}
     for name, setting, vartype, least, most, choices in await connection.fetch(SETTINGS, list(contexts)):
         if name in LEFT_OUT:

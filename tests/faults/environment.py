@@ -59,7 +59,10 @@ class Scene:
     def program(
         self, point: Point | None = None, how: str = "kill", times: int = 1, *, target: str | None = None
     ) -> Process:
-        """`subscriber run`, to be started; with `point` it ends or stops itself there. `target`: another way to it."""
+        """Return `subscriber run`. With `point` it kills or stops itself there.
+
+        `target`: another route to the target.
+        """
         armed = [] if point is None else [point.name, how, str(times)]
         module = "subscriber" if point is None else "tests.faults.failpoint_cli"
         arguments = ["run", "--target", target or self.target.dsn(), "--log-format", "postgres"]
@@ -71,11 +74,11 @@ class Scene:
         await self.execute(statement)
 
     async def execute(self, statement: str) -> None:
-        """A statement on subscriptions."""
+        """Execute a statement on subscriptions."""
         await Subscriptions(self.target).execute(statement)
 
     async def append(self, rows: int = 2, writer: int = 0) -> None:
-        """One transaction on the publisher."""
+        """Execute one transaction on the publisher."""
         async with self._writer() as connection:
             self.appended += 1
             await connection.execute(APPEND, writer, self.appended, rows)
@@ -131,7 +134,7 @@ class Scene:
             await anyio.sleep(0.05)
 
     async def check(self) -> dict[str, int]:
-        """Both sides have the same rows, each as often; nothing is left over. Rows by table."""
+        """Check that both sides have the same rows, without leftovers. Returns the number of rows by table."""
         counts = {}
         async for result in compare(self.source.dsn(), self.target.dsn()):
             assert not result.differs, result

@@ -47,7 +47,7 @@ class Pgbench:
 
 @asynccontextmanager
 async def writing(scene: Scene) -> AsyncIterator[None]:
-    """Both writers, for the length of the block."""
+    """Run both writers during the block."""
     stop = anyio.Event()
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(Pgbench(scene).run, stop)
@@ -57,7 +57,7 @@ async def writing(scene: Scene) -> AsyncIterator[None]:
 
 
 async def prepare(scene: Scene) -> None:
-    """pgbench's tables on both sides; filled, keyed and published on the publisher."""
+    """Create pgbench's tables on both sides; filled, keyed and published on the publisher."""
     source, target = scene.source, scene.target
     await source.server.program("pgbench", "-i", "-I", "dtGp", "-q", dbname=source.name)
     await source.execute(
@@ -78,7 +78,7 @@ async def crash(server: Server, random: random.Random) -> None:
 
 
 async def kill_them(scene: Scene, whom: Sequence[str], seed: int, longest: float) -> None:
-    """One after the other, each at a random moment of at most `longest` seconds."""
+    """Kill them one after the other, each after a random delay of at most `longest` seconds."""
     chance = random.Random(seed)
     order = list(whom)
     chance.shuffle(order)

@@ -33,7 +33,7 @@ async def _start(faults: Scene) -> None:
 
 
 async def _write(faults: Scene) -> None:
-    """Each transaction is a batch; some follow each other on the same rows."""
+    """Write transactions that are one batch each. Some consecutive ones change the same rows."""
     for part in (1, 2, 3, 1, 4, 4, 5, 6):
         await faults.source.execute(f"UPDATE keyed SET v = v + 1 WHERE id / 4000 = {part}")
         await faults.append(1500)
@@ -77,7 +77,7 @@ async def test_everybody_is_killed_at_random(faults: Scene, capsys: pytest.Captu
     stop = anyio.Event()
 
     async def write() -> None:
-        """Rows that were changed just before are not rare, nor are new keys."""
+        """Write transactions. Some change recently changed rows, some have new keys."""
         while not stop.is_set():
             first = chance.randrange(ROWS)
             count = chance.choice([10, 500, 2500])

@@ -26,14 +26,14 @@ ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"
 
 @pytest.fixture(autouse=True)
 def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the worker's files go."""
+    """Return the directory of the worker's files."""
     folder = tmp_path / "spool"
     monkeypatch.setenv(variable_of("spool_dir"), str(folder))
     return folder
 
 
 async def subscribed(scene: Scene, streaming: str, sessions: int = 1) -> None:
-    """Everything copied, and two_phase enabled."""
+    """Subscribe, and wait until everything is copied and two_phase is enabled."""
     options = f"streaming = {streaming}, two_phase = true, apply_sessions = {sessions}"
     await writers.prepare(scene)
     await scene.create_subscription(options=f"WITH ({options})")

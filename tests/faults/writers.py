@@ -56,7 +56,7 @@ class Writer:
         self._savepoints: list[str] = []
 
     async def run(self, stop: anyio.Event, pause: float) -> None:
-        """Until `stop`; a publisher that is down is waited for."""
+        """Write until `stop` is set. Waits for a publisher that is down."""
         while not stop.is_set():
             try:
                 connection = await asyncpg.connect(self._source.dsn())
@@ -135,7 +135,7 @@ class Writer:
                 return f"DELETE FROM keyed WHERE id IN (SELECT id FROM keyed WHERE {own} LIMIT {limit} {held})"
 
     def _equal(self) -> str:
-        """Rows that are like others, which other writers change at the same time."""
+        """Return a statement for rows that have duplicates, which other writers change at the same time."""
         random = self._random
         some = f"ctid IN (SELECT ctid FROM equal LIMIT {random.randint(1, 40)} FOR UPDATE SKIP LOCKED)"
         match random.randint(1, 3):
@@ -163,9 +163,9 @@ async def prepare(scene: Scene) -> None:
 
 @asynccontextmanager
 async def writing(scene: Scene, seed: int, *, sessions: int, largest: int, pause: float) -> AsyncIterator[list[Writer]]:
-    """`sessions` writers for the length of the block; afterwards nothing is prepared on the publisher any more.
+    """Run `sessions` writers during the block. Afterwards no transaction is prepared on the publisher.
 
-    `largest`: rows of their largest statements; `pause`: seconds between two transactions, on average.
+    `largest`: rows of their largest statements; `pause`: average seconds between two transactions.
     """
     stop = anyio.Event()
     writers = [Writer(number, seed, scene.source, largest) for number in range(1, sessions + 1)]

@@ -15,7 +15,7 @@ inputs = sorted(CORPUS.iterdir())
 
 
 def mutate(data: bytes, chance: random.Random) -> bytes:
-    """One to four small damages: a byte changed, dropped, doubled, the end cut, a length made enormous."""
+    """Damage the data one to four times: a byte changed, dropped or duplicated, the end removed, a huge length."""
     damaged = bytearray(data)
     for _ in range(chance.randint(1, 4)):
         at = chance.randrange(len(damaged) + 1)

@@ -39,7 +39,7 @@ class Staging:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Until everything is copied; then what changed inside of the block is waited for at its end."""
+        """Wait until everything is copied. At the end of the block, wait for the changes made inside."""
         async with subscriber.connect(self.target.dsn(), hooks=self.hooks) as db, db.running():
             with anyio.fail_after(20):
                 await db.wait_for_sync("s")
@@ -146,7 +146,7 @@ async def test_a_filter_follows_rows_that_enter_and_leave(source_db: Database, t
 
 @asynccontextmanager
 async def refused(target: Database, pattern: str, hooks: dict[str, Hooks]) -> AsyncIterator[Log]:
-    """A launcher with these hooks, until its log has an error like `pattern`."""
+    """Run a launcher with these hooks until its log has an error that matches `pattern`."""
     async with (
         running_subscriber(target, start=False) as found,
         subscriber.connect(target.dsn(), hooks=hooks) as db,

@@ -93,7 +93,7 @@ def _major(build: str) -> int:
 
 
 async def _create(servers: Servers, name: str, build: str) -> Server:
-    """A server of that build. Raises NotAvailable."""
+    """Create a server of that build. Raises NotAvailable."""
     major = _major(build)
     if not build.startswith(DEBIAN):
         return await servers.create(name, SETTINGS, bin=programs(major))
@@ -104,7 +104,7 @@ async def _create(servers: Servers, name: str, build: str) -> Server:
 
 
 async def _said(publisher: Server, target: Server, directory: Path, version: str) -> dict[str, str]:
-    """What this publisher says about a slot that is lost, and about a publication that is not there."""
+    """Return this publisher's messages about a lost slot, and about a missing publication."""
     said = {}
     for name, question in (("lost slot", lost_slot), ("dropped publication", dropped_publication)):
 

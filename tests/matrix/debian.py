@@ -66,7 +66,7 @@ _NOT_NEEDED = ("etc", "var", "usr/share/doc", "usr/share/man", "usr/share/info",
 
 
 def debian(major: int) -> Path:
-    """The `bin` directory of Debian's PostgreSQL, installed or fetched. Raises NotAvailable."""
+    """Return the `bin` directory of Debian's PostgreSQL, installed or downloaded. Raises NotAvailable."""
     installed = Path(f"/usr/lib/postgresql/{major}/bin")
     return installed if (installed / "postgres").exists() else fetched(major)
 
@@ -116,7 +116,7 @@ def _fetch(major: int, work: Path) -> None:
 
 
 def _mirror() -> str:
-    """Where this machine gets Debian's packages from."""
+    """Return the mirror from which this machine gets Debian's packages."""
     listed = _run(["apt-get", "update", "--print-uris"], "apt does not say where packages come from")
     found = re.search(r"^'(\S+/debian)/dists/[^/]+/InRelease'", listed, re.MULTILINE)
     if found is None:
@@ -144,7 +144,7 @@ def _make_locale(usr: Path) -> None:
 
 
 def _wrap(major: int, place: Path) -> None:
-    """A script for each program. It finds its packages beside itself, so the two may be moved or copied together."""
+    """Write a script for each program. It finds its packages relative to itself, so both can be moved together."""
     (place / "bin").mkdir()
     for program in (place / f"root/usr/lib/postgresql/{major}/bin").iterdir():
         script = place / "bin" / program.name

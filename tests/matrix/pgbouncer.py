@@ -20,7 +20,7 @@ _LIBRARIES = ("libc-ares", "libcares", "libevent-")  # which the machine may lac
 
 
 def program() -> tuple[str, dict[str, str]]:
-    """The command and its environment. Raises NotAvailable."""
+    """Return the command and its environment. Raises NotAvailable."""
     if (found := shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin")) is not None:
         return found, {}
     root = fill(cache_directory("pgbouncer") / "root", _fetch)

@@ -38,7 +38,7 @@ class NotAvailable(Exception):
 
 
 def programs(major: int) -> Path:
-    """The `bin` directory of that major, fetched if it is not in the cache. Raises NotAvailable."""
+    """Return the `bin` directory of that major version, downloaded if it is not in the cache. Raises NotAvailable."""
     if major == NEWEST:
         return embedded_bin()
     if major not in PACKED:

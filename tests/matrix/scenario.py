@@ -136,7 +136,7 @@ async def subscribe_and_compare(publisher: Server, target: Server, variant: Vari
 
 
 async def lost_slot(publisher: Server, target: Server, directory: Path) -> str:
-    """The slot falls too far behind: stops and says so. What the publisher says about it."""
+    """Let the slot fall too far behind, and check that the subscription stops. Returns the publisher's message."""
     async with _setting(publisher, target, directory) as found:
         await found.create_subscription()
         await found.source.execute("ALTER SYSTEM SET max_slot_wal_keep_size = '1MB'", "SELECT pg_reload_conf()")
@@ -158,7 +158,7 @@ async def lost_slot(publisher: Server, target: Server, directory: Path) -> str:
 
 
 async def dropped_publication(publisher: Server, target: Server, directory: Path) -> str:
-    """The publication is dropped, and given up by the subscription. What the publisher says about it."""
+    """Drop the publication, and remove it from the subscription. Returns the publisher's message."""
     async with _setting(publisher, target, directory) as found:
         await found.source.execute("CREATE PUBLICATION other FOR TABLE cleared")
         await found.create_subscription()

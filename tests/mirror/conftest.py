@@ -25,7 +25,7 @@ class Mirror:
         self.url = f"sqlite+aiosqlite:///{file}"
 
     async def run(self, **options: Any) -> None:
-        """Until everything is there that is on the source now."""
+        """Run the mirror until it has everything that is on the source now."""
         end = options.pop("until", None) or subscriber.Lsn.parse(
             await self.source.value("SELECT pg_current_wal_insert_lsn()::text")
         )
@@ -82,7 +82,7 @@ async def rows_of_types(mirror: Mirror, types: list[tuple[str, str, Any]], url: 
 
 
 async def changes_arrive(mirror: Mirror, url: str) -> None:
-    """Rows inserted, updated, deleted and with a new key, on any database."""
+    """Insert, update and delete rows, and change keys, on any database."""
     await mirror.source.execute(
         "CREATE TABLE t (id text PRIMARY KEY, n numeric(12, 2), at timestamptz, b bytea)",
         "INSERT INTO t SELECT i, i / 3.0, '2000-01-01 00:00:00.5+00', '\\x00' FROM generate_series(1, 2000) i",

@@ -30,7 +30,7 @@ async def shout(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def contents(mirror: Mirror) -> bytes:
-    """Everything that ever was in the file, if SQLite has not written over it."""
+    """Return all bytes ever written to the file that SQLite has not overwritten."""
     return mirror.file.read_bytes()
 
 

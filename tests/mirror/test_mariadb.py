@@ -50,7 +50,7 @@ TYPES: list[tuple[str, str, str]] = [
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
-    """The URL of a server."""
+    """Yield the URL of a server."""
     if given := os.environ.get(GIVEN):
         yield given
         return
@@ -83,7 +83,7 @@ class MariaDB:
         return await self._run(self._server, statement)
 
     async def end_sessions(self, command: str = "Sleep") -> None:
-        """All that wait, or the one that is in the middle of a statement."""
+        """End all idle sessions, or the one that executes a statement."""
         numbers: list[tuple[Any, ...]] = []
         while not numbers:
             await anyio.sleep(0.05)

@@ -66,11 +66,11 @@ class Database:
     _connections: list[asyncpg.Connection[asyncpg.Record]] = field(default_factory=list)
 
     def dsn(self, **parameters: str) -> str:
-        """For connections to this database; `parameters` are more of libpq's keywords."""
+        """Return a connection string for this database; `parameters` are further libpq keywords."""
         return self.server.dsn(self.name, **parameters)
 
     async def connect(self, **settings: str) -> asyncpg.Connection[asyncpg.Record]:
-        """A connection of the test's own, closed when the test ends."""
+        """Open a connection that is closed when the test ends."""
         connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
             self.dsn(), server_settings={**self.settings, **settings}
         )
@@ -79,7 +79,7 @@ class Database:
 
     @asynccontextmanager
     async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
-        """A connection for a block."""
+        """Open a connection for the block."""
         connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
             self.dsn(), server_settings=self.settings
         )
@@ -95,17 +95,17 @@ class Database:
                 await connection.execute(statement)
 
     async def rows(self, query: str, *arguments: object) -> list[tuple[Any, ...]]:
-        """All rows of a query as tuples."""
+        """Return all rows of a query as tuples."""
         async with self.connection() as connection:
             return [tuple(row) for row in await connection.fetch(query, *arguments)]
 
     async def value(self, query: str, *arguments: object) -> Any:
-        """The first column of the first row; None without a row."""
+        """Return the first column of the first row; None without a row."""
         async with self.connection() as connection:
             return await connection.fetchval(query, *arguments)
 
     async def major(self) -> int:
-        """The server's major version."""
+        """Return the server's major version."""
         async with self.connection() as connection:
             return connection.get_server_version().major
 
@@ -115,14 +115,14 @@ class Database:
             pytest.skip(f"{what} since PostgreSQL {major}")
 
     async def stream_everything(self) -> None:
-        """On a publisher: make new sessions stream each change immediately, even of small transactions."""
+        """Make new sessions of a publisher stream each change immediately, even of small transactions."""
         await self.needs(16, "a publisher can be told to stream small transactions")
         newer = await self.major() >= 17
         name = "debug_logical_replication_streaming" if newer else "logical_replication_mode"
         await self.execute(f"ALTER DATABASE {self.name} SET {name} = immediate")
 
     async def flush_wal(self) -> None:
-        """On a publisher: have walsenders see what an open transaction has written; else that takes up to 15 s."""
+        """Flush a publisher's WAL, so that walsenders see an open transaction. Otherwise that takes up to 15 s."""
         await self.execute("CHECKPOINT")
 
     async def wait_for(self, query: str, expected: object = True, *, timeout: float = 20.0) -> None:
@@ -140,7 +140,7 @@ class Database:
         pytest.fail(f"after {timeout} s {query!r} gives {last!r}, not {expected!r}; the sessions:{sessions}")
 
     async def wait_for_catchup(self, application_name: str, *, timeout: float = 20.0) -> None:
-        """On a publisher: wait until that subscriber has confirmed everything written up to now."""
+        """Wait on a publisher until that subscriber has confirmed everything written up to now."""
         position = await self.value("SELECT pg_current_wal_lsn()::text")
         await self.wait_for(
             f"SELECT count(*) FROM pg_stat_replication WHERE application_name = '{application_name}'"
@@ -154,9 +154,11 @@ class Database:
 async def fresh_database(
     server: Server, encoding: str | None = None, *, template: str = "template0"
 ) -> AsyncIterator[Database]:
-    """A copy of an empty database, dropped at the end with its sessions, slots, origins and prepared transactions.
+    """Create a copy of an empty database.
 
-    With an `encoding`, the sessions of tests see its texts as bytes, which are ASCII or else an error.
+    It is dropped at the end with its sessions, slots, origins and prepared transactions.
+
+    With an `encoding`, the sessions of tests see its texts as bytes. Bytes that are not ASCII are an error.
     """
     database = Database(server, f"test_{next(numbers)}")
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
@@ -180,7 +182,7 @@ async def fresh_database(
 
 @asynccontextmanager
 async def database_with_schema(server: Server) -> AsyncIterator[Database]:
-    """The same with schema "subscriber" in it: copied, which takes a tenth of the time that it takes to make one."""
+    """Create a copy of a database with schema "subscriber". A copy takes a tenth of the time of creating the schema."""
     template = "with_schema"
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(server.dsn())
     try:
@@ -240,7 +242,7 @@ async def _drop_slots(own: asyncpg.Connection[asyncpg.Record]) -> None:
 
 
 def memory() -> Path | None:
-    """Where files are in memory; None where that is scarce, as in a container, or no program can be run from."""
+    """Return a directory in memory; None if memory is scarce, as in a container, or programs cannot run there."""
     if not MEMORY.is_dir():
         return None
     found = os.statvfs(MEMORY)
@@ -250,7 +252,7 @@ def memory() -> Path | None:
 
 @pytest.fixture(scope="session")
 def portal() -> Iterator[BlockingPortal]:
-    """An event loop in a thread, for what lives as long as the session."""
+    """Run an event loop in a thread, for objects with the lifetime of the session."""
     with start_blocking_portal() as portal:
         yield portal
 
@@ -283,7 +285,10 @@ def target(portal: BlockingPortal, session_servers: Servers) -> Server:
 
 @pytest.fixture
 def processes(session_servers: Servers) -> Path:
-    """A new directory: the process whose id a file *.pid in it has is ended with the servers, however we end."""
+    """Create a directory for process ids.
+
+    A process whose id is in a file *.pid there is ended with the servers, even if this process is killed.
+    """
     directory = session_servers.directory / f"processes-{next(numbers)}"
     directory.mkdir()
     return directory
@@ -305,6 +310,6 @@ async def target_db(target: Server, request: pytest.FixtureRequest) -> AsyncIter
 
 @pytest.fixture
 async def servers() -> AsyncIterator[Servers]:
-    """For servers that only one test has, to be killed or configured otherwise."""
+    """Create servers for a single test, to be killed or configured differently."""
     async with temporary_servers(inside=memory()) as servers:
         yield servers

@@ -57,7 +57,7 @@ def message(kind: bytes, body: bytes) -> bytes:
 
 
 def fingerprint(sql: str) -> str:
-    """A query without what differs from run to run."""
+    """Return a query without the parts that differ between runs."""
     text = re.sub(r"'(?:[^']|'')*'", "?", " ".join(sql.split()))
     return re.sub(r'"(?:[^"]|"")*"|\b[0-9]+\b', "?", text)[:160]
 
@@ -77,13 +77,13 @@ class Liar:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def dsn(self, dsn: str) -> str:
-        """The same URI by way of this program."""
+        """Return the URI with this proxy's address."""
         parts = urlsplit(dsn)
         query = f"{parts.query}&sslmode=disable".lstrip("&")
         return urlunsplit(parts._replace(netloc=f"{parts.username}@127.0.0.1:{self.port}", query=query))
 
     def tell(self, field: str | None, lie: str | bytes = "") -> None:
-        """From now on, lie in this field; None: in none."""
+        """Lie in this field from now on; None: in none."""
         self.field, self.lie = field, lie.encode() if isinstance(lie, str) else lie
 
     @asynccontextmanager
@@ -119,7 +119,7 @@ class Liar:
     # --- lying ----------------------------------------------------------------------------------
 
     def is_lie(self, field: str) -> bool:
-        """Note that the server says this field; whether to lie in it."""
+        """Record that the server sent this field. Returns True if it is to be rewritten."""
         self.seen[field] = None
         return field == self.field
 
@@ -130,7 +130,7 @@ class Liar:
         return self.text(field, said.encode("utf-8", "surrogateescape")).decode("utf-8", "surrogateescape")
 
     def rewritten(self, found: Any, name: str) -> Any:
-        """A message, or a part of one, in which the field to lie in may be."""
+        """Return a message, or a part of one, with the field rewritten if it contains it."""
         changes: dict[str, Any] = {}
         for field in fields(found):
             value, label = getattr(found, field.name), f"{name}.{field.name}"
@@ -143,7 +143,7 @@ class Liar:
         return replace(found, **changes) if changes else found
 
     def error(self) -> bytes:
-        """An ErrorResponse, or a NoticeResponse, without its first byte."""
+        """Return an ErrorResponse, or a NoticeResponse, without its first byte."""
         text = self.lie.replace(b"\0", b"")
         parts = dict.fromkeys("SMDHWsctdnFLRpPq", b"said" + text) | {"C": b"XX000", "V": b"ERROR"}
         return b"".join(letter.encode() + part + b"\0" for letter, part in parts.items()) + b"\0"
@@ -257,7 +257,7 @@ class Hostile:
         self._liars: list[Liar] = []
 
     async def to(self, port: int) -> Liar:
-        """A new liar in front of a port of 127.0.0.1."""
+        """Create a liar in front of a port of 127.0.0.1."""
         liar = Liar(port)
         await liar.start()
         self._liars.append(liar)

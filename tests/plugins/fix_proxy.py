@@ -61,7 +61,7 @@ class Proxy:
         self.port = self._server.sockets[0].getsockname()[1]
 
     def dsn(self, dsn: str) -> str:
-        """The same URI by way of this proxy."""
+        """Return the URI with this proxy's address."""
         parts = urlsplit(dsn)
         user = f"{parts.username}@" if parts.username else ""
         return urlunsplit(parts._replace(netloc=f"{user}127.0.0.1:{self.port}"))
@@ -174,7 +174,7 @@ class Proxies:
         self._proxies: list[Proxy] = []
 
     async def to(self, port: int) -> Proxy:
-        """A new proxy in front of a port of 127.0.0.1."""
+        """Create a proxy in front of a port of 127.0.0.1."""
         proxy = Proxy(port)
         await proxy.start()
         self._proxies.append(proxy)

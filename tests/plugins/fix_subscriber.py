@@ -62,7 +62,7 @@ class Log(logging.Handler):
         return [record.__dict__["parts"] for record in self.records]
 
     def text(self, style: Literal["postgres", "json"] = "postgres") -> str:
-        """All records as that log format prints them."""
+        """Return all records in that log format."""
         formatter = PostgresFormatter() if style == "postgres" else JsonFormatter()
         return "\n".join(formatter.format(record) for record in self.records)
 
@@ -70,7 +70,7 @@ class Log(logging.Handler):
         return re.search(pattern, self.text()) is not None
 
     def tells_of_waiting(self) -> bool:
-        """Whether a worker has lately said that it waits for an answer of the target."""
+        """Return True if a worker has recently logged that it waits for an answer of the target."""
         since = time() - LONGEST - 2 * INTERVAL
         events = [record.__dict__["keys"].get("event") for record in self.records if record.created > since]
         return "target.silent" in events
@@ -121,19 +121,19 @@ class Subscriptions:
         )
 
     async def wait_for_sync(self, source: Database, name: str = "s", *, timeout: float = 30.0) -> None:
-        """Until each table is copied and handed over, and what the source has is confirmed."""
+        """Wait until each table is copied and handed over, and the source's position is confirmed."""
         await self.database.wait_for(UNFINISHED.format(name=name, states="'s', 'r'"), 0, timeout=timeout)
         await source.wait_for_catchup(name, timeout=timeout)
 
     async def wait_for_ready(self, source: Database, name: str = "s", *, timeout: float = 30.0) -> None:
-        """Until the apply worker alone has all tables, and what the source has is confirmed."""
+        """Wait until the apply worker alone has all tables, and the source's position is confirmed."""
         # The hand-over is finished at a position after the table's own; a transaction brings one.
         await source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
         await self.database.wait_for(UNFINISHED.format(name=name, states="'r'"), 0, timeout=timeout)
         await source.wait_for_catchup(name, timeout=timeout)
 
     async def worker(self, name: str = "s") -> dict[str, Any]:
-        """What the apply worker reports about itself; empty before it does."""
+        """Return the apply worker's report; empty before the first one."""
         async with self.database.connection() as connection:
             row = await connection.fetchrow(
                 "SELECT w.* FROM subscriber.worker w JOIN subscriber.subscription s USING (subid)"
@@ -175,7 +175,7 @@ class Subscriber(Subscriptions):
         self._task = asyncio.create_task(self.launcher.run())
 
     def cancel(self) -> None:
-        """Begin to stop, without waiting."""
+        """Start to stop, without waiting."""
         assert self._task is not None
         self._task.cancel()
 
@@ -240,7 +240,7 @@ class Program:
 
     @property
     def pid(self) -> int | None:
-        """None while it does not run."""
+        """Return the process id; None while the process does not run."""
         return None if self._process is None else self._process.pid
 
     @property

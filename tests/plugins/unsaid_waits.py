@@ -60,7 +60,7 @@ async def _look_again_and_again(database: Database, logged: Callable[[], bool], 
 
 
 async def _waiting(database: Database) -> dict[int, str]:
-    """Descriptions of the waits, by process."""
+    """Return the descriptions of the waits, by process."""
     connection = await _connect(database.server.dsn())
     try:
         if connection.get_server_version().major < WAITSTART_SINCE:
@@ -72,7 +72,7 @@ async def _waiting(database: Database) -> dict[int, str]:
 
 
 async def _told(database: Database) -> bool:
-    """Whether a worker says in its status that it waits."""
+    """Return True if a worker's status reports a wait."""
     connection = await _connect(database.dsn())
     try:
         return bool(await connection.fetchval(TOLD, timeout=TIMEOUT))

@@ -51,7 +51,7 @@ class Attacked(Pair):
                 await connection.execute(statement)
 
     async def loot(self) -> set[tuple[str, str]]:
-        """The roles that code of the owner has had so far, and whether each is a superuser."""
+        """Return the roles whose rights code of the owner has had so far, and whether each is a superuser."""
         return {(who, is_superuser) for who, is_superuser in await self.target.rows("SELECT * FROM app.loot")}
 
     async def apply_as(self, role: str) -> None:

@@ -40,7 +40,7 @@ class Creator:
         return ""
 
     async def native(self, statement: str, role: str = OWNER) -> str:
-        """The same for PostgreSQL's own subscriptions."""
+        """Execute the statement for PostgreSQL's own subscriptions."""
         connection = await asyncpg.connect(self.attacked.target.dsn(user=role))
         try:
             await connection.execute(statement)

@@ -78,7 +78,7 @@ REFUSED = f'run code of role "{OWNER}", which could do there whatever the sessio
 
 
 async def tables(attacked: Attacked) -> None:
-    """All of WAYS on the target, and tables of the same names on the source, with a row each."""
+    """Create all tables of WAYS on the target, and tables of the same names on the source, with a row each."""
     await attacked.as_owner(*FUNCTIONS, *(statement for way in WAYS.values() for statement in way))
     await attacked.source.execute("CREATE SCHEMA app")
     for table in WAYS:

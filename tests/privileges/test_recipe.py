@@ -40,7 +40,7 @@ def named(majors: tuple[int, int]) -> str:
 
 
 def server(portal: BlockingPortal, servers: Servers, side: str, major: int) -> Server:
-    """The session's server of that side and major. Skips the test if its programs cannot be had."""
+    """Return the session's server of that side and major version. Skips the test if its programs are unavailable."""
     key = major if side == "publisher" else -major
     if key in _started:
         return _started[key]
@@ -283,7 +283,7 @@ LATER = [step for step in LOST if step not in ALWAYS]
 
 
 def without(recipe: str, side: str, key: str, steps: list[dict[str, Any]]) -> str:
-    """The printed recipe but for one step."""
+    """Return the printed recipe without one step."""
     (step,) = [step for step in steps if (step["side"], step["key"]) == (side, key)]
     blocks = recipe.split("\n\n")
     start = 1 + next(number for number, block in enumerate(blocks) if f"the {side}, PostgreSQL" in block)
@@ -459,7 +459,7 @@ async def test_a_target_without_a_superuser(scene: Scene) -> None:
 
 
 def secrets_of(text: str) -> list[str]:
-    """The passwords in connection strings."""
+    """Return the passwords in connection strings."""
     return re.findall(r"password=([\w-]+)", text)
 
 

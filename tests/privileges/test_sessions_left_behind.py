@@ -192,7 +192,7 @@ LEFT_UNTIL_THE_END = {"temporary", "prepared", "cursors", "channels", "advisory"
 
 
 async def report(attacked: Attacked, place: str, number: int) -> dict[str, Any]:
-    """The state of the session that applies, in a transaction of its own."""
+    """Return the state of the session that applies changes, in a transaction of its own."""
     await attacked.source.execute(f"INSERT INTO app.hostile VALUES ({number}, '{place}', 'report')")
     await attacked.source.wait_for_catchup("s")
     ((state,),) = await attacked.rows(f"SELECT state FROM app.report WHERE id = {number}")

@@ -97,6 +97,6 @@ statuses = st.builds(StandbyStatus, lsns, lsns, lsns, times, st.booleans())
 
 
 def decoder_for(message: Message) -> Decoder:
-    """A decoder in the state in which `message` has the bytes that encode() gives it."""
+    """Return a decoder in the state for the bytes that encode() returns for `message`."""
     parallel = isinstance(message, StreamAbort) and message.abort_lsn is not None
     return Decoder(parallel=parallel, in_block=getattr(message, "xid", None) is not None)

@@ -43,7 +43,7 @@ def decoded(capture: Capture) -> list[Message]:
 
 
 def of(capture: Capture, name: str, kind: type[Change]) -> list[Change]:
-    """The changes of one kind to the table `name`."""
+    """Return the changes of one kind to the table `name`."""
     relids = {message.relid for message in decoded(capture) if isinstance(message, Relation) and message.name == name}
     return [message for message in decoded(capture) if isinstance(message, kind) and message.relid in relids]
 

@@ -17,7 +17,7 @@ numbers = itertools.count(1)
 
 @pytest.fixture
 async def db(publisher: Server) -> AsyncIterator[Database]:
-    """An empty database on the publisher; its slots go with it."""
+    """Create an empty database on the publisher. Its slots are dropped with it."""
     database = Database(publisher, f"source_{next(numbers)}")
     root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(publisher.dsn())
     try:

@@ -23,7 +23,7 @@ def without_docker() -> str | None:
 
 @pytest.fixture(scope="module", params=["14", "15", "16", "17", "18"])
 def container(request: pytest.FixtureRequest) -> Iterator[str]:
-    """The DSN of a publisher of that major."""
+    """Return the connection string of a publisher of that major version."""
     if reason := without_docker():
         pytest.skip(reason)
     with warnings.catch_warnings():

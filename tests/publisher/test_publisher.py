@@ -18,7 +18,7 @@ def needs(walsender: Publisher, major: int) -> None:
 
 
 async def copied(walsender: Publisher, table: PublishedTable) -> list[str]:
-    """The rows that the table's copy statement gives, sorted."""
+    """Return the rows of the table's copy statement, sorted."""
     statement = copy_statement(table, binary=False)
     rows = [row async for rows in walsender.session.copy_out(statement) for row in rows]
     return sorted(b"".join(rows).decode().splitlines())

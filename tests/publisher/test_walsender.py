@@ -27,7 +27,7 @@ OPTIONS = StreamOptions(("p",))
 
 
 async def letters(stream: ReplicationStream, until: str) -> str:
-    """The types of the messages that arrive, up to the first `until`."""
+    """Return the types of the received messages, up to the first `until`."""
     found = ""
     with anyio.fail_after(20):
         while until not in found:

@@ -35,7 +35,7 @@ class Pair:
         await self.caught_up()
 
     async def caught_up(self) -> None:
-        """Until the tables are copied, and all that the source has is applied and confirmed."""
+        """Wait until the tables are copied, and the source's position is applied and confirmed."""
         await self.subscriber.wait_for_sync(self.source)
 
     async def change(self, *statements: str) -> None:
@@ -47,7 +47,7 @@ class Pair:
         return await self.target.rows(query)
 
     async def assert_same(self, query: str) -> None:
-        """The query has the same rows on both sides, and has some."""
+        """Check that the query has the same rows on both sides, and at least one."""
         expected = await self.source.rows(query)
         found = await self.target.rows(query)
         assert expected
@@ -58,13 +58,13 @@ class Pair:
         assert len(found) == len(expected)
 
     async def fails(self, pattern: str) -> str:
-        """Wait for an error in the log that is like the regular expression; what of the log matched."""
+        """Wait for an error in the log that matches the regular expression. Returns the match."""
         return (await self.subscriber.log.wait_for(pattern)).group(0)
 
 
 @pytest.fixture(autouse=True)
 async def _nothing_left(publisher: Server, target: Server) -> AsyncIterator[None]:
-    """What a test leaves in a server beyond its databases would be found by the next."""
+    """Check that a test leaves nothing in a server outside its databases, where the next test would find it."""
     before = [await _origins_and_slots(server) for server in (publisher, target)]
     yield
     assert [await _origins_and_slots(server) for server in (publisher, target)] == before
@@ -86,7 +86,7 @@ def pair(source_db: Database, target_db: Database, subscriber: Subscriber) -> Pa
 
 @pytest.fixture
 async def target_of_its_own(servers: Servers, source_db: Database, settings: Settings) -> AsyncIterator[Pair]:
-    """A pair whose target the test may spoil."""
+    """Create a pair with a separate target that the test may damage."""
     server = await servers.create("target", SETTINGS)
     await server.start()
     target = Database(server, "postgres")

@@ -52,9 +52,9 @@ async def install_former_catalog(database: Database) -> None:
 
 
 async def add_former_subscription(database: Database, name: str, conninfo: str, publication: str, reached: str) -> int:
-    """Insert a subscription whose slot has its name and whose tables are ready; `reached` is its position.
+    """Insert a subscription that has its own name as slot name, and whose tables are ready. `reached` is its position.
 
-    Returns its OID. All tables of schema "public" belong to it.
+    All tables of schema "public" belong to it. Returns its OID.
     """
     async with database.connection() as connection, connection.transaction():
         subid: int = await connection.fetchval(SUBSCRIPTION, name, conninfo, [publication])

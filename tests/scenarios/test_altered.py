@@ -14,7 +14,7 @@ DELETED = "SELECT count(*) FROM t"
 
 @pytest.fixture
 def unaware(monkeypatch: pytest.MonkeyPatch) -> anyio.Event:
-    """The launcher hears of no statement until the event is set."""
+    """Hide all statements from the launcher until the event is set."""
     event = anyio.Event()
     reconcile = Launcher._reconcile
 

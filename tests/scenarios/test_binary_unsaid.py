@@ -14,7 +14,7 @@ AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.
 
 
 async def status(pair: Pair) -> tuple[SubscriptionStatus, datetime]:
-    """What `subscriber status` has of subscription s, but for the publisher's answer."""
+    """Return the status of subscription s, without the publisher's answer."""
     async with pair.target.connection() as connection:
         (subscription,) = await store.load_subscriptions(connection)
         workers = await store.load_workers(connection)
@@ -23,7 +23,7 @@ async def status(pair: Pair) -> tuple[SubscriptionStatus, datetime]:
 
 
 async def shown(pair: Pair, form: str, reason: str | None = None) -> None:
-    """The stream has that format, and `subscriber status` says so."""
+    """Check that the stream has that format, and that `subscriber status` reports it."""
     await pair.target.wait_for(
         "SELECT state || ' ' || format FROM subscriber.worker WHERE relid = 0", f"streaming {form}"
     )

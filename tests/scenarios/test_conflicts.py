@@ -14,7 +14,7 @@ UPDATED, DELETED = "Could not find the row to be updated.", "Could not find the 
 
 
 async def refused(pair: Pair, *details: str, kind: str, relation: str = "public.t") -> None:
-    """The ERROR with these pairs of lines is in the log; the json log names the kind and no row."""
+    """Check that the ERROR with these pairs of lines is in the log, and the json log has the type and no row."""
     lines = r"\n.*".join(details)
     await pair.subscriber.log.wait_for(
         rf'ERROR:  conflict detected on relation "{relation}": conflict={kind}\n.*DETAIL:  {lines}\n.*CONTEXT:  '

@@ -103,7 +103,7 @@ async def test_disable_on_error_of_a_copy(pair: Pair) -> None:
 
 
 async def stopped_with(pair: Pair, message: str) -> None:
-    """The subscription stops with that error and a hint, and does not try again."""
+    """Check that the subscription stops with that error and a hint, and does not retry."""
     status = await pair.subscriber.wait_for_state("stopped")
     assert re.search(message, status["error"])
     assert status["error_hint"]

@@ -68,7 +68,7 @@ class Patient(Program):
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether the process is frozen."""
+    """Return True if the process is stopped."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 

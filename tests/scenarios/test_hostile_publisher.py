@@ -81,7 +81,7 @@ class Scene:
             self.outputs.append(output.getvalue())
 
     async def look(self) -> None:
-        """All that people see of the subscription."""
+        """Collect all output about the subscription that users see."""
         for json in (False, True):
             await self.attempt(lambda json=json: show(self.target.dsn(), [], json=json, watch=False, interval=1))  # type: ignore[misc]
             await self.attempt(lambda json=json: run_checks(self.target.dsn(), None, [], name="s", json=json))  # type: ignore[misc]
@@ -90,7 +90,7 @@ class Scene:
         self.outputs.append(page(look, await assess_all(look), standby=False))
 
     async def check(self, what: str) -> None:
-        """What this lie has done."""
+        """Check the effects of this lie."""
         self.outputs += self.capfd.readouterr()
         self.outputs += self.logged()
         for output in self.outputs:
@@ -111,7 +111,7 @@ class Scene:
                 self.wrong.append(f"{what}: part of a statement: {text!r:.300}")
 
     def logged(self) -> list[str]:
-        """The log of the launcher in each format, and for handlers that know nothing of ours."""
+        """Return the launcher's log in each format, and in that of other handlers."""
         records = self.subscriber.log.records
         rich = io.StringIO()
         handler = RichHandler(rich)
@@ -121,7 +121,7 @@ class Scene:
         return [*texts, rich.getvalue(), *(record.getMessage() for record in records)]
 
     def statements(self) -> list[str]:
-        """What the target's server was given to run since the last call, without parameters."""
+        """Return the statements that the target's server has run since the last call, without parameters."""
         with self.target.server.log.open("rb") as log:
             log.seek(self.read)
             text = log.read().decode(errors="replace")
@@ -136,7 +136,7 @@ class Scene:
         ]
 
     async def clear(self) -> None:
-        """Nothing is left of the subscription."""
+        """Remove all traces of the subscription."""
         self.liar.tell(None)
         await self.subscriber.stop()
         async with self.target.connection() as connection:
@@ -222,7 +222,7 @@ async def worker(scene: Scene) -> None:
 
 
 async def settled(scene: Scene) -> None:
-    """Until everything is applied, or something went wrong."""
+    """Wait until everything is applied, or an error has occurred."""
     position = await scene.source.value("SELECT pg_current_wal_lsn()::text")
     with anyio.move_on_after(3):
         while not scene.subscriber.log.has("ERROR:  "):
@@ -237,7 +237,7 @@ async def settled(scene: Scene) -> None:
 
 
 async def copy(scene: Scene) -> None:
-    """What `subscriber copy --indexes` asks, and its executors do, without Spark in between."""
+    """Run the queries of `subscriber copy --indexes` and its executors, without Spark."""
     async with scene.liar.honestly():
         await scene.execute(CREATE.format(dsn=scene.dsn, options="enabled = false"))
     async with scene.target.connection() as connection:
@@ -271,7 +271,7 @@ async def copy(scene: Scene) -> None:
 
 
 async def new(scene: Scene) -> None:
-    """A subscription that does not exist yet, and the change stream."""
+    """Create a new subscription, and read the change stream."""
     for json in (False, True):
         await scene.attempt(lambda json=json: run_checks(scene.target.dsn(), scene.dsn, ["p", "q"], json=json))  # type: ignore[misc]
         with anyio.move_on_after(2):

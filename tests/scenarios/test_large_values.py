@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="
 
 
 def memory(program: Program, name: str) -> int:
-    """In MiB: VmRSS is what the program takes, VmHWM the most it ever took."""
+    """Return MiB: VmRSS is the program's current memory, VmHWM its peak."""
     found = re.search(rf"{name}:\s+(\d+) kB", Path(f"/proc/{program.pid}/status").read_text())
     assert found is not None
     return int(found[1]) // 1024
@@ -33,7 +33,7 @@ def memory(program: Program, name: str) -> int:
 async def assert_bounded(
     program: Program, before: int, source: Database, target: Database, *, at_once: int = 1
 ) -> None:
-    """`at_once`: values."""
+    """Check the peak memory. `at_once`: number of values in memory together."""
     assert await target.rows(DIGEST) == await source.rows(DIGEST)
     assert memory(program, "VmHWM") - before <= at_once * COPIES * MIB + BESIDE
 

@@ -86,7 +86,7 @@ class Node:
             await self.subscriber.execute(f"DROP SUBSCRIPTION {name}")
 
     async def wait_for_rows(self, writers: Sequence[Node]) -> None:
-        """Until all rows of `writers`, which have stopped, are here; fails if one is here twice."""
+        """Wait until all rows of `writers`, which have stopped, are here. Fails if a row is here twice."""
         for writer in writers:
             await self.database.wait_for(
                 f"SELECT count(*) || ' of ' || count(DISTINCT n) FROM t WHERE node = {writer.number}",
@@ -102,7 +102,7 @@ class Node:
 
 @asynccontextmanager
 async def nodes(servers: Sequence[Server]) -> AsyncIterator[list[Node]]:
-    """A node on each server."""
+    """Create a node on each server."""
     async with AsyncExitStack() as stack:
         found = []
         for number, server in enumerate(servers, 1):
@@ -126,7 +126,7 @@ async def nodes(servers: Sequence[Server]) -> AsyncIterator[list[Node]]:
 
 @asynccontextmanager
 async def writing(found: Sequence[Node]) -> AsyncIterator[None]:
-    """All nodes write during the block, and have stopped after it."""
+    """Run writers on all nodes during the block, and stop them at its end."""
     async with anyio.create_task_group() as tasks:
         for node in found:
             tasks.start_soon(node.write)
@@ -138,7 +138,7 @@ async def writing(found: Sequence[Node]) -> AsyncIterator[None]:
 
 
 async def wait_for_copy(node: Node, name: str) -> None:
-    """Until the subscription has copied all its tables."""
+    """Wait until the subscription has copied all its tables."""
     states = "SELECT count(*) FILTER (WHERE srsubstate NOT IN ('r', 's')) = 0 AND count(*) > 0 FROM {} r JOIN {} s"
     states += " ON s.oid = r.srsubid WHERE s.subname = '{}'"
     schema = "pg_catalog" if name in node.native else "subscriber"

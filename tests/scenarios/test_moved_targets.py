@@ -45,7 +45,7 @@ async def subscribed(source: Database, target: Database) -> AsyncIterator[Pair]:
 
 
 async def server(servers: Servers, name: str, *, filler: int = 0) -> Database:
-    """A new server, whose OIDs are `filler` tables ahead."""
+    """Create a server whose OIDs are `filler` tables ahead."""
     created = await servers.create(name, SETTINGS)
     await created.start()
     database = Database(created, "postgres")
@@ -225,7 +225,7 @@ async def test_a_copy_made_during_a_table_copy_leaves_the_original_its_slot(
 
 
 async def stop_after_the_copy(pair: Pair) -> None:
-    """Subscribe to table t; the launcher ends when its rows are copied, and before it has caught up."""
+    """Subscribe to table t. The launcher ends when its rows are copied, before it has caught up."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
     failpoints.armed[Point.COPY_COMMITTED] = pair.subscriber.cancel

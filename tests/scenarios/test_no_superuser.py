@@ -33,7 +33,7 @@ class AsRole(Database):
 
 @pytest.fixture
 async def plain(source_db: Database, target_db: Database) -> AsyncIterator[Pair]:
-    """`pair` whose target role owns the schema public and may create subscriptions, and has no other rights."""
+    """Create a `pair` whose target role owns the schema public and may create subscriptions, without other rights."""
     publisher = source_db.server
     hba = publisher.data / "pg_hba.conf"
     before = hba.read_text()

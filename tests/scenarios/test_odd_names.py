@@ -63,7 +63,7 @@ async def test_what_check_prints_can_be_pasted(pair: Pair, capfd: pytest.Capture
 
 
 async def fixes(pair: Pair, capfd: pytest.CaptureFixture[str]) -> list[str]:
-    """What `subscriber check` says is to be done, as its reader sees it; the same in JSON."""
+    """Return the fixes of `subscriber check` as a user sees them. Those in JSON must be the same."""
     capfd.readouterr()
     await run_checks(pair.target.dsn(), pair.source.dsn(), ["p"], json=False)
     out = capfd.readouterr().out

@@ -33,7 +33,7 @@ TABLE = "CREATE TABLE t (id int PRIMARY KEY)"
 
 @pytest.fixture
 async def publisher_of_its_own(servers: Servers, pair: Pair) -> Server:
-    """A publisher that the test may spoil; `pair` has it as its source."""
+    """Create a publisher that the test may damage, as the source of `pair`."""
     server = await servers.create("publisher", SETTINGS)
     await server.start()
     pair.source = Database(server, "postgres")
@@ -42,7 +42,7 @@ async def publisher_of_its_own(servers: Servers, pair: Pair) -> Server:
 
 @pytest.fixture
 async def target_of_its_own(servers: Servers, source_db: Database) -> AsyncIterator[Pair]:
-    """A pair whose target the test may spoil."""
+    """Create a pair with a separate target that the test may damage."""
     server = await servers.create("target", SETTINGS)
     await server.start()
     target = Database(server, "postgres")
@@ -65,7 +65,7 @@ async def waits(pair: Pair, error: str, hint: str) -> dict[str, Any]:
 
 
 async def status_of(target: Database) -> SubscriptionStatus:
-    """What `subscriber status` says."""
+    """Return the subscription's status as `subscriber status` has it."""
     async with CatalogConnection.open(target.dsn(), "test") as catalog:
         (status,) = await assess_all(await read_catalog(catalog))
     return status

@@ -38,7 +38,7 @@ async def owned(pair: Pair) -> AsyncIterator[Pair]:
 
 
 async def owned_by_admin(pair: Pair, **options: object) -> None:
-    """The subscription belongs to app_admin, no superuser any more."""
+    """Make app_admin, which is not a superuser, the owner of the subscription."""
     await pair.target.execute("ALTER ROLE app_admin SUPERUSER")
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE app.t")
     await pair.subscriber.create(pair.source, "p", "s", enabled=False, password_required=False, **options)

@@ -82,7 +82,7 @@ class Probe:
         return found
 
     async def assert_only_tables_of_users(self) -> None:
-        """Nothing of schema "subscriber" is sent with any protocol; changes of schema "public" are."""
+        """Check that every protocol version sends changes of schema "public", and none of schema "subscriber"."""
         major = await self.database.major()
         for protocol, (since, _) in PROTOCOLS.items():
             if major < since:
@@ -182,7 +182,7 @@ SELECT (SELECT pg_catalog.jsonb_agg(t ORDER BY t::text) FROM subscriber.alembic_
 
 @pytest.fixture
 async def downstream(publisher: Server) -> AsyncIterator[Database]:
-    """A third database, with subscriptions of its server."""
+    """Create a third database, with subscriptions of its server."""
     async with fresh_database(publisher) as database:
         yield database
         for (name,) in await database.rows(
@@ -269,7 +269,7 @@ async def test_a_former_catalog_does_not_arrive(target_db: Database, downstream:
 
 @pytest.fixture
 async def former_target(target_db: Database) -> Database:
-    """A publisher that is a target of a former version: publication `everything` has its catalog."""
+    """Create a publisher that is a target of a former version: publication `everything` has its catalog."""
     await install_former_catalog(target_db)
     await target_db.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION everything FOR ALL TABLES")
     return target_db

@@ -14,7 +14,7 @@ REPLACED = "the publisher has failed over to a server without all changes that w
 
 
 async def failing_over(servers: Servers, pair: Pair) -> tuple[Database, Database]:
-    """A primary that the subscription follows, and its standby."""
+    """Create a primary that the subscription follows, and its standby."""
     primary = await servers.create("primary", SETTINGS)
     await primary.start()
     pair.source = Database(primary, "postgres")

@@ -216,7 +216,7 @@ async def test_published_generated_columns(pair: Pair) -> None:
 
 @pytest.fixture
 async def latin1_db(target: Server) -> AsyncIterator[Database]:
-    """A database in LATIN1 on the target server."""
+    """Create a database in LATIN1 on the target server."""
     async with fresh_database(target) as database:
         root: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(target.dsn())
         await root.execute(f"DROP DATABASE {database.name}")

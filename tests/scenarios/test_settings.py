@@ -27,7 +27,7 @@ SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 't'):
 
 
 async def set_for_database(database: Database, **settings: object) -> None:
-    """From the next session on."""
+    """Set the settings for new sessions."""
     await database.execute(
         "; ".join(f"ALTER DATABASE {database.name} SET {name} = '{value}'" for name, value in settings.items())
     )

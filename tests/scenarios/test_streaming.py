@@ -23,7 +23,7 @@ STREAMED = "SELECT stream_count > 0 FROM pg_stat_replication_slots WHERE slot_na
 
 @pytest.fixture
 def spool(tmp_path: Path) -> Path:
-    """Where the files go; empty at the end, apart from folders."""
+    """Return the directory of the files; at the end it may contain only folders."""
     return tmp_path
 
 
@@ -188,7 +188,7 @@ async def test_rows_that_are_missing_are_told_of_once(pair: Pair, streaming: str
 
 
 async def shown(pair: Pair) -> OpenTransactions:
-    """What `subscriber status` finds."""
+    """Return the open transactions as `subscriber status` shows them."""
     async with CatalogConnection.open(pair.target.dsn(), "test") as catalog:
         (status,) = await assess_all(await read_catalog(catalog, ["s"]))
     return status.unfinished

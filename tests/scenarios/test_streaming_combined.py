@@ -27,7 +27,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @pytest.fixture
 async def third_db(source_db: Database) -> AsyncIterator[Database]:
-    """Another database of the publisher's server."""
+    """Create another database on the publisher's server."""
     async with fresh_database(source_db.server) as database:
         yield database
 

@@ -14,7 +14,7 @@ IDLE = "SELECT pg_logical_emit_message(false, 'test', 'nothing that is published
 
 
 async def confirmed(source: Database) -> None:
-    """Until everything of the publisher's WAL is confirmed, the part that is not for us as well."""
+    """Wait until all of the publisher's WAL is confirmed, including the part without published changes."""
     await source.wait_for(
         f"SELECT confirmed_flush_lsn >= '{await source.value('SELECT pg_current_wal_lsn()::text')}'"
         " FROM pg_replication_slots WHERE slot_name = 's'"

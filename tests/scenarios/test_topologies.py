@@ -14,7 +14,7 @@ from tests.scenarios.conftest import Pair
 
 @pytest.fixture
 async def third_db(publisher: Server) -> AsyncIterator[Database]:
-    """Another database of the publisher's server."""
+    """Create another database on the publisher's server."""
     async with fresh_database(publisher) as database:
         yield database
 

@@ -32,7 +32,7 @@ async def enabled(pair: Pair) -> None:
 
 
 async def prepare(source: Database, gid: str, *statements: str) -> None:
-    """All in one session, as PREPARE TRANSACTION needs it."""
+    """Prepare a transaction in one session, as PREPARE TRANSACTION requires."""
     connection = await source.connect()
     for statement in ("BEGIN", *statements, f"PREPARE TRANSACTION '{gid.replace(chr(39), chr(39) * 2)}'"):
         await connection.execute(statement)

@@ -23,7 +23,7 @@ def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def wait_for_a_lock(database: Database, seconds: float) -> None:
-    """As a session of ours would."""
+    """Wait for a lock as a session of ours would."""
     holder = await database.connect()
     waiter = await database.connect(application_name="subscriber: s")
     async with holder.transaction():

@@ -35,7 +35,7 @@ INSERT INTO bag SELECT i % 10, 'x' FROM generate_series(1, 30) i;
 
 
 def statement(chance: random.Random) -> str:
-    """One transaction that a busy application might do."""
+    """Return one transaction of a busy application."""
     k, m = chance.randint(1, 100), chance.randint(1, 50)
     return chance.choice(
         [
@@ -93,13 +93,13 @@ class Scene:
         return now
 
     async def rows(self, database: Database, table: str) -> list[str]:
-        """All rows of a table as text, sorted."""
+        """Return all rows of a table as text, sorted."""
         return [row for (row,) in await database.rows(f"SELECT t::text FROM {table} t ORDER BY 1")]
 
 
 @asynccontextmanager
 async def archived(source: Database, directory: Path) -> AsyncIterator[Scene]:
-    """The tables filled and published, the log begun after that."""
+    """Create, fill and publish the tables, then start the log."""
     await source.execute(TABLES, ROWS, f"CREATE PUBLICATION p FOR TABLE {', '.join(NAMES)}")
     scene = Scene(source, directory)
     await scene.archive()

@@ -22,7 +22,7 @@ from tests.spark.scene import NAMES, TABLES, Scene, archived
 async def scene(
     source_db: Database, target_db: Database, subscriber: Subscriber, tmp_path: Path
 ) -> AsyncIterator[Scene]:
-    """A subscription `s` in sync, then disabled; its backlog is archived."""
+    """Create a subscription `s` in sync, disable it, and archive its backlog."""
     await target_db.execute(TABLES)
     async with archived(source_db, tmp_path) as scene:
         await subscriber.create(source_db, "p")

@@ -55,7 +55,7 @@ class Log:
         return self.writer.position
 
     def rows(self, count: int, relid: int = 1, size: int = 5) -> Lsn:
-        """One transaction of inserts."""
+        """Write one transaction of inserts."""
         return self.store(self.source.transaction([(relid, size)] * count))
 
 

@@ -36,7 +36,7 @@ def free_port() -> int:
 
 @asynccontextmanager
 async def standalone(directory: Path) -> AsyncIterator[str]:
-    """The URL of the master of a cluster with two workers of a core each."""
+    """Start a cluster with two workers of one core each. Yields the URL of its master."""
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
@@ -67,7 +67,7 @@ THEIR_OWN = ("idna", "sniffio", "typing_extensions")  # what those need
 
 
 def bare_python(directory: Path) -> Path:
-    """An interpreter with LIBRARIES only, which adds its command line to the file `started` whenever it starts."""
+    """Create an interpreter with only LIBRARIES, which appends its command line to the file `started` at each start."""
     venv.create(directory, symlinks=True)
     packages = next((directory / "lib").glob("python*/site-packages"))
     for name in (*LIBRARIES, *THEIR_OWN):

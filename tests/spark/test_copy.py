@@ -230,7 +230,7 @@ async def test_indexes_that_are_missing_are_built_after_the_copy(pair: Pair, spa
 
 
 def processes(pattern: str, above: int) -> list[int]:
-    """Descendants of a process whose command line has the words."""
+    """Return the descendants of a process whose command line matches."""
     parents, lines = {}, {}
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError):

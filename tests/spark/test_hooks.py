@@ -39,7 +39,7 @@ async def test_copy_and_verify(source_db: Database, target_db: Database, spark: 
 
 
 async def copied_first(target: Database, spark: SparkSession) -> None:
-    """By `subscriber copy`, while no launcher runs that would hand over."""
+    """Run `subscriber copy` while no launcher runs that could hand over."""
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(lambda: copy_tables(target.dsn(), "s", spark=spark))
         await target.wait_for("SELECT count(*) FROM plain", 1, timeout=60)

@@ -38,7 +38,7 @@ def command(directory: Path, *arguments: str) -> Process:
 
 
 def descendants(pid: int) -> dict[int, str]:
-    """All processes below one, and their command lines."""
+    """Return all descendants of a process, and their command lines."""
     parents, names = {}, {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -58,7 +58,7 @@ def descendants(pid: int) -> dict[int, str]:
 
 
 def python_workers(pid: int) -> list[int]:
-    """The processes that Spark has forked for Python code, of the driver with that id."""
+    """Return the processes that Spark has forked for Python code of the driver with that id."""
     daemons = [process for process, name in descendants(pid).items() if "pyspark.daemon" in name]
     return [process for daemon in daemons for process in descendants(daemon)]
 

@@ -61,7 +61,7 @@ COMMIT;
 
 @asynccontextmanager
 async def pgbench(source: Database, directory: Path) -> AsyncIterator[None]:
-    """Its own transactions and those above, from two clients, for the length of the block."""
+    """Run pgbench's own transactions and those above during the block, from two clients."""
     script = directory / "toasted.sql"
     script.write_text(SCRIPT)
     options = ["--client=2", "--time=3600", "--rate=300", "--no-vacuum", "--username=postgres"]

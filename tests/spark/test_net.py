@@ -38,7 +38,7 @@ def row(status: bytes, *values: bytes | None) -> TupleData:
 
 @st.composite
 def histories(draw: st.DrawFn) -> tuple[Rows, list[Change], Rows]:
-    """Rows before, what a publisher sends, rows after."""
+    """Draw earlier rows, a publisher's changes, and the resulting rows."""
     before: Rows = draw(st.dictionaries(keys, st.tuples(texts, texts)))
     now, changes = dict(before), list[Change]()
     for _ in range(draw(st.integers(0, 12))):
@@ -83,7 +83,7 @@ def name(key: bytes) -> bytes:
 
 
 def applied(before: Rows, net: Net) -> Rows:
-    """The rows after a net, done as a target does it."""
+    """Apply a net to rows as a target does."""
     found = {} if net.truncated else dict(before)
     origins = {key: net.origins.get(key, key) for key in net.rows}
     leaving = {origin: found.pop(name(origin)) for origin in origins.values() if origin is not None}

@@ -25,7 +25,7 @@ UNREACHABLE = f"postgresql://app:{MARK}@127.0.0.1:1/db"
 
 
 def marked(database: Database) -> str:
-    """The server trusts everybody, so any password will do."""
+    """Return a connection string with a marked password. The server uses trust authentication and accepts any."""
     return str(Conninfo.parse(database.dsn()).with_(password=MARK))
 
 

@@ -64,7 +64,7 @@ def test_without_any_java_it_says_what_to_install(tmp_path: Path, monkeypatch: p
 
 
 def without_java(directory: Path) -> dict[str, str]:
-    """An environment with all programs but Java, and a temporary directory that is empty."""
+    """Return an environment with all programs except Java, and an empty temporary directory."""
     programs, temporary = directory / "bin", directory / "tmp"
     programs.mkdir()
     temporary.mkdir()

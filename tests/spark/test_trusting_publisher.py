@@ -46,7 +46,7 @@ class Scene:
         await self.publisher.restart()
 
     def statements(self) -> list[str]:
-        """What role `app` has said to the publisher."""
+        """Return the statements of role `app` on the publisher."""
         lines = self.publisher.log.read_text().splitlines()
         return [line for line in lines if line.startswith("app: ") and any(word in line for word in SAID)]
 

@@ -47,7 +47,7 @@ def both(name: str, *arguments: object) -> None:
 
 
 def damaged(data: bytes, draw: st.DataObject) -> bytes:
-    """`data`, or cut off, or with a few bytes changed."""
+    """Return `data`, truncated or with a few bytes changed, or unchanged."""
     found = bytearray(data)
     if found:
         for position in draw.draw(st.lists(st.integers(0, len(found) - 1), max_size=3)):
@@ -222,7 +222,7 @@ KNOWN = {relid: table(relid, relid - 100) for relid in range(100, 112)}
 
 @st.composite
 def good_rows(draw: st.DrawFn, ncols: int) -> TupleData:
-    """Of table(…, ncols): text that fits the types, NULLs, and values that were not sent."""
+    """Draw a row of table(…, ncols): text that fits the types, NULLs, and unsent values."""
     status = draw(st.lists(st.sampled_from(b"tttnu"), min_size=ncols, max_size=ncols))
     values = [FITTING[TYPES[i % len(TYPES)]] if kind == tuple_data.TEXT else None for i, kind in enumerate(status)]
     return TupleData.join(bytes(status), values)
@@ -245,7 +245,7 @@ def row_changes(draw: st.DrawFn) -> messages.Message:
 
 
 def told(batch: list[Change]) -> list[Outcome]:
-    """Everything that a consumer can ask of changes."""
+    """Return all values that a consumer can read from changes."""
     found: list[Outcome] = []
     for change in batch:
         assert isinstance(change, Insert | Update | Delete)
@@ -363,7 +363,7 @@ def test_weigh(sent: list[bytes]) -> None:
 
 @st.composite
 def of_two(draw: st.DrawFn) -> bytes:
-    """A change with one row in it or two, most often whole."""
+    """Draw a change with one or two rows, most often complete."""
     found = draw(st.lists(good_rows(3) | rows, min_size=1, max_size=2))
     return b"w" + bytes(24) + b"U\0\0\0\1N\0\3" + b"N\0\3".join([row.raw for row in found])
 

@@ -44,7 +44,7 @@ def _final(messages: list[bytes]) -> Lsn:
 
 
 def writer_of(directory: Path) -> ChangeLogWriter:
-    """A writer that seals each segment after one transaction or two, and keeps few segments."""
+    """Return a writer that seals each segment after one or two transactions, and keeps few segments."""
     return ChangeLogWriter(directory, segment_size=1, keep_size=KEEP)
 
 

@@ -34,7 +34,7 @@ class Writer:
         self.xid = 700
 
     def transaction(self, rows: Sequence[tuple[int, int]], *, describe: bool = False) -> list[bytes]:
-        """One transaction with a row of `size` bytes in `relid` for each (relid, size)."""
+        """Return one transaction with a row of `size` bytes in `relid` for each (relid, size)."""
         self.xid += 1
         final, end = Lsn(self.position + 100), Lsn(self.position + 150)
         self.position = end

@@ -42,7 +42,7 @@ def writer(tmp_path: Path) -> Iterator[ChangeLogWriter]:
 
 
 def opened(directory: Path, *, segment_size: int = 1 << 30) -> ChangeLogWriter:
-    """A writer in `directory`, whose log is made if there is none."""
+    """Return a writer in `directory`. It creates the log if there is none."""
     writer = ChangeLogWriter(directory, segment_size=segment_size)
     writer.open()
     if writer.identity is None:
@@ -178,7 +178,7 @@ def test_the_first_end_of_a_transaction_after_so_many_changes(writer: ChangeLogW
 
 
 def unsealed(directory: Path) -> tuple[Path, list[Row]]:
-    """A log of three transactions, closed: its file, all rows."""
+    """Write a log of three transactions, and close it. Returns its file, and all rows."""
     writer, source, builder = opened(directory), Writer(), BlockBuilder(START)
     for made in ([(1, 3)], [(1, 4), (2, 5)], [(2, 6)]):
         store(writer, builder, source.transaction(made))

@@ -11,7 +11,7 @@ changes = st.lists(st.tuples(st.integers(0, 2**32 - 1), st.binary(max_size=40)),
 
 
 def written(changes: list[tuple[int, bytes]]) -> tuple[bytes, list[Record]]:
-    """The bytes, and the records they are."""
+    """Return the bytes, and the records that they represent."""
     data, records = b"", []
     for xid, message in changes:
         records.append((len(data), xid, message))

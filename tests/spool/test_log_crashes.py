@@ -28,7 +28,7 @@ END = Lsn(transactions()[-1][0] + 50)
 
 
 def check(directory: Path, confirmed: Lsn) -> None:
-    """A reader has all confirmed transactions, and whole ones only."""
+    """Check that a reader finds all confirmed transactions, and only complete ones."""
     log = ChangeLog(directory)
     start, end = log.start(), log.end()
     assert end >= confirmed
@@ -36,7 +36,7 @@ def check(directory: Path, confirmed: Lsn) -> None:
 
 
 def finish(directory: Path, confirmed: Lsn) -> None:
-    """The next writer has all confirmed transactions, and writes the rest; the log then has each transaction once."""
+    """Check that the next writer finds all confirmed transactions, and write the rest. The log then has each once."""
     if (directory / IDENTITY).exists():
         check(directory, confirmed)
     writer = writer_of(directory)

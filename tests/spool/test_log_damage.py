@@ -67,7 +67,7 @@ class Sample:
 
     @contextmanager
     def changed(self, path: Path, data: bytes) -> Iterator[None]:
-        """The log with other bytes in one file, for a block."""
+        """Replace the bytes of one file of the log during the block."""
         overwrite(path, data)
         try:
             yield
@@ -109,7 +109,7 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def bits(sample: Sample, path: Path) -> list[int]:
-    """The numbers of all bits in a file, but of the body of a block only one in each byte, chosen at random."""
+    """Return the numbers of all bits in a file. In the body of a block, one random bit of each byte."""
     size, chance = len(sample.files[path.name]), random.Random(path.name)
     found = {8 * offset + chance.randrange(8) for offset in range(size)}
     plain = set(range(size))
@@ -123,7 +123,7 @@ def bits(sample: Sample, path: Path) -> list[int]:
 
 
 def says(error: ChangeLogError, path: Path) -> bool:
-    """The error names the damaged file, and what to do."""
+    """Return True if the error names the damaged file and a remedy."""
     return path.name in error.message and bool(error.hint)
 
 
@@ -208,7 +208,7 @@ def test_a_trailer_that_names_another_offset_is_damage(sample: Sample, offset: i
 
 
 def with_index(sample: Sample, places: list[tuple[int, Lsn]]) -> bytes:
-    """The first sealed segment with another index, as a faulty writer could have written it."""
+    """Return the first sealed segment with another index, as a faulty writer could have written it."""
     path = sample.sealed[0]
     with SegmentReader(path) as reader:
         stop = reader.index().stop

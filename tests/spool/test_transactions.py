@@ -35,13 +35,13 @@ async def spool(tmp_path: Path) -> AsyncIterator[Spool]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """For the examples of a property, each of which opens it again."""
+    """Create a directory for the examples of a property, each of which opens it again."""
     return tmp_path_factory.mktemp("spool") / "worker"
 
 
 @contextmanager
 def small_pieces() -> Iterator[None]:
-    """A buffer of a few records and an index of a few entries: most of both is on file."""
+    """Use a buffer of a few records and an index of a few entries: most of both is in files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(spool_spool, "BUFFER_SIZE", 100)
         patch.setattr(subxact_index, "BLOCK", 2)
@@ -49,7 +49,7 @@ def small_pieces() -> Iterator[None]:
 
 
 async def read(transaction: SpooledTransaction, offset: int = 0) -> list[Change]:
-    """What a reader gets, having checked that nothing is left out."""
+    """Return the changes that a reader gets. Checks that none is missing."""
     found = []
     async for records in transaction.read(offset):
         for record in records:
@@ -143,7 +143,10 @@ def test_what_a_savepoint_takes_back_is_gone_and_all_else_is_there(
 
 
 async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
-    """`late`: a savepoint gets its xid at its first change, after those of savepoints around it."""
+    """Run a program of savepoints.
+
+    `late`: a savepoint gets its xid at its first change, after the savepoints around it.
+    """
     spool = Spool(folder, limit=None)
     await spool.open()
     transaction, next_xid = spool.start(700, first=True), 701

@@ -45,7 +45,7 @@ def database_name(portal: BlockingPortal, target: Server) -> str:
 
 @pytest.fixture
 async def db(target: Server, database_name: str) -> AsyncIterator[Database]:
-    """A database with a subscription and nothing else in it."""
+    """Create a database with a subscription and nothing else in it."""
     database = Database(target, database_name)
     await shared_schema.clean(database, SUBID)
     yield database
@@ -68,7 +68,7 @@ class Applier:
         return self._mappings[relation.relid]
 
     async def send(self, *changes: Change) -> None:
-        """One transaction, without waiting for its answers."""
+        """Send one transaction, without waiting for the results."""
         self.end += 100
         transaction = RemoteTransaction(self.end, Lsn(self.end - 10), 1_000_000)
         for relation, change in changes:
@@ -82,7 +82,7 @@ class Applier:
         await self.target.commit(transaction, Lsn(end), lambda: self.committed.append(end))
 
     async def apply(self, *changes: Change) -> None:
-        """One transaction; returns when it has been committed. Errors are raised with their CONTEXT."""
+        """Apply one transaction. Returns after its commit. Errors are raised with their CONTEXT."""
         try:
             await self.send(*changes)
             await self.target.sync()
@@ -91,7 +91,7 @@ class Applier:
 
 
 def subscription(**options: Any) -> Subscription:
-    """The one that tests/targets/shared_schema.py leaves in the database."""
+    """Return the subscription that tests/targets/shared_schema.py leaves in the database."""
     return Subscription(SUBID, "s", "postgres", "", ("p",), **options)
 
 
@@ -103,7 +103,7 @@ class Sessions:
         self._stack = stack
 
     async def open(self, *, synchronous_commit: str = "off", **parameters: str) -> Applier:
-        """A worker that starts: it takes its place, claims its progress and continues from there."""
+        """Start a worker: it takes its lock, claims its progress and continues from there."""
         missing: list[str] = []
         catalog = await self._stack.enter_async_context(CatalogConnection.open(self._db.dsn(), "test"))
         target = await self._stack.enter_async_context(
@@ -161,7 +161,7 @@ class Table:
         return self.relation, Insert(None, self.relation.relid, row(*values))
 
     def update(self, *values: object, old: Values | None = None) -> tuple[Relation, Update]:
-        """`old`: what identified the row before, if it was sent."""
+        """Return an update. `old`: the old key or row, if it was sent."""
         before: TupleData | None = None if old is None else row(*old)
         return self.relation, Update(None, self.relation.relid, self._part if old else None, before, row(*values))
 

@@ -29,7 +29,7 @@ SELECT subscriber.set_progress({subid}, 0, '0/0')
 
 
 def make(portal: BlockingPortal, server: Server, prefix: str) -> str:
-    """The name of a new one; it goes with the server."""
+    """Create a database with the schema. It is removed with the server. Returns its name."""
     name = f"{prefix}_{next(numbers)}"
 
     async def create() -> None:

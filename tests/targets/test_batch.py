@@ -298,7 +298,7 @@ class Path:
     """One of the two: a target to which messages are given as an apply loop does."""
 
     def __init__(self, target: PostgresTarget, few: float) -> None:
-        """`few`: how often the target is notified of a small backlog."""
+        """Create the path. `few`: how often the target is notified of a small backlog."""
         self.target = target
         self.few = few
         self.committed: list[int] = []

@@ -20,7 +20,7 @@ from tests.scenarios.conftest import Pair
 
 @pytest.fixture(scope="session")
 def vendor_bin() -> Path:
-    """Their programs."""
+    """Return the directory of the programs."""
     try:
         return debian(15)
     except NotAvailable as reason:

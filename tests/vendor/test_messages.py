@@ -14,7 +14,7 @@ TEXTS = ("unnamed portal parameter $%d", "unnamed portal parameter $%d = %s")
 
 
 def catalogs(bin: Path) -> Iterator[tuple[str, GNUTranslations]]:
-    """Languages of the server and their messages."""
+    """Yield the languages of the server and their messages."""
     root = bin.parent / "root" if (bin.parent / "root").exists() else Path("/")
     for file in sorted((root / "usr/share/locale").glob("*/LC_MESSAGES/postgres-15.mo")):
         with file.open("rb") as opened:

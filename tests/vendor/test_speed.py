@@ -29,7 +29,7 @@ class Race:
         self.targets = targets
 
     async def seconds(self, who: str, change: str, seen: str) -> float:
-        """From the answer to `change` until `seen` is true on the target of `who`."""
+        """Return the seconds from the answer to `change` until `seen` is true on the target of `who`."""
         watching = await self.targets[who].connect()
         await self.source.execute(change)
         began = monotonic()

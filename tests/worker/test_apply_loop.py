@@ -105,7 +105,7 @@ class FakeTarget(Target):
     def append_raw_transactions(
         self, waiting: deque[bytes], limit: int, _r: object, _w: object, ends: CommitCallbacks
     ) -> AppendResult | None:
-        """Those of one insert, in the test that asks for it."""
+        """Append the transactions of one insert, in the test that requests it."""
         if not self.keeps or len(waiting) < 3 or waiting[1] != wire(Insert(None, 1, row("x")), 301):
             return None
         self.done += [("s.t1", "INSERT"), 308]
@@ -148,7 +148,7 @@ def keepalive(at: int, *, reply: bool = False) -> bytes:
 
 
 def transaction(start: int, *relids: int, size: int = 1) -> list[bytes]:
-    """A transaction from `start` on, committed at start + 5, that ends at start + 8."""
+    """Return a transaction from `start` on, committed at start + 5, that ends at start + 8."""
     return [
         wire(Begin(Lsn(start + 5), 0, start), start),
         wire(RELATION),
@@ -211,7 +211,7 @@ async def running(run: Run) -> AsyncIterator[Run]:
 
 
 async def settled() -> None:
-    """Until everything that can be done without an answer has been done."""
+    """Wait until all tasks are blocked."""
     for _ in range(30):
         await anyio.lowlevel.checkpoint()
 

@@ -44,7 +44,7 @@ def values(change: LoggedChange) -> list[bytes | None]:
 
 @asynccontextmanager
 async def archiving(source: Database, directory: Path) -> AsyncIterator[ChangeLogWriter]:
-    """An archiver in this process while the block lasts; the writer that it uses."""
+    """Run an archiver in this process during the block. Yields its writer."""
     writer = ChangeLogWriter(directory)
     writer.open()
     try:
@@ -163,7 +163,7 @@ async def test_a_publisher_that_shuts_down_need_not_wait(own_publisher: Database
 
 @pytest.fixture
 async def own_publisher(servers: Servers) -> AsyncIterator[Database]:
-    """A database on a publisher that only one test has."""
+    """Create a database on a separate publisher for one test."""
     server = await servers.create("publisher")
     await server.start()
     async with fresh_database(server) as database:
@@ -304,7 +304,7 @@ async def test_it_ends_on_sigterm_and_tells_what_it_has(source_db: Database, tmp
 
 
 async def damaged_log(source: Database, directory: Path) -> Path:
-    """A log with a flipped bit behind its header, in what the publisher knows to be stored; the file."""
+    """Write a log with a flipped bit after its header, in a confirmed part. Returns the file."""
     await source.execute(PUBLISHED)
     await archive_until_now(source, directory)
     await source.execute("INSERT INTO t VALUES (1)", "INSERT INTO t VALUES (2)")

@@ -26,7 +26,7 @@ def stored(relid: int, state: str, lsn: int | None = None) -> store.Subscription
 
 
 def local(relid: int, name: str | None = None) -> LocalRelation:
-    """The table of the target with that OID, and with the stored name or another one."""
+    """Return the target's table with that OID, and with the stored name or another one."""
     return LocalRelation(relid, "s", name or f"t{relid}", False, "owner", (), (), "")
 
 
@@ -128,7 +128,7 @@ async def test_everybody_who_waits_is_woken() -> None:
 
 
 def handed_over(tables: TableStates, snapshot: int, position: int) -> bool:
-    """Whether table 1, copied at `snapshot`, has nothing to catch up with when the apply worker is at `position`."""
+    """Return True if table 1, copied at `snapshot`, has nothing to catch up with at the apply worker's `position`."""
     tables.move(1, TableState.SYNCWAIT, Lsn(snapshot))
     tables.hand_over(1, Lsn(position))
     table = tables.get(1)
@@ -172,7 +172,7 @@ def test_what_an_apply_worker_has_seen_holds_when_the_next_one_begins() -> None:
 
 
 def apply_worker(tables: TableStates, syncing: set[int], started: list[int]) -> Callable[[Lsn], Any]:
-    """on_boundary() of an apply worker; nothing in it that needs a server is reached."""
+    """Return on_boundary() of an apply worker. No code in it that needs a server is reached."""
     worker = ApplyWorker.__new__(ApplyWorker)
     worker.subscription = cast(Any, SimpleNamespace(two_phase=TwoPhaseState.DISABLED))
     worker._tables = tables
