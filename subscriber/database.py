@@ -72,7 +72,13 @@ class Database:
         Raises SubscriberError with PostgreSQL's own message; nothing is left half done.
         """
         async with self._catalog.use() as connection:
-            await _execute.execute(connection, statements, notice=notice or (lambda *_: None), hooks=self._hooks)
+            await _execute.execute(
+                connection,
+                statements,
+                notice=notice or (lambda *_: None),
+                hooks=self._hooks,
+                settings=self._settings,
+            )
 
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions of this database, oldest first."""

@@ -107,6 +107,16 @@ class Settings:
 
     Reason: as stream_stop_timeout."""
 
+    messages_per_turn: Count = 1024
+    """Messages that the apply worker, or `subscriber archive`, handles before other tasks run.
+
+    Reason: some milliseconds, within which a request of the publisher for a status update is answered."""
+
+    large_transaction_messages: CountOrZero = 2048
+    """Messages of one transaction after which reading prefers large pieces over the shortest delay.
+
+    Reason: nothing of the transaction is visible before its end, and fewer wake-ups leave more time for applying."""
+
     archive_queue_size: Bytes = 8 * 1024**2
     """Size of the messages that `subscriber archive` may have waiting to be stored. It takes no further ones while
     more are waiting.
@@ -175,7 +185,32 @@ class Settings:
 
     Reason: the default of max_sync_workers_per_subscription. Each uses a slot and a walsender on the publisher."""
 
+    report_interval: Seconds = 1.0
+    """Time between two writes of the workers' status to the catalog.
+
+    Reason: the status is for people and monitors; a write a second costs the target nothing that can be measured."""
+
+    worker_shutdown_grace: SecondsOrZero = 5.0
+    """Time that DROP SUBSCRIPTION gives a worker to stop before it ends the worker's session.
+
+    Reason: a worker has to roll back what it is applying."""
+
+    earlier_session_grace: SecondsOrZero = 2.0
+    """Time for the session of an earlier worker to end before a new worker ends it.
+
+    Reason: a backend without a client ends when it next reads or writes. One that waits for a lock does neither."""
+
+    earlier_session_timeout: Seconds = 30.0
+    """Time for sessions of an earlier worker to end before the attempt of the new one fails.
+
+    Reason: the rollback of a large transaction takes seconds."""
+
     # --- waits for locks --------------------------------------------------------------------------
+
+    lock_wait_interval: Seconds = 0.1
+    """Time between two checks of an apply worker whether the target has answered, or which lock the worker waits for.
+
+    Reason: a deadlock with a parallel worker ends soon. A check has a cost only during a wait."""
 
     lock_wait_log_delay: SecondsOrZero = 10.0
     """Time without an answer from the target after which the log names the sessions that block the worker.
@@ -198,6 +233,22 @@ class Settings:
     """Disk space for streamed transactions, for each worker.
 
     Reason: without a value it is half of the free space when the worker starts, so that the disk is never full."""
+
+    parallel_messages_per_turn: Count = 256
+    """Messages that a parallel worker applies before other tasks run.
+
+    Reason: parallel workers share one event loop with the apply worker, which must not wait for them."""
+
+    default_parallel_workers: CountOrZero = 2
+    """Parallel workers of a subscription on a target that is older than max_parallel_apply_workers_per_subscription.
+
+    Reason: the default of that parameter."""
+
+    spool_block_remainder: BytesOrZero = 16 * 1024
+    """Size of the end of a block that may stay in memory until more of its transaction arrives. It is written at once
+    for a parallel worker.
+
+    Reason: a publisher that interleaves many transactions sends small blocks, each of which would be a write."""
 
     # --- other databases --------------------------------------------------------------------------
 
@@ -239,6 +290,37 @@ class Settings:
     Reason: many more than there are monitors."""
 
     # --- applying ---------------------------------------------------------------------------------
+
+    flush_interval: SecondsOrZero = 0.03
+    """Shortest time between two flushes that make commits on the target durable. Commits within it share a flush.
+
+    Reason: a flush waits for the disk; a delay of 30 ms is short for the publisher, which may keep WAL meanwhile."""
+
+    confirm_interval: SecondsOrZero = 0.2
+    """Shortest time between two records of a confirmed position that no transaction of the subscription has.
+
+    Reason: a publisher that is busy with other tables moves all the time, and each record is a commit."""
+
+    look_ahead_pause: Seconds = 0.1
+    """Time without a change after which a new worker examines all tables of its subscription.
+
+    Reason: a backlog has ended; its changes need the processor more."""
+
+    look_ahead_timeout: SecondsOrZero = 10.0
+    """Time after which a new worker examines all tables even if changes arrive.
+
+    Reason: some streams never pause."""
+
+    sync_hold_time: SecondsOrZero = 10.0
+    """Time for which a table that is not ready holds back the applied position that the publisher sees.
+
+    Reason: a COMMIT on the publisher with synchronous_commit = remote_apply waits for that position. It must not
+    wait for the copy of a large table."""
+
+    large_copy_size: Bytes = 4 * 1024**3
+    """Size of the tables to copy, on the publisher's disk, from which copy_engine = auto uses Spark.
+
+    Reason: below that the start of a Spark driver takes longer than executors save."""
 
     one_by_one: bool = False
     """Apply each change with a statement of its own, and never in batches. For comparisons and to find faults.

@@ -47,7 +47,7 @@ def test_values_as_text(text: str, expected: object) -> None:
         ("status_interval=-1", "a number is required"),
         ("status_interval=", "a number is required"),
         ("receive_queue_size=1mb", "valid units are B, kB, MB, GB, TB"),
-        ("receive_queue_size=0", "must be at least 1 bytes"),
+        ("archive_queue_size=0", "must be at least 1 bytes"),
         ("receive_queue_size=0.3", "a whole number is required"),
         ("max_sync_workers=0", "must be at least 1"),
         ("max_sync_workers=2s", "the setting has no unit"),

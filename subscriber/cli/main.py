@@ -105,6 +105,7 @@ def exec_(
         str,
         typer.Argument(help="One or more statements, separated by semicolons; - reads stdin.", metavar="STATEMENTS"),
     ],
+    setting: SettingOption = None,
 ) -> None:
     """Run CREATE, ALTER and DROP SUBSCRIPTION statements.
 
@@ -115,7 +116,8 @@ def exec_(
     """
     from subscriber.cli.commands.exec import run_statements
 
-    raise typer.Exit(run_statements(target, sys.stdin.read() if statements == "-" else statements))
+    settings = read_settings(setting)
+    raise typer.Exit(run_statements(target, sys.stdin.read() if statements == "-" else statements, settings))
 
 
 @app.command()
@@ -225,6 +227,7 @@ def tail(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", "-n", help="Stop after this many changes.", min=1)] = None,
     json: Annotated[bool, typer.Option("--json/--text", help="JSON lines, or text for people.")] = True,
+    setting: SettingOption = None,
 ) -> None:
     """Print the decoded change stream of a publisher.
 
@@ -233,7 +236,7 @@ def tail(
     """
     from subscriber.cli.commands.tail import follow
 
-    _finish(follow, source, publications, slot=slot, limit=limit, json=json)
+    _finish(follow, source, publications, slot=slot, limit=limit, json=json, settings=read_settings(setting))
 
 
 @app.command()

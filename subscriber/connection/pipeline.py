@@ -55,8 +55,10 @@ class _Pending:
 
 
 class Pipeline:
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, statements: int = STATEMENTS) -> None:
+        """`statements`: how many prepared statements the session keeps."""
         self.session = session
+        self._max_statements = statements
         self.error: SubscriberError | None = None
         self.failed_note: object = None  # the note of the statement that failed
         self.attempting = False  # what is queued now may fail
@@ -273,7 +275,7 @@ class Pipeline:
     def _prepare(self, statement: Statement, note: object) -> bytes:
         name = self._parse(statement, note, keeps=True)
         self._names[statement] = name
-        if len(self._names) > STATEMENTS:
+        if len(self._names) > self._max_statements:
             _, oldest = self._names.popitem(last=False)
             self._close(oldest, note)
         return name

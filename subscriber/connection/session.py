@@ -287,11 +287,11 @@ class Session(asyncio.BufferedProtocol):
         self._writable = None
         self._send_slices()
 
-    async def close(self) -> None:
-        """End the session politely, or drop it if that takes longer than CLOSE_TIMEOUT."""
+    async def close(self, timeout: float = CLOSE_TIMEOUT) -> None:
+        """End the session politely, or drop it if that takes longer than `timeout` seconds."""
         try:
             with suppress(TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT):
+                async with asyncio.timeout(timeout):
                     while self._unsent and self._writable is not None:  # Terminate would be in the middle of it
                         await asyncio.shield(self._writable)
                     if self.error is None:

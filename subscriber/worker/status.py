@@ -23,12 +23,12 @@ from subscriber.catalog.store import StreamedStatus, WorkerStatus
 from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.recovery import Recovery
 
 FOREIGN_KEY_VIOLATION = "23503"
 CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
 TABLE_SYNC = "table synchronization"
-INTERVAL = 1.0  # seconds between two writes
 HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
 MAX_SAMPLES = 1000  # positions received and not durable, one a second
 
@@ -142,14 +142,15 @@ class Report:
 class Board:
     """All reports of one launcher."""
 
-    def __init__(self, catalog: CatalogConnection) -> None:
+    def __init__(self, catalog: CatalogConnection, settings: Settings = DEFAULTS) -> None:
         self._catalog = catalog
+        self._settings = settings
         self._reports: list[Report] = []
         self._wake = anyio.Event()
 
     def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
         """Add a row. `recovery` has the error of earlier attempts; None: there were none."""
-        report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery)
+        report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery or Recovery(self._settings))
         for earlier in self._reports:
             earlier.replaced |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
         self._reports.append(report)
@@ -171,7 +172,7 @@ class Board:
 
     async def run(self) -> None:
         while True:
-            with anyio.move_on_after(INTERVAL):
+            with anyio.move_on_after(self._settings.report_interval):
                 await self._wake.wait()
             self._wake = anyio.Event()
             await self.write()

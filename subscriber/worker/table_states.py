@@ -19,12 +19,13 @@ from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
-
-SYNC_PATIENCE = 10.0  # seconds for which tables that are not ready hold the applied position back
+from subscriber.settings import DEFAULTS
 
 
 class TableStates:
-    def __init__(self) -> None:
+    def __init__(self, hold_time: float = DEFAULTS.sync_hold_time) -> None:
+        """`hold_time`: seconds for which tables that are not ready hold the applied position back."""
+        self._hold_time = hold_time
         self._since: dict[int, float] = {}  # when a table that is not ready was first seen
         self._states: dict[int, RelationState] = {}
         self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name, as stored
@@ -166,11 +167,11 @@ class TableStates:
         """Whether "applied" would be too much said: tables have been on their way for a short time only.
 
         What came for them has been passed over, so the applied position that the publisher shows (and waits for
-        under synchronous_commit = remote_apply) stays where it is, until they are there or SYNC_PATIENCE is over.
+        under synchronous_commit = remote_apply) stays where it is, until they are there or `sync_hold_time` is over.
         Nothing else waits for them: written and flushed positions go on.
         """
         now = monotonic()
-        return any(now - self._since[relid] < SYNC_PATIENCE for relid in self.unready)
+        return any(now - self._since[relid] < self._hold_time for relid in self.unready)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
         while not condition():

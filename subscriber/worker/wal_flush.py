@@ -12,15 +12,16 @@ import anyio
 
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.publisher.own_schema import MESSAGE_PREFIX
-
-MIN_INTERVAL = 0.03  # seconds between two flushes: commits that come closer together share one
+from subscriber.settings import DEFAULTS
 
 FLUSH = f"SELECT pg_catalog.pg_logical_emit_message(true, '{MESSAGE_PREFIX}', '')"
 
 
 class Flusher:
-    def __init__(self, catalog: CatalogConnection) -> None:
+    def __init__(self, catalog: CatalogConnection, interval: float = DEFAULTS.flush_interval) -> None:
+        """`interval`: the shortest time between two flushes, in seconds."""
         self._catalog = catalog
+        self._interval = interval
         self._wanted = anyio.Event()
         self._done = anyio.Event()
 
@@ -38,4 +39,4 @@ class Flusher:
             async with self._catalog.use() as connection:
                 await connection.execute(FLUSH)
             waiting.set()
-            await anyio.sleep(MIN_INTERVAL)
+            await anyio.sleep(self._interval)

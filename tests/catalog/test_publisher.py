@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 
 from subscriber.catalog import store, worker_sessions
-from subscriber.catalog.commands import worker_shutdown
 from subscriber.catalog.commands.execute import execute
 from subscriber.cli.commands.exec import execute_statements, point_at, run_statements
 from subscriber.errors import SubscriberError
+from subscriber.settings import DEFAULTS, Settings
 from tests.plugins.fix_cluster import Database
 
 Notices = list[tuple[str, str, str | None, str | None]]
@@ -25,10 +25,14 @@ STATES = (
 )
 
 
-async def run(connection: asyncpg.Connection, sql: str) -> list[str]:
+async def run(connection: asyncpg.Connection, sql: str, settings: Settings = DEFAULTS) -> list[str]:
     """Execute the statements. Returns their messages without DETAIL and HINT."""
     notices: list[str] = []
-    await execute(connection, sql, notice=lambda severity, message, *_: notices.append(f"{severity}: {message}"))
+
+    def notice(severity: str, message: str, _detail: str | None, _hint: str | None) -> None:
+        notices.append(f"{severity}: {message}")
+
+    await execute(connection, sql, notice=notice, settings=settings)
     return notices
 
 
@@ -234,12 +238,9 @@ async def test_workers_are_gone_before_anything_is_dropped(
     source_db: Database,
     conninfo: str,
     obedient: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An obedient worker ends when its subscription is disabled; the other holds on to its origin until it is ended."""
-    if not obedient:
-        monkeypatch.setattr(worker_shutdown, "GRACE", 0.2)
-        monkeypatch.setattr(worker_shutdown.wait_until_gone, "__kwdefaults__", {"grace": 0.2})
+    settings = Settings() if obedient else Settings(worker_shutdown_grace=0.2)
     await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
     subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
     worker = await target_db.connect()
@@ -257,7 +258,9 @@ async def test_workers_are_gone_before_anything_is_dropped(
     async with anyio.create_task_group() as tasks:
         if obedient:
             tasks.start_soon(obey)
-        assert await run(database, "DROP SUBSCRIPTION s") == ['NOTICE: dropped replication slot "s" on publisher']
+        assert await run(database, "DROP SUBSCRIPTION s", settings) == [
+            'NOTICE: dropped replication slot "s" on publisher'
+        ]
     assert worker.is_closed()
     assert await source_db.value(SLOTS) is None
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from subscriber.connection import session as session_module
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import BEHIND, Pipeline
 from subscriber.connection.session import BUFFER, LIMIT, SLICE, Session, joined
@@ -188,12 +187,11 @@ async def test_terminate_comes_behind_large_data() -> None:
     assert transport.sent == LARGE + frontend.TERMINATE
 
 
-async def test_close_gives_up_when_the_network_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_module, "CLOSE_TIMEOUT", 0.01)
+async def test_close_gives_up_when_the_network_takes_nothing() -> None:
     session, transport = slow()
     session.write(LARGE)
     with anyio.fail_after(1):
-        await session.close()
+        await session.close(timeout=0.01)
     assert transport.aborted
     assert not session._unsent
     assert frontend.TERMINATE not in transport.sent + transport.kept

@@ -9,7 +9,6 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.connection import pipeline as pipeline_module
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.demo.servers import Server
@@ -160,10 +159,8 @@ async def test_notices_do_not_disturb_the_order(pipeline: Pipeline) -> None:
     assert notices == ['table "missing" does not exist, skipping']
 
 
-async def test_statements_are_prepared_once_and_the_oldest_go(
-    pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pipeline_module, "STATEMENTS", 20)
+async def test_statements_are_prepared_once_and_the_oldest_go(pipeline: Pipeline) -> None:
+    pipeline = Pipeline(pipeline.session, statements=20)
     prepared = "SELECT count(*) FROM pg_prepared_statements"
     for _ in range(50):
         insert(pipeline, "1")

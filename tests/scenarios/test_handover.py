@@ -13,15 +13,12 @@ import pytest
 from subscriber import failpoints
 from subscriber.catalog import worker_sessions
 from subscriber.failpoints import Point
-from subscriber.worker.session import apply_session
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, Program, Subscriber, Subscriptions
 from tests.scenarios.conftest import Pair
 
 
-async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(pair: Pair) -> None:
     """The apply worker passes over changes of a table in finishedcopy, confirms them, and starts again."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)")
     await pair.source.execute("INSERT INTO t VALUES (1)", "CREATE PUBLICATION p FOR TABLE t")
@@ -36,7 +33,8 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
     relid = await pair.target.value("SELECT 't'::regclass::oid")
     subid = await pair.target.value("SELECT subid FROM subscriber.subscription")
     holder = await pair.target.connect()
-    monkeypatch.setattr(apply_session, "PLACE_PATIENCE", 60)  # a sync worker does not end the holder
+    # A sync worker does not end the holder.
+    pair.subscriber.settings = replace(QUICK, earlier_session_grace=60)
     try:
         assert await worker_sessions.register_own(holder, subid, relid)  # no sync worker can start
         pair.subscriber.start()
@@ -45,6 +43,7 @@ async def test_what_was_confirmed_while_a_table_was_not_ready_is_not_lost(
         await pair.subscriber.stop()
     finally:
         await holder.close()
+    pair.subscriber.settings = QUICK
     assert await pair.target.value("SELECT remote_lsn = '0/0' FROM subscriber.progress WHERE relid = 0")
     assert await pair.target.rows("SELECT * FROM t") == [(1,)]
 

@@ -20,7 +20,6 @@ from typing import Any
 import anyio
 import pytest
 
-from subscriber.worker.apply import lock_waits
 from tests.cli.test_http import Client, served
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import QUICK, Program, Subscriptions, running_subscriber
@@ -215,9 +214,9 @@ async def test_a_lock_of_somebody_else(pair: Pair) -> None:
     await pair.assert_same("SELECT id FROM t")
 
 
-async def test_a_wait_for_something_else_than_a_lock(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("settings", [replace(QUICK, lock_wait_log_delay=1)])
+async def test_a_wait_for_something_else_than_a_lock(pair: Pair) -> None:
     """Such a wait may be normal, and raises no alarm. The log and the status report it."""
-    monkeypatch.setattr(lock_waits, "PATIENCE", 1.0)
     await pair.both(TABLE)
     await pair.target.execute(
         "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"

@@ -14,6 +14,7 @@ from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session import introspection
 from subscriber.targets.postgres.session.introspection import Terms
 from subscriber.worker.apply import look_ahead
+from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, w int)"
@@ -113,10 +114,8 @@ async def test_a_table_is_altered_between_the_look_and_the_comparison(
     assert not pair.subscriber.log.has("ERROR")
 
 
-async def test_a_backlog_is_applied_before_the_look(
-    pair: Pair, looked: Looked, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(look_ahead, "PAUSE", 1.0)
+@pytest.mark.parametrize("settings", [replace(QUICK, look_ahead_pause=1)])
+async def test_a_backlog_is_applied_before_the_look(pair: Pair, looked: Looked) -> None:
     await pair.both(TABLE, "CREATE TABLE other (id int PRIMARY KEY)")
     await pair.subscribe("FOR ALL TABLES", copy_data=False)
     await pair.change("INSERT INTO t VALUES (1, 'a', 7)")

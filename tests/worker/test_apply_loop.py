@@ -28,7 +28,6 @@ from subscriber.publisher import feedback
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import Settings
 from subscriber.targets.base import Target
-from subscriber.worker.apply import loop as apply_loop_module
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply_hooks import ApplyHooks
 from tests.apply.build import local, remote, row
@@ -590,9 +589,8 @@ async def test_only_the_tables_that_are_ours_are_truncated() -> None:
         assert run.stream.flushed == 208
 
 
-async def test_other_tasks_get_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(apply_loop_module, "TURN", 10)
-    async with running(Run()) as run:
+async def test_other_tasks_get_their_turn() -> None:
+    async with running(Run(messages_per_turn=10)) as run:
         run.stream.send(*(p for n in range(2000) for p in transaction(100 * n + 100, 2)))
         await anyio.lowlevel.checkpoint()
         await anyio.lowlevel.checkpoint()

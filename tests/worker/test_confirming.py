@@ -6,10 +6,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import anyio
-import pytest
 
 from subscriber.lsn import Lsn
-from subscriber.worker.apply import confirmed_position
 from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
 
 
@@ -31,9 +29,9 @@ class Records:
 
 
 @asynccontextmanager
-async def running(records: Records, recorded: int) -> AsyncIterator[ConfirmedPositionGuard]:
+async def running(records: Records, recorded: int, **interval: float) -> AsyncIterator[ConfirmedPositionGuard]:
     async with anyio.create_task_group() as tasks:
-        found = ConfirmedPositionGuard(records.save, Lsn(recorded))
+        found = ConfirmedPositionGuard(records.save, Lsn(recorded), **interval)
         tasks.start_soon(found.write_records, records.on_moved)
         yield found
         tasks.cancel_scope.cancel()
@@ -71,10 +69,9 @@ async def test_in_a_transaction_its_end_is_waited_for() -> None:
         assert found.clamp(Lsn(300), recorded=Lsn(300), between=True) == 300
 
 
-async def test_records_that_come_closely_share_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(confirmed_position, "INTERVAL", 0.05)
+async def test_records_that_come_closely_share_a_write() -> None:
     records = Records()
-    async with running(records, 0) as found:
+    async with running(records, 0, interval=0.05) as found:
         for position in range(1, 20):
             found.clamp(Lsn(position), recorded=Lsn(0), between=True)
             await anyio.sleep(0.002)

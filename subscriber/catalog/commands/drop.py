@@ -24,8 +24,13 @@ DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
 ENABLE_AGAIN = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
 
 
-async def drop_subscription(connection: asyncpg.Connection, statement: DropSubscription, notice: Notice) -> None:
-    """Remove the subscription, its slots on the publisher and its origins here."""
+async def drop_subscription(
+    connection: asyncpg.Connection, statement: DropSubscription, notice: Notice, *, grace: float
+) -> None:
+    """Remove the subscription, its slots on the publisher and its origins here.
+
+    `grace`: seconds for its workers to stop before their sessions are ended.
+    """
     if statement.if_exists and not await connection.fetchval(privileges.EXISTS, statement.name):
         notice("NOTICE", f'subscription "{statement.name}" does not exist, skipping', None, None)
         return
@@ -40,7 +45,7 @@ async def drop_subscription(connection: asyncpg.Connection, statement: DropSubsc
             await store.disable(connection, subscription.oid)
     try:
         if disabled or (not subscription.enabled and not inside):
-            await worker_shutdown.wait_until_gone(connection, subscription.oid)
+            await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=grace)
         async with connection.transaction():
             # Once more: between the two transactions it may have been changed, or dropped.
             subscription_now = await privileges.get_owned_subscription(connection, statement.name, to_drop=True)

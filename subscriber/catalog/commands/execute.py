@@ -50,6 +50,7 @@ from subscriber.catalog.grammar.parser import (
 from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription, TwoPhaseState
 
 PREREQUISITE_STATE = "55000"
@@ -89,6 +90,7 @@ async def execute(
     *,
     notice: Notice,
     hooks: Mapping[str, Hooks] = MappingProxyType({}),
+    settings: Settings = DEFAULTS,
 ) -> None:
     """Execute CREATE, ALTER and DROP SUBSCRIPTION statements, separated by semicolons, one after the other.
 
@@ -107,7 +109,7 @@ async def execute(
         try:
             if not await _gives_up(connection, statement):
                 await identity.check(connection)
-            await _execute(connection, statement, notice, hooks)
+            await _execute(connection, statement, notice, hooks, settings)
         except (asyncpg.PostgresConnectionError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
             raise ConnectionLost(f"connection to the target was lost: {error}") from error
         except asyncpg.PostgresError as error:
@@ -129,13 +131,17 @@ async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> boo
 
 
 async def _execute(
-    connection: asyncpg.Connection, statement: Statement, notice: Notice, hooks: Mapping[str, Hooks]
+    connection: asyncpg.Connection,
+    statement: Statement,
+    notice: Notice,
+    hooks: Mapping[str, Hooks],
+    settings: Settings,
 ) -> None:
     match statement:
         case CreateSubscription():
             await create_subscription(connection, statement, notice, hooks.get(statement.name))
         case DropSubscription():
-            await drop_subscription(connection, statement, notice)
+            await drop_subscription(connection, statement, notice, grace=settings.worker_shutdown_grace)
         case _:
             inside = connection.is_in_transaction()
             async with connection.transaction():

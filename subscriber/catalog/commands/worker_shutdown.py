@@ -15,12 +15,11 @@ import asyncpg
 from subscriber.catalog import worker_sessions
 from subscriber.errors import StatementError
 
-GRACE = 5.0  # seconds for a worker to end by itself; one that is applying needs to roll back
 PATIENCE = 30.0  # seconds for a session to end once it was told to: a big transaction may have to be rolled back
 POLL = 0.02  # seconds
 
 
-async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: float = GRACE) -> None:
+async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: float) -> None:
     """Wait for all workers of the subscription, which has been told to stop; after `grace` seconds end them.
 
     Raises StatementError (55006) if they don't go.

@@ -9,6 +9,7 @@ from typing import TextIO
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import RedactedStatement
+from subscriber.settings import DEFAULTS, Settings
 
 FAILED = 3
 
@@ -16,20 +17,20 @@ DISPLAY_WIDTH = 60  # columns of the statement that psql shows for a syntax erro
 RIGHT_MARGIN = 10  # at least this many columns after the error
 
 
-def run_statements(target: str, statements: str) -> int:
+def run_statements(target: str, statements: str, settings: Settings = DEFAULTS) -> int:
     """Execute statements on the database that `target` names. Returns the exit status, 0 or 3.
 
     Writes nothing but PostgreSQL's messages, to stderr, as psql prints them.
     """
     try:
-        asyncio.run(execute_statements(target, statements, sys.stderr))
+        asyncio.run(execute_statements(target, statements, sys.stderr, settings))
     except SubscriberError as error:
         print_error(error, statements, sys.stderr)
         return FAILED
     return 0
 
 
-async def execute_statements(target: str, statements: str, output: TextIO) -> None:
+async def execute_statements(target: str, statements: str, output: TextIO, settings: Settings = DEFAULTS) -> None:
     """Connect, upgrade the schema, and execute the statements. Notices are printed as they arrive.
 
     A text without statements creates or upgrades the schema, and nothing else.
@@ -48,7 +49,7 @@ async def execute_statements(target: str, statements: str, output: TextIO) -> No
     try:
         await refuse_standby(connection)
         await ensure_schema(connection)
-        await execute(connection, statements, notice=notice)
+        await execute(connection, statements, notice=notice, settings=settings)
     finally:
         if not connection.is_closed():
             connection.terminate()

@@ -25,16 +25,23 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Commit
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.feedback import limit_status_interval
 from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.settings import DEFAULTS, Settings
+from subscriber.worker.apply.worker import read_sender_timeout
 from subscriber.worker.exception_groups import root_cause
-
-STATUS_INTERVAL = 5.0  # seconds between two unrequested status updates
 
 Write = Callable[[str], None]
 
 
 async def follow(
-    source_dsn: str, publications: Sequence[str], *, slot: str | None, limit: int | None, json: bool
+    source_dsn: str,
+    publications: Sequence[str],
+    *,
+    slot: str | None,
+    limit: int | None,
+    json: bool,
+    settings: Settings = DEFAULTS,
 ) -> int:
     """Print changes until `limit` (None: without end), read from `slot` (None: a temporary one).
 
@@ -48,15 +55,23 @@ async def follow(
             start = (await publisher.create_slot(name, snapshot="nothing", temporary=True)).consistent_point
         else:
             name, start = slot, Lsn(0)
+        settings = limit_status_interval(settings, await read_sender_timeout(publisher))
         options = StreamOptions(tuple(publications), messages=True)
         stream = await ReplicationStream.start(publisher, name, start, options, without_own=True)
-        tail = Tail(stream, limit, _to_stdout, as_json if json else as_text, confirm=slot is not None)
+        tail = Tail(
+            stream,
+            limit,
+            _to_stdout,
+            as_json if json else as_text,
+            confirm=slot is not None,
+            status_interval=settings.status_interval,
+        )
         try:
             await tail.run()
         finally:
             with anyio.CancelScope(shield=True):
                 tail.send_status()
-                await stream.stop()
+                await stream.stop(timeout=settings.stream_stop_timeout)
     finally:
         publisher.session.abort()
     return 0
@@ -99,6 +114,7 @@ class Tail:
         render: Callable[[Line], str],
         *,
         confirm: bool,
+        status_interval: float = DEFAULTS.status_interval,
     ) -> None:
         """Create the printer. `write` gets whole lines and returns when they are flushed.
 
@@ -110,6 +126,7 @@ class Tail:
         self._write = write
         self._render = render
         self._confirm = confirm
+        self._status_interval = status_interval
         self._decoder = Decoder()
         self._lines = ChangeLines()
         self._in_transaction = False
@@ -135,7 +152,7 @@ class Tail:
 
     async def _send_statuses(self) -> None:
         while True:
-            with anyio.move_on_after(STATUS_INTERVAL):
+            with anyio.move_on_after(self._status_interval):
                 await self._status_wanted.wait()
             self._status_wanted = anyio.Event()
             self.send_status()

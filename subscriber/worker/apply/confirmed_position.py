@@ -33,15 +33,20 @@ from subscriber.errors import TargetBehind
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import SlotInfo
-
-INTERVAL = 0.2  # seconds between two writes: a publisher busy with what we do not want moves all the time
+from subscriber.settings import DEFAULTS
 
 
 class ConfirmedPositionGuard:
     """How far the flushed position may be reported, for one apply worker."""
 
-    def __init__(self, save: Callable[[Lsn], Awaitable[None]], recorded: Lsn) -> None:
-        """`save` makes a record that is durable when it returns; there is one of `recorded` already."""
+    def __init__(
+        self, save: Callable[[Lsn], Awaitable[None]], recorded: Lsn, interval: float = DEFAULTS.confirm_interval
+    ) -> None:
+        """`save` makes a record that is durable when it returns; there is one of `recorded` already.
+
+        `interval` is the shortest time between two records, in seconds.
+        """
+        self._interval = interval
         self._save = save
         self._limit = self._wanted = recorded
         self._wake = anyio.Event()
@@ -69,13 +74,14 @@ class ConfirmedPositionGuard:
                 reach(Point.RECORDED)
                 self._limit = max(self._limit, wanted)
                 moved()
-                await anyio.sleep(INTERVAL)
+                await anyio.sleep(self._interval)
 
 
 async def resume_confirming(
-    catalog: CatalogConnection, subid: int, slot: SlotInfo | None, claimed: ProgressClaim
+    catalog: CatalogConnection, subid: int, slot: SlotInfo | None, claimed: ProgressClaim, interval: float
 ) -> ConfirmedPositionGuard:
     """What a worker that starts continues with. `slot` is None if there is none; `claimed` is its progress record.
+    `interval`: see ConfirmedPositionGuard.
 
     Raises TargetBehind if the slot was confirmed further than this target has a record of.
     """
@@ -88,11 +94,11 @@ async def resume_confirming(
     if claimed.confirmed is None:
         recorded = max(claimed.position, confirmed)
         await save(recorded)
-        return ConfirmedPositionGuard(save, recorded)
+        return ConfirmedPositionGuard(save, recorded, interval)
     recorded = max(claimed.position, claimed.confirmed)
     if slot is not None and confirmed > recorded:
         raise target_behind(slot.name, confirmed, recorded)
-    return ConfirmedPositionGuard(save, recorded)
+    return ConfirmedPositionGuard(save, recorded, interval)
 
 
 def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:

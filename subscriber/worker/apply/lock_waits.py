@@ -32,6 +32,7 @@ from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.errors import ApplyError
 from subscriber.publisher.quoting import identifier, literal
+from subscriber.settings import Settings
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.status import Report
@@ -39,8 +40,6 @@ from subscriber.worker.streaming.parallel_worker import ParallelWorker, Pool
 
 RolledBack = Callable[[int], Awaitable[bool]]
 
-INTERVAL = 0.1  # seconds between two looks
-PATIENCE = 10.0  # seconds without an answer until the log tells of it
 SHOWN_AFTER = 10  # looks without an answer until others are told of it
 
 BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
@@ -95,21 +94,23 @@ class LockWaitMonitor:
         self._report = report
         self._workers: list[ParallelWorker] = pool.workers if pool is not None else []
 
-    async def run(self) -> None:
+    async def run(self, settings: Settings) -> None:
         """Until cancelled. Raises ApplyError if waiting longer is of no use."""
         seen: object = None
         looks, since, told = 0, monotonic(), False
         while True:
-            await anyio.sleep(INTERVAL)
+            await anyio.sleep(settings.lock_wait_interval)
             waiting = self._who_waits()
             looks = looks + 1 if waiting and waiting == seen else 0
             seen = waiting
             if looks:
                 holders = await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
                 silent = monotonic() - since
-                unlocked = f"an answer of the target, for {silent:.0f} s" if silent > PATIENCE else None
+                unlocked = (
+                    f"an answer of the target, for {silent:.0f} s" if silent > settings.lock_wait_log_delay else None
+                )
                 self._report.status.waiting_for = holders or unlocked
-                if silent > PATIENCE and not told:
+                if silent > settings.lock_wait_log_delay and not told:
                     _say(silent, list(waiting), holders)
                     told = True
                 continue

@@ -18,16 +18,13 @@ from subscriber.targets.postgres.session.known_tables import KnownTables
 
 SETTINGS = {"plan_cache_mode": "force_generic_plan"}  # a plan for each table would take longer than what it finds
 
-PAUSE = 0.1  # seconds without a change
-PATIENCE = 10.0  # seconds: no stream is too busy for a look
 
-
-async def wait_for_pause(position: Callable[[], Lsn]) -> None:
-    """Until the worker's position stays the same for PAUSE, at most PATIENCE: a backlog needs the processor more."""
+async def wait_for_pause(position: Callable[[], Lsn], pause: float, timeout: float) -> None:
+    """Wait until the worker's position stays the same for `pause` seconds, and for at most `timeout` seconds."""
     last = None
-    with anyio.move_on_after(PATIENCE):
+    with anyio.move_on_after(timeout):
         while last != (last := position()):
-            await anyio.sleep(PAUSE)
+            await anyio.sleep(pause)
 
 
 async def look_ahead(

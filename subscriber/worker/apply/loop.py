@@ -39,9 +39,6 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
 
-LARGE = 2 * 1024  # messages of one transaction
-TURN = 1024  # messages handled before other tasks get a turn: nothing in the loop need ever wait
-
 MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
 
 
@@ -88,6 +85,8 @@ class ApplyLoop:
         self._stream = stream
         self._target = target
         self._hooks = hooks
+        self._messages_per_turn = settings.messages_per_turn
+        self._large_transaction = settings.large_transaction_messages
         self._flush = durability.flush
         self._guard = durability.guard
         self._applied = NOWHERE  # as reported
@@ -160,7 +159,7 @@ class ApplyLoop:
             return
         inside = sent = 0  # messages since the end of a transaction; how many had ended then
         while True:
-            left = min(TURN, len(self._queue.payloads))
+            left = min(self._messages_per_turn, len(self._queue.payloads))
             inside += left
             few = self._target.set_small_backlog(self._transactions.idle and self._queue.has_small_backlog)
             while left > 0:
@@ -173,7 +172,7 @@ class ApplyLoop:
                 left -= taken or 1
             if self._transactions.idle or self.progress.sent != sent:
                 inside, sent = 0, self.progress.sent
-            self._queue.in_large = inside > LARGE
+            self._queue.in_large = inside > self._large_transaction
             if not self._queue.payloads:
                 await self._target.on_idle()
             self._target.flush()

@@ -121,6 +121,7 @@ class ApplyWorker(ApplyHooks):
             self._context.resolvers,
             batching=not self._context.settings.one_by_one,
             known_tables=self._memory.known_tables,
+            settings=self._context.settings,
         )
         async with open_target(config, self._catalog) as target:
             self._report.status.pid = target.rows.pipeline.session.pid
@@ -137,7 +138,7 @@ class ApplyWorker(ApplyHooks):
         self, target: PostgresTarget, publisher: Publisher, slot: str, on_started: Callable[[], None]
     ) -> None:
         subscription = self.subscription
-        await end_earlier_workers(self._catalog, subscription.oid)
+        await end_earlier_workers(self._catalog, subscription.oid, self._context.settings.earlier_session_timeout)
         claimed = await self._claim(publisher)
         start = claimed.position
         sync_id = self._context.sync_id
@@ -146,7 +147,9 @@ class ApplyWorker(ApplyHooks):
         )
         await resume_progress(target.rows, claimed)
         info = await publisher.slot(slot)
-        confirming = await resume_confirming(self._catalog, subscription.oid, info, claimed)
+        confirming = await resume_confirming(
+            self._catalog, subscription.oid, info, claimed, self._context.settings.confirm_interval
+        )
         # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
         # so the slot may stand further than the row. A table must not be handed over below that.
         position = max(start, (info and info.confirmed_flush) or start)
@@ -158,10 +161,16 @@ class ApplyWorker(ApplyHooks):
         stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
         self._sync = target.sync
         waits = LockWaitMonitor(
-            target, subscription.oid, self._catalog, self._report, streaming.pool, two_phase, self._rolled_back
+            target,
+            subscription.oid,
+            self._catalog,
+            self._report,
+            streaming.pool,
+            two_phase,
+            self._rolled_back,
         )
         self.background_tasks = [
-            waits.run,
+            partial(waits.run, settings),
             ApplySessions(subscription, self._context, target, self._conflict).run,
             partial(self._look_ahead, target, lambda: loop.position),
         ]
@@ -196,7 +205,8 @@ class ApplyWorker(ApplyHooks):
 
         The changes of a backlog need the processor more.
         """
-        await wait_for_pause(position)
+        settings = self._context.settings
+        await wait_for_pause(position, settings.look_ahead_pause, settings.look_ahead_timeout)
         terms = target.rows.roles.terms
         known = self._memory.known_tables
         if not known.complete:

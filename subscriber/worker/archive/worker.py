@@ -54,7 +54,6 @@ from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Backoff, Reaction, reaction
 
 SPOOL = "spool"  # the folder, in the log's, for streamed transactions
-TURN = 1024  # messages handled before other tasks get a turn
 STOP_TIMEOUT = 2.0  # seconds for the publisher to finish what it is sending when we stop
 MIN_INTERVAL = 0.005  # seconds between two syncs: transactions that come closer together share one
 
@@ -222,7 +221,7 @@ class ArchiveLoop:
 
     async def _loop(self) -> None:
         while True:
-            for _ in range(min(TURN, len(self._inbox.payloads))):
+            for _ in range(min(self._settings.messages_per_turn, len(self._inbox.payloads))):
                 await self._take()
             await self._make_room()
             if self._inbox.payloads:

@@ -26,6 +26,7 @@ from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConnectionLost, StaleCatalog, SubscriberError
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.resolution import Resolver
@@ -37,8 +38,6 @@ from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.session import conflicts
 
-PLACE_PATIENCE = 2.0  # seconds to wait for a dead worker's backend before ending it
-PLACE_TIMEOUT = 30.0  # seconds after which the attempt is given up
 POLL = 0.05  # seconds
 
 _BACKEND = """
@@ -59,6 +58,7 @@ class TargetConfig:
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions for the subscription's conflict_policy
     batching: bool = False  # allows batches, where the target can have them
     known_tables: KnownTables = field(default_factory=KnownTables)
+    settings: Settings = DEFAULTS
 
     @property
     def origin(self) -> str:
@@ -105,7 +105,7 @@ async def make_target(
 async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:
     """Give the session its place, and have it act as the subscription says."""
     subscription, subid = config.subscription, config.subscription.oid
-    await _register(rows.pipeline, catalog, subid, config.number)
+    await _register(rows.pipeline, catalog, subid, config.number, config.settings)
     async with catalog.use() as connection:
         found = await store.load_subscription(connection, subid)
     if found is None or not found.enabled:
@@ -122,16 +122,16 @@ async def backend_of(pipeline: Pipeline) -> Backend:
     return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone(), int(role or 0))
 
 
-async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int) -> None:
+async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int, settings: Settings) -> None:
     backend, waited = await backend_of(pipeline), 0.0
     pipeline.session.pid = backend.pid  # a connection pooler makes up the one that it announces
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:
-        if waited >= PLACE_TIMEOUT:
+        if waited >= settings.earlier_session_timeout:
             raise ConnectionLost(
                 "another worker of this subscription is still connected to the target",
                 detail=f"Its backend is {holder}, which does not end.",
             )
-        if waited >= PLACE_PATIENCE:
+        if waited >= settings.earlier_session_grace:
             async with catalog.use() as connection:
                 if await worker_sessions.terminate(connection, subid, relid):
                     what = f"ended backend {holder} of an earlier worker that was still connected"

@@ -29,6 +29,7 @@ async def parallel_session(
             context.resolvers,
             batching=not context.settings.one_by_one,
             known_tables=leader.rows.known_tables,
+            settings=context.settings,
         )
         async with open_target(config, context.catalog) as target:
             report.status.pid = target.rows.pipeline.session.pid

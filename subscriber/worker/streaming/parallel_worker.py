@@ -50,6 +50,7 @@ from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextN
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
+from subscriber.settings import DEFAULTS
 from subscriber.spool import record_format as spool_format
 from subscriber.spool.spool import SpooledTransaction
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
@@ -57,8 +58,6 @@ from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Applier, Counters
-
-TURN = 256  # messages applied before other tasks get a turn
 
 Ending = Callable[[PostgresTarget], Awaitable[None]]
 
@@ -72,8 +71,15 @@ class AssignmentOutcome(Enum):
 class Assignment:
     """One streamed transaction that a parallel worker applies; the leader's side and the worker's."""
 
-    def __init__(self, spooled: SpooledTransaction, subid: int, rules: ApplyRules) -> None:
+    def __init__(
+        self,
+        spooled: SpooledTransaction,
+        subid: int,
+        rules: ApplyRules,
+        messages_per_turn: int = DEFAULTS.parallel_messages_per_turn,
+    ) -> None:
         """`rules` are asked with the finish LSN 0: it is not known yet."""
+        self._messages_per_turn = messages_per_turn
         self.spooled = spooled
         self.transaction = RemoteTransaction(spooled.xid, Lsn(0), 0)
         self.outcome = AssignmentOutcome.OPEN
@@ -201,7 +207,7 @@ class Assignment:
         """What may be applied; false if nothing can be read just now: the file is being cut."""
         before = self._position
         async for records in self.spooled.read(self._position):
-            for run in _runs(records):
+            for run in _runs(records, self._messages_per_turn):
                 if self._cut is not None or self._aborted or run[0][0] >= self.until:
                     return True
                 allowed = [record for record in run if record[0] < self.until]
@@ -245,12 +251,12 @@ class Assignment:
         return f"pg_sp_{self._subid}_{xid}"
 
 
-def _runs(records: Sequence[spool_format.Record]) -> Iterator[Sequence[spool_format.Record]]:
-    """`records` in pieces of at most TURN, each by one (sub)transaction."""
+def _runs(records: Sequence[spool_format.Record], most: int) -> Iterator[Sequence[spool_format.Record]]:
+    """`records` in pieces of at most `most`, each by one (sub)transaction."""
     for _, made in groupby(records, itemgetter(1)):
         same = list(made)
-        for start in range(0, len(same), TURN):
-            yield same[start : start + TURN]
+        for start in range(0, len(same), most):
+            yield same[start : start + most]
 
 
 Connect = Callable[[int, OnConflict], AbstractAsyncContextManager[PostgresTarget]]

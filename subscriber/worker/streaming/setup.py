@@ -33,25 +33,23 @@ from subscriber.worker.streaming.parallel_worker import Pool
 from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 from subscriber.worker.table_states import TableStates
 
-DEFAULT_WORKERS = 2  # where the server is older than the setting
-
 _SETTINGS = """
 SELECT pg_catalog.current_setting('max_parallel_apply_workers_per_subscription', true)::int,
        pg_catalog.current_setting('debug_logical_replication_streaming', true),
        pg_catalog.current_setting('log_min_messages')
 """
 
-_PATIENCE = 30.0  # seconds for sessions of an earlier worker to end
 _POLL = 0.05  # seconds
 
 
-async def end_earlier_workers(catalog: CatalogConnection, subid: int) -> None:
+async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: float) -> None:
     """End the further sessions of an earlier apply worker, whose place this one has now, and wait until they are gone.
 
-    Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more. Raises
-    ConnectionLost if one does not end.
+    Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more.
+
+    Raises ConnectionLost if one does not end within `timeout` seconds.
     """
-    deadline = monotonic() + _PATIENCE
+    deadline = monotonic() + timeout
     while True:
         async with catalog.use() as connection:
             living = await worker_sessions.living(connection, subid)
@@ -106,9 +104,11 @@ class StreamingSetup(ApplyRules):
         self.parallel = streaming == "parallel"
         if self.parallel:
             size, _, _ = await self._settings()
-            self.pool = Pool(DEFAULT_WORKERS if size is None else size, self._connect, on_conflict)
+            self.pool = Pool(
+                context.settings.default_parallel_workers if size is None else size, self._connect, on_conflict
+            )
         spool = open_spool(context.settings, context.sync_id, subid, 0)
-        self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self)
+        self.streamed = SpooledTransactions(spool, subid, self.pool, self._may_go_ahead, self, context.settings)
 
     async def _settings(self) -> tuple[int | None, str | None, str]:
         async with self._context.catalog.use() as connection:

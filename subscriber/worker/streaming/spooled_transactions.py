@@ -31,12 +31,11 @@ from subscriber.catalog.store import StreamedStatus
 from subscriber.errors import ProtocolError
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.messages import StreamAbort
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
-
-KEEP = 16 * 1024  # bytes of a transaction that no worker follows: not worth writing at the end of each block
 
 _BODY = XLOG_DATA_HEADER.size  # where a message begins in what the walsender sends
 _CHANGES = (b"I", b"U", b"D")
@@ -53,11 +52,13 @@ class SpooledTransactions:
         pool: Pool | None = None,
         may_go_ahead: Callable[[int], Awaitable[bool]] | None = None,
         rules: ApplyRules | None = None,
+        settings: Settings = DEFAULTS,
     ) -> None:
         """`pool`: None for streaming = on. `rules`: of the parallel workers; None: there are none."""
         self.spool = spool
         self.pool = pool
         self._subid = subid
+        self._settings = settings
         self._may_go_ahead = may_go_ahead
         self._rules = rules or ApplyRules()
         self._progress: Progress
@@ -91,7 +92,7 @@ class SpooledTransactions:
                 self._assigned.pop(action.xid)[0].abort()
             self._since[action.xid] = time.time()
             if self.pool is not None and (self._may_go_ahead is None or await self._may_go_ahead(action.xid)):
-                assignment = Assignment(self._open, self._subid, self._rules)
+                assignment = Assignment(self._open, self._subid, self._rules, self._settings.parallel_messages_per_turn)
                 worker = self.pool.assign(assignment)
                 if worker is not None:
                     self._assigned[action.xid] = (assignment, worker)
@@ -138,7 +139,7 @@ class SpooledTransactions:
         """The block ends for now."""
         spooled, self._open = self._open, None
         assert spooled is not None
-        await spooled.end_block(keep=0 if spooled.xid in self._assigned else KEEP)
+        await spooled.end_block(keep=0 if spooled.xid in self._assigned else self._settings.spool_block_remainder)
         await self.spool.forget_replaced()
         self._tell(spooled.xid)
 

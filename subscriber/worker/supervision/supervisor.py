@@ -69,7 +69,7 @@ class Supervisor:
     def __init__(self, subscription: Subscription, context: LauncherContext, recovery: Recovery) -> None:
         """`recovery` is the apply worker's, with what an earlier supervisor left in it."""
         self.subscription = subscription
-        self.tables = TableStates()
+        self.tables = TableStates(context.settings.sync_hold_time)
         self._context = context
         self._settings = context.settings
         self._recovery = recovery
@@ -412,7 +412,11 @@ class Supervisor:
                 return sessions
             sessions.close()
         return SyncSessions(
-            self.subscription, self._context.apply_target, self._context.catalog, self._context.resolvers
+            self.subscription,
+            self._context.apply_target,
+            self._context.catalog,
+            self._context.resolvers,
+            self._settings,
         )
 
     def _close_sessions(self) -> None:

@@ -35,8 +35,6 @@ from subscriber.worker.table_states import TableStates
 if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
-# Below that a driver's start takes longer than what executors save. Bytes on the publisher's disk.
-LARGE = 4 * 1024**3
 _UNCOPIED = (TableState.INIT, TableState.DATASYNC)
 # Not on the command line, where everybody could read their passwords.
 TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
@@ -111,7 +109,7 @@ class CopyJobCoordinator:
                 self._owner.subscription, "subscriber copy", "apply worker", self._catalog.encoding
             )
             try:
-                large = await publisher.total_bytes(names) >= LARGE
+                large = await publisher.total_bytes(names) >= self._context.settings.large_copy_size
             finally:
                 publisher.session.abort()
         except SubscriberError:

@@ -23,6 +23,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.publisher.connection import Publisher
+from subscriber.settings import Settings
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.targets.postgres.session.capabilities import TargetCapabilities, detect_capabilities
@@ -40,13 +41,19 @@ class SyncSessions:
     """For one table at a time; connects when it is asked for something. close() when there is nothing left to do."""
 
     def __init__(
-        self, subscription: Subscription, target: str, catalog: CatalogConnection, resolvers: Mapping[str, Resolver]
+        self,
+        subscription: Subscription,
+        target: str,
+        catalog: CatalogConnection,
+        resolvers: Mapping[str, Resolver],
+        settings: Settings,
     ) -> None:
         """`target` is its connection string."""
         self.subscription = subscription
         self._catalog = catalog
         self._conninfo = target
         self._resolvers = resolvers
+        self._settings = settings
         self._publisher: Publisher | None = None
         self._session: Session | None = None  # on the target
         self._pipeline: Pipeline | None = None
@@ -77,7 +84,13 @@ class SyncSessions:
         """
         subscription = self.subscription
         config = TargetConfig(
-            self._conninfo, f"{subscription.name} {name}", subscription, relid, on_conflict, self._resolvers
+            self._conninfo,
+            f"{subscription.name} {name}",
+            subscription,
+            relid,
+            on_conflict,
+            self._resolvers,
+            settings=self._settings,
         )
         application_name = f"subscriber: {config.name}"
         if self._pipeline is None:

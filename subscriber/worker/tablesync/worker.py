@@ -254,7 +254,7 @@ class TableSync(ApplyHooks):
             hooks=self,
             durability=Durability(flush_for(subscription, self._flusher)),
             kinds=TransactionKinds(
-                SpooledTransactions(self._spool, subscription.oid) if streaming != "off" else None,
+                SpooledTransactions(self._spool, subscription.oid, settings=settings) if streaming != "off" else None,
                 streaming == "parallel",
             ),
             settings=settings,
