@@ -19,7 +19,7 @@ pytest_plugins = [
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Have one process run the tests that share what takes seconds to start: a Spark session, servers of a major."""
+    """Run tests with the same expensive fixture in one process: a Spark session, the servers of a major version."""
     for item in items:
         if "spark" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.xdist_group("spark"))

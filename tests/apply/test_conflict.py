@@ -185,7 +185,7 @@ def test_a_value_that_is_no_utf8() -> None:
         ("pg_3500000000_1", "pg_3500000000", True),  # a parallel worker
         ("pg_3500000000", "pg_3500000000_2", True),
         ("pg_3500000000_2", "pg_3500000000_1", True),
-        ("pg_3500000000_16384", "pg_3500000000", False),  # what a table was copied with
+        ("pg_3500000000_16384", "pg_3500000000", False),  # the origin with which a table was copied
         ("pg_3500000000_16384", "pg_3500000000_16384", True),
         ("pg_3500000001", "pg_3500000000", False),
         ("pg_3500000001_1", "pg_3500000000_1", False),

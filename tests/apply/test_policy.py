@@ -35,7 +35,7 @@ DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
         ('"Odd, one"."U" insert_exists: call Merge', {(U, EXISTS): "call Merge", (T, EXISTS): "default"}),
         ("* insert_exists: skip", {(T, EXISTS): "skip", (T, MISSING): "default"}),
         ('public."t": default, skip', {(T, EXISTS): "default", (U, EXISTS): "skip"}),
-        # What names no type does not delete several rows, and knows nothing of rows that are gone.
+        # An entry without a type never deletes several rows, and last_update_wins does not apply to missing rows.
         ("apply_remote", {(T, EXISTS): "apply_remote", (T, MULTIPLE): "default", (T, MISSING): "apply_remote"}),
         ("last_update_wins", {(T, DIFFERS): "last_update_wins", (T, MULTIPLE): "default", (T, MISSING): "default"}),
         ("*: skip", {(T, MULTIPLE): "skip"}),

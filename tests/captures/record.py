@@ -117,7 +117,7 @@ COMMIT;
 SELECT pg_replication_origin_session_reset();
 """
 
-# Each one is more than logical_decoding_work_mem allows: that is what gets it streamed.
+# Each exceeds logical_decoding_work_mem, so the transaction is streamed.
 FILL = "INSERT INTO filler SELECT generate_series(1, 1200);"
 SAVEPOINTS = f"""
 INSERT INTO plain VALUES (11, 'top');

@@ -309,7 +309,7 @@ async def test_what_a_role_without_superuser_may_do(
         pytest.skip("there is no role pg_create_subscription")
     statement = "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p WITH (connect = false{})"
     await create(database, name="theirs")
-    # Not SET ROLE: as who logs in, so that nothing is done with a superuser's rights.
+    # The role logs in instead of SET ROLE, so that no statement has a superuser's rights.
     dsn = target_db.dsn(user=role)
     user = await asyncpg.connect(dsn)
     error = await fails(user, statement.format("dbname=x", ""))
@@ -339,7 +339,7 @@ async def test_what_a_role_without_superuser_may_do(
     error = await fails(user, "ALTER SUBSCRIPTION s CONNECTION 'dbname=x'")
     assert error.message == "password is required"
 
-    # Nor may it help itself by SQL, or read what isn't its own.
+    # The role can neither change rows directly by SQL, nor read other owners' rows.
     assert await user.fetchval("SELECT count(*) FROM subscriber.subscription") == 1
     assert [tuple(row) for row in await user.fetch("SELECT subname, subconninfo FROM subscriber.pg_subscription")] == [
         ("theirs", None),

@@ -219,7 +219,7 @@ async def test_without_the_replica_role_ordinary_triggers_and_cascades_count(app
     assert await app.safety(replica=False) == (["foreign key k", "trigger x: function app.fire()"], True)
 
 
-# --- what a session has more than another role --------------------------------------------------------
+# --- rights of a session beyond another role's --------------------------------------------------------
 
 
 @pytest.fixture

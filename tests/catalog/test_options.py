@@ -26,7 +26,7 @@ def test_defaults_are_postgresql_18s() -> None:
     assert parsed.streaming is Streaming.PARALLEL
     assert parsed.password_required
     assert not parsed.two_phase
-    assert parsed.binary is None  # not said, which is not PostgreSQL's: its default is false
+    assert parsed.binary is None  # unset, unlike PostgreSQL, whose default is false
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ async def test_refresh_adds_and_removes_tables(
     assert await run(database, "ALTER SUBSCRIPTION s REFRESH PUBLICATION") == []
     assert await database.fetchval(STATES) == ["ar", "bi"]
 
-    # What a copy that was interrupted leaves behind.
+    # The leftovers of an interrupted copy.
     subid, relid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription"), "b"
     relid = await database.fetchval("SELECT 'b'::regclass::oid")
     target_id = await database.fetchval("SELECT system_identifier FROM pg_control_system()")

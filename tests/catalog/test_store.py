@@ -142,7 +142,7 @@ async def test_progress(database: asyncpg.Connection, subid: int) -> None:
     assert first is not None
     assert (first.position, first.confirmed) == (Lsn.parse("AB/9"), None)
     await progress_records.save_confirmed(database, subid, Lsn.parse("AB/20"))
-    await progress_records.save_confirmed(database, subid, Lsn.parse("AB/10"))  # never goes back
+    await progress_records.save_confirmed(database, subid, Lsn.parse("AB/10"))  # never moves back
     second = await progress_records.claim(database, subid, generation=0)
     assert second is not None
     assert (second.record, second.confirmed) == (first.record, Lsn.parse("AB/20"))
@@ -249,7 +249,7 @@ async def test_a_backend_with_a_dead_ones_number_is_another(database: asyncpg.Co
 
 
 async def has_ended(database: asyncpg.Connection, backend: Backend) -> None:
-    """Wait until the backend is gone."""
+    """Wait for the end of the backend."""
     while await database.fetchval("SELECT count(*) FROM pg_stat_activity WHERE pid = $1", backend.pid):
         await asyncio.sleep(0.01)
 

@@ -16,7 +16,7 @@ OFF = "ALTER SUBSCRIPTION s SET (two_phase = false)"
 EXIST = 'cannot disable "two_phase" when prepared transactions exist'
 RUNNING = 'cannot alter "two_phase" when logical replication worker is still running'
 SLOT = "SELECT two_phase FROM pg_replication_slots WHERE slot_name = 's'"
-# What the apply worker writes inside a transaction that it prepares.
+# The record that the apply worker writes inside a transaction that it prepares.
 BLOCKED = "SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND pid = $1)"
 NOTE = "SELECT subscriber.add_prepared({subid}, 7, {committed}, '{gid}', NULL, NULL, NULL)"
 
@@ -84,7 +84,7 @@ async def test_a_table_that_is_just_being_added_is_waited_for(
     async def enable() -> None:
         enabled.append(await store.enable_two_phase(worker, subid))
 
-    async with anyio.create_task_group() as tasks, database.transaction():  # what REFRESH PUBLICATION does
+    async with anyio.create_task_group() as tasks, database.transaction():  # as in REFRESH PUBLICATION
         await database.execute("SELECT 1 FROM subscriber.subscription WHERE subid = $1 FOR NO KEY UPDATE", subid)
         tasks.start_soon(enable)
         while not await database.fetchval(BLOCKED, worker.get_server_pid()):
@@ -211,7 +211,7 @@ async def test_dropping_leaves_prepared_transactions_and_waits_for_none(
 async def test_dropping_takes_parallel_apply_workers_along(
     database: asyncpg.Connection, target_db: Database, enabled: int
 ) -> None:
-    """One that hangs has its place and its origin; one is gone and left its origin."""
+    """One hanging worker has its lock and its origin; one has ended and left its origin."""
     for number in (1, 2):
         await replication_names.create_origin(database, replication_names.table_sync_origin(enabled, number))
     assert await replication_names.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]

@@ -29,7 +29,7 @@ def test_every_method_says_what_it_does(kind: type) -> None:
             assert name in UNSAID, f"{kind.__name__}.{name}"
 
 
-# Their names say it: what protocols ask of a fake.
+# Names of a fake that its protocols require, and that need no description.
 UNSAID = {"close", "start", "types", "truncate"}
 
 

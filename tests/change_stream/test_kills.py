@@ -32,7 +32,7 @@ INSERT INTO log SELECT number, repeat('x', 50) FROM numbers
 
 @dataclass
 class Line:
-    """What a consumer has written of one transaction."""
+    """A consumer's record of one transaction."""
 
     end_lsn: Lsn
     xid: int

@@ -447,7 +447,7 @@ async def test_a_small_transaction_is_here_to_its_end_when_it_is_handed_out(
     write(publisher, city, 5, 5)
     async with publisher.stream() as stream:
         described, *small = [await anext(stream) for _ in range(3)]
-        assert described.end_lsn is not None  # now that it was passed over
+        assert described.end_lsn is not None  # known, now that the transaction was skipped
         assert stream.unacknowledged == 3
         assert stream.confirmed < described.end_lsn < stream.position
         large = await anext(stream)

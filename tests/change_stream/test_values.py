@@ -99,9 +99,9 @@ SCALARS: dict[str, list[str]] = {
     "regtype[]": ["'{int4,text}'"],
     "deep": ["ROW(ARRAY[ROW('[a]', '{x}')::brackets], '{\"[1,2)\"}', ROW('(', ']'))"],
 }
-SUBCLASSES = {"uuid", "pg_lsn"}  # theirs, and ours, of what the other has
-CAST_DIFFERS = {"bool", "char(4)", "inet"}  # from what the output function writes
-# In binary they stay bytes, which say nothing without what only the server has; and names of objects are numbers.
+SUBCLASSES = {"uuid", "pg_lsn"}  # one library's class is a subclass of the other's
+CAST_DIFFERS = {"bool", "char(4)", "inet"}  # differs from the text of the output function
+# Their binary values stay bytes, because only the server can interpret them. Object names are numbers.
 NO_BINARY = {"money", "tsquery"}
 NUMBERS = {"regclass": 1259, "regtype[]": [23, 25]}
 

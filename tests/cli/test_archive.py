@@ -38,7 +38,7 @@ def test_a_whole_log(sample: Sample) -> None:
 
 
 def test_each_damaged_segment_is_named(sample: Sample) -> None:
-    """What the log has is printed all the same."""
+    """The contents of the log are printed nevertheless."""
     damaged = [sample.sealed[1], sample.open]
     for path in damaged:
         damage(path)

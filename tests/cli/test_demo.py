@@ -27,7 +27,7 @@ async def test_both_sides_are_identical_after_two_kills() -> None:
 
 @pytest.fixture
 def interruptible() -> Iterator[None]:
-    """Programs started here take SIGINT, as from a terminal: what a shell starts in the background ignores it."""
+    """Let programs started here receive SIGINT, as from a terminal. A shell's background processes ignore it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -236,7 +236,7 @@ async def test_the_program_and_its_standby(
                 assert (await waiting.json("/health"))[1]["standby"]
                 assert (await waiting.figures())["subscriber_launcher_standby",] == 1
                 assert not (await client.json("/health"))[1]["standby"]
-        with socket.create_connection(("127.0.0.1", client.port)):  # who does not ask cannot hold it up
+        with socket.create_connection(("127.0.0.1", client.port)):  # a client without a request blocks nothing
             status, seconds = await program.stop()
         assert status == 0
         assert seconds < 2

@@ -102,7 +102,7 @@ async def test_every_answer_has_the_headers(target_db: Database, subscriber: Sub
 
 
 class Tags(HTMLParser):
-    """What a browser makes of a page."""
+    """A browser's interpretation of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.targets import shared_schema
 
 SUBID = 3599999998
-LONG_AGO, IN_FUTURE = 1_000_000, 4_000_000_000_000_000  # microseconds since 2000: before, after what a test writes
+LONG_AGO, IN_FUTURE = 1_000_000, 4_000_000_000_000_000  # microseconds since 2000: before and after the writes of a test
 
 
 def _start(portal: BlockingPortal, servers: Servers, name: str) -> Server:

@@ -208,7 +208,7 @@ async def _update_one_by_one(source: Database, number: int) -> None:
 
 
 async def test_copied_rows_are_the_publishers(pair: Pair) -> None:
-    """They are as old as the snapshot, however long the copy takes; what the publisher does next is later."""
+    """They have the snapshot's time, even if the copy takes long. The publisher's next changes are later."""
     for table in ("t", "u"):
         await pair.source.execute(
             f"CREATE TABLE {table} (id int PRIMARY KEY, v text)",

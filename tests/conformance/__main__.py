@@ -42,7 +42,7 @@ class Outcome:
 
 
 class Run:
-    """One run of some files; `directory` holds what the servers write."""
+    """One run of some files; `directory` holds the servers' files."""
 
     def __init__(self, installed: Installation, directory: Path, account: Account, *, native: bool) -> None:
         self._installed = installed

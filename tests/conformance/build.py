@@ -20,7 +20,7 @@ from tests.cache import cache_directory
 MAJOR = 18
 NEEDED = ("make", "gcc", "bison", "flex", "perl", "prove")
 CONFIGURE = ("--enable-tap-tests", "--enable-injection-points", "--without-readline", "--without-zlib")
-# Beside the server itself; the rest of contrib is not asked for by these tests.
+# In addition to the server; the tests do not need the rest of contrib.
 MODULES = ("contrib/hstore", "src/test/modules/injection_points", "src/test/regress")
 
 
@@ -83,7 +83,7 @@ def _need_perl_module(name: str) -> None:
 
 def _fetched() -> Path:
     place = cache_directory("conformance")
-    if found := sorted(place.glob(f"postgresql-{MAJOR}.*/configure")):  # what a build has made has none
+    if found := sorted(place.glob(f"postgresql-{MAJOR}.*/configure")):  # an unpacked source, not a build
         return found[-1].parent
     if shutil.which("apt-get") is None:
         sys.exit("there is no apt-get to fetch PostgreSQL's source with: set POSTGRES_SRC to a source tree")
@@ -144,7 +144,7 @@ def _has_icu() -> bool:
 
 
 def _run(command: list[str], directory: Path) -> None:
-    """Run a command that says nothing unless it fails."""
+    """Run a command silently unless it fails."""
     done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")

@@ -44,5 +44,5 @@ ABOUT = {
 # Files that cannot pass unchanged, with the feature that only a process inside the server has.
 INSIDE: dict[str, str] = {}
 
-# Files for what this program does not do yet.
+# Files for features that this program does not have yet.
 NOT_YET: dict[str, str] = {}

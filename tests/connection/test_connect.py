@@ -95,7 +95,7 @@ async def test_a_silent_server_times_out() -> None:
 async def test_a_connection_that_is_not_handed_out_is_closed(
     source_db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a cancellation while it is looked at, or by what the operating system says of an option."""
+    """After a cancellation during its checks, or an error of the operating system about an option."""
     ours = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'not handed out'"
     dsn = source_db.dsn(application_name="not handed out")
     monkeypatch.setattr("subscriber.connection.connect._check_session", lambda *_: anyio.sleep_forever())
@@ -167,7 +167,7 @@ async def test_the_database_does_not_decide_what_our_sessions_need(source_db: Da
     connection = await connect(dsn, settings={"jit": "on"})
     assert await connection.fetchval("SHOW jit") == "on"
     connection.terminate()
-    session = await open_session(dsn, replication=True)  # has what the built-in worker's has
+    session = await open_session(dsn, replication=True)  # has the same settings as the built-in worker's
     assert await session.rows("SHOW jit") == [("on",)]
     await session.close()
 

@@ -25,7 +25,7 @@ LARGE = bytes(range(256)) * (5 * frontend.LARGE // 256) + b"end"
 
 
 class Slow(asyncio.Transport):
-    """A transport whose network takes only what take() lets it."""
+    """A transport whose network accepts only the bytes that take() allows."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()

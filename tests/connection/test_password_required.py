@@ -302,7 +302,7 @@ NOTICE = message(b"N", b"SNOTICE\0C00000\0Ma password was used\0\0")
         ([NOTICE + OK + WELCOME], False),
         ([SASL, OK + WELCOME], False),  # the password's proof was never sent
         ([OK + CLEARTEXT, WELCOME], False),  # the server was satisfied before
-        ([message(b"N", b"SNOTICE\0M" + bytes(CLEARTEXT) + b"\0\0") + OK + WELCOME], False),  # no request by itself
+        ([message(b"N", b"SNOTICE\0M" + bytes(CLEARTEXT) + b"\0\0") + OK + WELCOME], False),  # not a request
         ([CLEARTEXT, OK + WELCOME], True),
     ],
     ids=["nothing", "notice", "half SASL", "too late", "inside of a notice", "asked"],
@@ -329,7 +329,7 @@ async def test_requests_come_in_pieces(pieces: int) -> None:
         (await open_session(conninfo, must_use_password=True)).abort()
 
 
-SET = message(b"C", b"SET\0") + message(b"Z", b"I")  # what connect() sets once it knows the version
+SET = message(b"C", b"SET\0") + message(b"Z", b"I")  # settings that connect() sends once it knows the version
 
 
 @asynccontextmanager

@@ -265,5 +265,5 @@ async def test_a_server_that_is_stuck_holds_us_up_and_not_our_memory(pipeline: P
 
     with anyio.move_on_after(0.5):
         await send()
-    assert sent < 20_000_000  # what the kernel's buffers take
+    assert sent < 20_000_000  # the size of the kernel's buffers
     assert pipeline.session.transport.get_write_buffer_size() < 1_000_000

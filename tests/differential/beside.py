@@ -58,7 +58,7 @@ class Beside:
     subscriber: Subscriber
     tables: list[Table]
     binary: bool
-    sessions: int = 1  # of ours, in which transactions are applied side by side
+    sessions: int = 1  # our sessions that apply transactions in parallel
     options: Mapping[str, str] = field(default_factory=dict)  # of both subscriptions
     enabled: bool = True
     seen: tuple[int, int] = (0, 0)  # bytes of the target server's log, characters of ours
@@ -96,8 +96,9 @@ class Beside:
         statement = f"ALTER SUBSCRIPTION {{}} {what}"
 
         async def native() -> None:
-            # REFRESH PUBLICATION has the subscription's lock, and wants a table's that a parallel worker has. That one
-            # waits for its leader, who waits for another worker to start, which waits for the subscription's lock.
+            # REFRESH PUBLICATION holds the subscription's lock, and waits for a table's lock held by a parallel worker.
+            # That worker waits for its leader, the leader waits for the start of another worker, and that one waits for
+            # the subscription's lock.
             async with self.native.connection() as connection:
                 await connection.execute("SET lock_timeout = '5s'")
                 while True:

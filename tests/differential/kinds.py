@@ -8,7 +8,7 @@ from random import Random
 
 NULLS = 0.15  # how often a value is NULL
 
-# Beside those of tables.py.
+# In addition to those of tables.py.
 TYPES = (
     "CREATE TYPE spans AS RANGE (subtype = text, multirange_type_name = many_spans)",
     "CREATE TYPE nested AS (p pair, n numeric, m mood)",

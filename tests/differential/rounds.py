@@ -59,7 +59,7 @@ SIZES = (
 
 @dataclass(frozen=True)
 class Round:
-    """What a seed means."""
+    """The options and tables that follow from a seed."""
 
     seed: int
     binary: bool

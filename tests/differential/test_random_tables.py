@@ -20,7 +20,7 @@ SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "193"))  # commit timestamps
 SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
 STEPS = 100  # statements between two stops
 QUICK = 50  # of the rounds that are part of every run
-# What both subscriptions need together.
+# Settings for both subscriptions together.
 MORE = {
     **SETTINGS,
     "max_prepared_transactions": "60",
@@ -87,7 +87,7 @@ async def test_rows_and_conflicts_are_the_same_for_a_long_time(
         skipped = ""
         try:
             await play(publisher, targets[round.tracking], round, STEPS, played)
-        except pytest.skip.Exception as skip:  # what PostgreSQL itself cannot do
+        except pytest.skip.Exception as skip:  # features that PostgreSQL itself does not have
             skipped = f" — {skip}"
         except BaseException:
             with capsys.disabled():

@@ -14,7 +14,7 @@ from tests.plugins.fix_cluster import Database
 
 Connection = asyncpg.Connection
 
-# What a random statement may run into on the source; its transaction is rolled back, and that is part of the workload.
+# Errors that a random statement may cause on the source. Its transaction is rolled back, as part of the workload.
 EXPECTED = (
     asyncpg.UniqueViolationError,
     asyncpg.LockNotAvailableError,
@@ -30,7 +30,7 @@ numbers = itertools.count(1)
 
 @dataclass(frozen=True)
 class Habits:
-    """What transactions may do beside the usual."""
+    """Additional features of transactions."""
 
     prepared: bool = False  # PREPARE TRANSACTION, and its end later or never
     cascade: bool = False  # TRUNCATE … CASCADE, and of several tables

@@ -39,7 +39,7 @@ INSERT INTO item (token, ticket, down)
 VALUES ($2, nextval('ticket'), nextval('"Down ""and"" down"')) RETURNING id, ticket, down
 """
 
-# What asyncpg raises when a session ends at the wrong moment.
+# Errors that asyncpg raises when a session ends at any moment.
 LOST = (asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 
 

@@ -91,7 +91,7 @@ async def test_changes_arrive_as_with_postgresqls_own_worker(stage: Stage, close
 
 
 async def test_code_of_the_owner_runs_as_the_owner(stage: Stage) -> None:
-    """In a superuser's session, which trusts it: any other has no more than the owner, who may not use the schemas."""
+    """In a superuser's session, which trusts it. Other sessions have only the owner's rights, without the schemas."""
     await stage.on_targets(*WITNESS)
     await subscribed(stage, "app, ext", "trusted_owners = 'closed_owner'")
     await stage.source.execute(*CHANGES)

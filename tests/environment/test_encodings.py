@@ -131,7 +131,7 @@ def candidates(here: str, there: str) -> list[str]:
     order = random.Random(f"{here} {there}")
     high = [bytes([number]) for number in range(0x80, 0x100)]
     found = [*high, *(a + b for a, b in itertools.product(high[0x20::5], high[0x21::7]))]
-    found += [lead + order.choice(high) for lead in high[1:14] for _ in range(20)]  # what MULE_INTERNAL begins with
+    found += [lead + order.choice(high) for lead in high[1:14] for _ in range(20)]  # the first bytes of MULE_INTERNAL
     found += [lead + order.choice(high) + order.choice(high) for lead in high[:0x20] for _ in range(20)]
     found += [b"\x8e" + order.choice(high[0x21:0x27]) + order.choice(high) + order.choice(high) for _ in range(40)]
     order.shuffle(found)
@@ -245,7 +245,7 @@ async def test_conflicts_are_told_in_text(publisher: Server, target: Server, the
     async with fresh_database(publisher, "LATIN1") as source, fresh_database(target, there) as ours:
         await source.execute(table, TEXT.format(encoding="LATIN1"), "CREATE PUBLICATION p FOR TABLE t")
         await ours.execute(table)
-        ours.settings["client_encoding"] = "UTF8"  # as those who read the views
+        ours.settings["client_encoding"] = "UTF8"  # as a reader of the views
         async with running_subscriber(ours) as launcher:
             await launcher.create(source, "p", conflict_policy="skip", conflict_history="all", conflict_log_rows=True)
             await launcher.wait_for_ready(source)

@@ -317,7 +317,7 @@ class Found:
 
 
 class Watched:
-    """A stage with sessions of its own, and what both subscriptions have logged since forget()."""
+    """A stage with its own sessions, and the logs of both subscriptions since forget()."""
 
     def __init__(self, stage: Stage, server: Server, source: Any, native: Any, ours: Any) -> None:
         self.stage = stage
@@ -354,7 +354,7 @@ class Watched:
         return native, ours
 
     async def changed(self) -> Found:
-        """Wait until each has applied what the source has, or stands still."""
+        """Wait until each has applied the source's changes, or has stopped."""
         position = await self.source.fetchval("SELECT pg_current_wal_lsn()::text")
         deadline = monotonic() + PATIENCE
         while monotonic() < deadline:
@@ -449,7 +449,7 @@ def known(layout: Layout, table: Table, kind: str, message: str, *, native: bool
 
 
 async def follow(stage: Stage, target: Server, layout: Layout, tally: Counter[str]) -> None:
-    """Make the layout, compare what becomes of changes, and leave the databases empty."""
+    """Create the layout, compare the results of changes, and leave the databases empty."""
     await stage.native.execute(*(f"CREATE ROLE {role} LOGIN" for role in ROLES))
     sessions = [await database.connect() for database in (stage.source, stage.native, stage.ours)]
     try:

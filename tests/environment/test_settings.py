@@ -98,7 +98,7 @@ TABLES = (
     "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (MINVALUE) TO (50)",
     "CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (50) TO (MAXVALUE)",
 )
-# Filled on the target from what its session says.
+# Defaults on the target that depend on the session's settings.
 ON_TARGET = (
     "ALTER TABLE wide ADD seen text DEFAULT concat_ws('/', '2024-02-03'::date, '1 day 2 hours'::interval, 0.1::float8)",
 )

@@ -71,7 +71,7 @@ async def test_table_that_cannot_be_copied_costs_the_others_nothing(faults: Scen
 
 
 async def test_slot_left_over_that_somebody_still_reads_is_dropped_later(faults: Scene, subscriber: Subscriber) -> None:
-    """As by the walsender of a worker whose machine is gone, which notices that only in a while."""
+    """For example the walsender of a worker whose machine is gone, which notices that later."""
     await subscriber.stop()
     await faults.create_subscription()
     await faults.run_into(Point.SYNCDONE_STORED)

@@ -16,9 +16,9 @@ from subscriber.demo.processes import Process
 from subscriber.demo.servers import Server
 from tests.faults.environment import Scene
 
-RATE = 300  # pgbench transactions a second: what runs here shares the machine with other tests
+RATE = 300  # pgbench transactions per second: other tests run on the same machine
 
-# What pgbench keeps equal in each of its transactions.
+# Sums that pgbench keeps equal in each of its transactions.
 BALANCES = """
 SELECT (SELECT coalesce(sum(bbalance), 0) FROM pgbench_branches),
        (SELECT coalesce(sum(tbalance), 0) FROM pgbench_tellers),

@@ -59,7 +59,7 @@ async def test_batches_side_by_side(faults: Scene, point: Point, times: int) -> 
     "point", [Point.BATCH_REFUSED, pytest.param(Point.BATCH_APPLIED_AGAIN, marks=pytest.mark.soak)]
 )
 async def test_one_of_them_is_refused(faults: Scene, point: Point) -> None:
-    """In a third session a row is missing, which is passed over."""
+    """In a third session a row is missing, and its change is skipped."""
     await _start(faults)
     await faults.target.execute("DELETE FROM keyed WHERE id = 13000")
     await _write(faults)

@@ -184,7 +184,7 @@ async def test_publisher_that_falls_silent_is_given_up(faults: Scene, proxies: P
 @pytest.mark.soak
 @quick_timeouts
 async def test_silence_of_an_idle_publisher_is_no_silence(faults: Scene, subscriber: Subscriber) -> None:
-    """It answers when it is asked, three seconds without a change long."""
+    """It answers a request, even after three seconds without changes."""
     await faults.create_subscription()
     await equal(faults, subscriber)
     sender = "SELECT pid FROM pg_stat_replication WHERE application_name = 's'"
@@ -245,7 +245,7 @@ async def test_stalled_target_is_waited_for(faults: Scene, proxies: Proxies) -> 
 
 
 async def test_target_that_falls_silent_is_given_up(source_db: Database, target_db: Database, proxies: Proxies) -> None:
-    """As when its machine is gone and another has taken its address: no reset, and new connections are fine."""
+    """The target's machine is gone, and another one has its address: no reset, and new connections work."""
     settings = replace(QUICK, target_timeout=0.5, lease_renewal_interval=0.2)
     proxy = await proxies.to(target_db.server.port)
     await source_db.execute("CREATE TABLE t (i int)", "CREATE PUBLICATION p FOR TABLE t")

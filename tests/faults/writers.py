@@ -114,7 +114,7 @@ class Writer:
         """Return a statement for rows of this writer, which no other writer changes."""
         random = self._random
         own = f"writer = {self._number} AND id % 5 = {random.randrange(5)}"
-        held = "FOR UPDATE SKIP LOCKED"  # what this writer itself has prepared
+        held = "FOR UPDATE SKIP LOCKED"  # rows of this writer's own prepared transactions
         match random.randint(1, 6):
             case 1 | 2 | 3:
                 rows = random.choice([1, 10, self._largest])

@@ -32,7 +32,7 @@ SUITES = {
     17: ("trixie", []),
     18: ("sid", ["postgresql-18-jit"]),
 }
-# What the wrapper, initdb and localedef run. A machine has it anyway, so no package says that it depends on it.
+# Programs for the wrapper, initdb and localedef. Every Debian machine has them, so no package depends on them.
 ESSENTIAL = ("dash", "coreutils", "util-linux", "gzip")
 LOCALE = "de_DE.UTF-8"  # has_locale() of fetched servers, so that lc_messages can be another language
 

@@ -34,7 +34,7 @@ PACKED = {
 
 
 class NotAvailable(Exception):
-    """The programs of a major cannot be had here; the text says why."""
+    """The programs of a major version are unavailable here; the text is the reason."""
 
 
 def programs(major: int) -> Path:

@@ -78,7 +78,7 @@ LEAST = 3_000  # rows that must have been compared
 
 
 class Failed(Exception):
-    """Something is not as it should be; the text says what."""
+    """A check has failed; the text describes it."""
 
 
 @dataclass(frozen=True)

@@ -93,7 +93,7 @@ async def test_rows_that_are_left_out(mirror: Mirror, hook: Hook) -> None:
     rows = "SELECT a, tenant, b FROM t ORDER BY a"
     assert mirror.rows(rows) == [(a, "demo", None) for a in (2, 4, 6)]
     await mirror.source.execute(
-        "UPDATE t SET tenant = 'real' WHERE a = 2",  # goes
+        "UPDATE t SET tenant = 'real' WHERE a = 2",  # leaves the filter
         "UPDATE t SET tenant = 'demo' WHERE a = 3",  # enters the filter
         "UPDATE t SET b = 'y' WHERE a = 1",
         "UPDATE t SET a = 40 WHERE a = 4",

@@ -124,7 +124,7 @@ async def test_types_are_the_same_by_copy_and_by_stream(mirror: Mirror, there: M
     assert streamed == copied
 
 
-# Words that are reserved on either side, and what quoting, formats and parameters of drivers may trip over.
+# Reserved words of either side, and names that may break quoting, formats and parameters of drivers.
 NAMES = ["order", "key", "rank", "Group", "a b", "a{0}b", 'a"b', "a:b", "a(b)", "a?b", "ключ", "new_id"]
 
 
@@ -188,7 +188,7 @@ async def test_rows_go_by_keys_of_any_type(mirror: Mirror, there: MariaDB) -> No
 
 @pytest.mark.parametrize("mode", ["", "ANSI_QUOTES,NO_BACKSLASH_ESCAPES"])
 async def test_a_server_that_cuts_values_or_quotes_in_its_own_way(mirror: Mirror, there: MariaDB, mode: str) -> None:
-    """What a session says of itself is not left to the server."""
+    """The mirror sets its session's settings instead of relying on the server's."""
     ((before, zone),) = await there.administer("SELECT @@GLOBAL.sql_mode, @@GLOBAL.time_zone")
     await there.execute(f"SET GLOBAL sql_mode = '{mode}'", "SET GLOBAL time_zone = '+05:00'")
     try:

@@ -16,7 +16,7 @@ from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.target import SqlTarget
 from tests.mirror.conftest import AS_TEXT, Mirror, rows_of_types
 
-# As PostgreSQL writes it -> what SQLite has.
+# PostgreSQL's text -> SQLite's value.
 TYPES: list[tuple[str, str, Any]] = [
     ("bool", "t", 1),
     ("int2", "-32768", -32768),
@@ -70,7 +70,7 @@ async def test_changes(mirror: Mirror) -> None:
 
 
 async def test_a_table_that_was_there_before(mirror: Mirror) -> None:
-    """A text column takes what PostgreSQL writes; columns of its own are left alone."""
+    """A text column gets PostgreSQL's text; additional columns are not changed."""
     mirror.execute("CREATE TABLE t (own TEXT DEFAULT 'mine', at TEXT, id INTEGER PRIMARY KEY)")
     await mirror.source.execute("CREATE TABLE t (id int PRIMARY KEY, at date)", "INSERT INTO t VALUES (1, 'infinity')")
     await mirror.run(create_tables=False)

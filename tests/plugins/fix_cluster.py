@@ -45,7 +45,7 @@ ENOUGH_MEMORY = 6 * 1024**3  # bytes
 PUBLISHER_BIN = "SUBSCRIBER_TEST_PUBLISHER_BIN"
 TARGET_BIN = "SUBSCRIBER_TEST_TARGET_BIN"
 
-# What each session of a database does.
+# The activity of each session of a database.
 SESSIONS = """
 SELECT pg_catalog.concat_ws(' | ', pid, application_name, state, wait_event, 'since ' || state_change,
        'waits for ' || nullif(pg_catalog.pg_blocking_pids(pid)::text, '{}'), 'xid ' || backend_xid, query)
@@ -110,7 +110,7 @@ class Database:
             return connection.get_server_version().major
 
     async def needs(self, major: int, what: str) -> None:
-        """Skip the test where the server is older: `what` PostgreSQL does since that major version."""
+        """Skip the test if the server is older than major version `major`, the first one with the feature `what`."""
         if await self.major() < major:
             pytest.skip(f"{what} since PostgreSQL {major}")
 

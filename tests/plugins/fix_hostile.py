@@ -109,7 +109,7 @@ class Liar:
         with suppress(asyncio.CancelledError):  # the end of the test
             try:
                 await _Conversation(self, writer).run(reader, from_server, to_server)
-            except* (OSError, asyncio.IncompleteReadError):  # one of the two has gone
+            except* (OSError, asyncio.IncompleteReadError):  # one side has closed the connection
                 pass
             finally:
                 for each in (writer, to_server):

@@ -114,7 +114,7 @@ class Proxy:
         with suppress(asyncio.CancelledError):  # the end of the test
             try:
                 await self._connect(connection, reader, writer)
-            except* OSError:  # one of the two has gone; or the server is not there
+            except* OSError:  # one side has closed the connection, or the server does not listen
                 pass
         connection.reset()
         self._connections.discard(connection)

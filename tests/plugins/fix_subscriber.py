@@ -249,7 +249,7 @@ class Program:
         return self._log.read_text() if self._log.exists() else ""
 
     async def start(self, expect: str = "launcher started") -> None:
-        """Start, and wait until the log says so."""
+        """Start, and wait until the log contains `expect`."""
         seen = len(self.text)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)

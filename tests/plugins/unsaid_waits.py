@@ -20,7 +20,7 @@ LONGEST = 10.0  # seconds that a wait may take without a report
 TIMEOUT = 5.0  # seconds for a check
 WAITSTART_SINCE = 14  # the major version from which a server knows since when a lock is waited for
 
-# The lock that is waited for, by whom, with which statement, and for whom.
+# The waiting session, its statement, the lock, and the holders of the lock.
 WAITING = """
 SELECT a.pid, pg_catalog.format('process %s ("%s") for %s of %s, held by %s: %s', a.pid, a.application_name, l.mode,
                                 coalesce('relation ' || l.relation, l.locktype), pg_catalog.pg_blocking_pids(a.pid),

@@ -15,7 +15,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber
 from tests.scenarios.conftest import Pair
 
-# What roles may do has changed with 15, 16 and 17. Each run has the oldest, the newest, and the first with SET options.
+# The rights of roles changed in 15, 16 and 17. Each run has the oldest, the newest, and the first with SET options.
 MAJORS = (14, pytest.param(15, marks=pytest.mark.soak), 16, pytest.param(17, marks=pytest.mark.soak), 18)
 OWNER, APPLY, OTHER = "app_owner", "app_apply", "app_other"
 
@@ -40,7 +40,7 @@ def target(request: pytest.FixtureRequest, portal: BlockingPortal, session_serve
 
 @dataclass
 class Attacked(Pair):
-    """Schema app of the target belongs to a role whose code attacks. Table app.loot says whose rights it had."""
+    """Schema app of the target belongs to a role whose code attacks. Table app.loot records the rights that it had."""
 
     major: int
 

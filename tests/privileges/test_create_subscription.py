@@ -122,7 +122,7 @@ async def test_its_own_tables_are_replicated(creator: Creator) -> None:
 
 
 async def test_a_superusers_session_does_not_run_its_code(creator: Creator) -> None:
-    """However the subscription says that changes are to be applied."""
+    """For every setting of the role that applies changes."""
     attacked = creator.attacked
     await attacked.as_owner(HOSTILE)
     for run_as_owner in ("false", "true"):

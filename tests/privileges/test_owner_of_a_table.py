@@ -126,7 +126,7 @@ async def test_changes_are_refused_as_the_copy_is(attacked: Attacked) -> None:
     await attacked.subscriber.execute(f"ALTER SUBSCRIPTION s SET (trusted_owners = '{OWNER}')")
     await attacked.source.wait_for_catchup("s")
     assert await attacked.rows("SELECT id FROM app.checked") == [(2,)]
-    assert await attacked.loot() == {("postgres", "on")}  # this is what trust means
+    assert await attacked.loot() == {("postgres", "on")}  # the meaning of trust
 
 
 async def test_code_that_comes_while_changes_are_applied(attacked: Attacked) -> None:

@@ -53,7 +53,7 @@ def server(portal: BlockingPortal, servers: Servers, side: str, major: int) -> S
         created = await servers.create(f"{side} of {major} for the recipe", SETTINGS, bin=bin)
         hba = created.data / "pg_hba.conf"
         roles = ",".join((LAUNCHER, APPLY, PUBLISHER))
-        hba.write_text(f"host all {roles} 127.0.0.1/32 md5\n{hba.read_text()}")  # SCRAM, too, if that is stored
+        hba.write_text(f"host all {roles} 127.0.0.1/32 md5\n{hba.read_text()}")  # also SCRAM, if that is stored
         await created.start()
         return created
 
@@ -156,7 +156,7 @@ class Scene:
         return f"@{file}"
 
     async def create(self, **options: str) -> bool:
-        """Create subscription s, before 16 as a note of the recipe says; whether it has worked."""
+        """Create subscription s, before 16 as in a note of the recipe. Returns True if it has worked."""
         dsn_file = self.dsn_file(PUBLISHER, self.source)
         conninfo = Path(dsn_file[1:]).read_text().replace("'", "''")
         given = {"two_phase": str(self.majors[0] >= 15).lower(), **options}
@@ -193,7 +193,7 @@ class Scene:
         await self.program.start("")
 
     async def says(self, text: str) -> None:
-        """Wait until one of the commands has said this."""
+        """Wait until one of the commands has printed the text."""
         with anyio.move_on_after(20):
             while text not in self.said + self.program.text:
                 await anyio.sleep(0.05)
@@ -251,7 +251,7 @@ async def test_from_nothing_to_a_stream(scene: Scene) -> None:
     assert "WARNING" not in scene.program.text
 
 
-# Side and key of a step -> what a command says without it.
+# Side and key of a step -> a command's error without it.
 LOST = {
     ("target", "schema"): 'schema "subscriber" does not exist',
     ("target", "launcher"): f'role "{LAUNCHER}" does not exist',
@@ -316,7 +316,7 @@ async def test_without_a_step_what_it_says_is_lost(scene: Scene, side: str, key:
     await scene.administrators(without(await of_new(scene), side, key, steps))
     await scene.create()
     await scene.run()
-    # Before 16 a superuser has created it, who needs no privilege for that.
+    # Before 16 a superuser has created it, and needs no privilege for that.
     refresh = "ALTER SUBSCRIPTION s REFRESH PUBLICATION"
     await scene.subscriber("exec", "--target", scene.dsn_file(LAUNCHER, scene.target), refresh)
     await scene.says(lost)
@@ -417,7 +417,7 @@ async def test_a_subscription_of_a_superuser_changes_hands(scene: Scene) -> None
 
 @pytest.mark.parametrize("majors", [*CURRENT, *OLD], indirect=True, ids=named)
 async def test_a_target_without_a_superuser(scene: Scene) -> None:
-    """As on a managed service: an administrator who is no superuser owns schema subscriber and runs the launcher."""
+    """As on a managed service: an administrator without SUPERUSER owns schema subscriber and runs the launcher."""
     await scene.target.execute(
         f"CREATE ROLE {ADMIN} LOGIN CREATEROLE PASSWORD '{PASSWORDS[ADMIN]}'",
         f"GRANT {OWNER} TO {ADMIN} WITH ADMIN OPTION",

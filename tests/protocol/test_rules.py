@@ -101,7 +101,7 @@ def test_names_that_are_not_utf8_keep_their_bytes() -> None:
 
 def test_only_inside_a_block_a_change_begins_with_its_xid() -> None:
     decoder = Decoder()
-    change = bytes.fromhex("000002e6 4e 0001 6e")  # an xid or a relid: nothing in the bytes says so
+    change = bytes.fromhex("000002e6 4e 0001 6e")  # an xid or a relid: the bytes do not distinguish them
     outside = b"I" + change
     inside = b"I" + bytes.fromhex("000002e7") + change
     assert decoder.decode(outside) == Insert(None, 0x2E6, TupleData(b"n", 1))

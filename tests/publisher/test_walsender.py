@@ -203,7 +203,7 @@ async def test_a_publisher_that_shuts_down_ends_the_stream_in_good_order(servers
     await stream.stop()
 
 
-# --- what an error means --------------------------------------------------------------------------
+# --- the meaning of errors -----------------------------------------------------------------------
 
 INFO = SlotInfo(
     "s", "pgoutput", "db", True, False, False, None, None, None, "reserved", None, False, False, None, False, False

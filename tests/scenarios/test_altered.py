@@ -69,7 +69,7 @@ async def test_nothing_is_prepared_after_disable(pair: Pair, unaware: anyio.Even
 
 
 async def test_a_worker_reads_new_settings_without_the_launcher(pair: Pair, unaware: anyio.Event) -> None:
-    """Here the transaction after the statement is applied by a worker that restarts by itself."""
+    """Here a worker that restarts on its own applies the transaction after the statement."""
     await pair.both(TABLE)
     await pair.source.execute("CREATE TABLE u (id int PRIMARY KEY)", "CREATE PUBLICATION other FOR TABLE u")
     await pair.target.execute("CREATE TABLE u (id int PRIMARY KEY)")

@@ -33,7 +33,7 @@ async def test_tables_of_the_system_are_no_targets(
 
 
 async def test_a_publisher_that_is_a_target_itself(pair: Pair) -> None:
-    """FOR ALL TABLES publishes schema subscriber of a former version, too, which is no more than a catalog."""
+    """FOR ALL TABLES also publishes schema subscriber of a former version, which is only data."""
     await install_former_catalog(pair.source)
     await add_former_subscription(pair.source, "former", "host=nowhere", "p", "0/1")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")

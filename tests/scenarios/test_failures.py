@@ -41,7 +41,7 @@ async def test_an_error_names_what_was_done_and_where_to_skip_to(pair: Pair) -> 
     assert int(xid) == await pair.source.value("SELECT xmin::text::int FROM t WHERE id = 7")
     assert Lsn.parse(lsn) < position
     assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(6,), (7,)]  # the earlier rows are there
-    await pair.target.wait_for("SELECT apply_error_count > 1 FROM subscriber.subscription_stats")  # tried again
+    await pair.target.wait_for("SELECT apply_error_count > 1 FROM subscriber.subscription_stats")  # retried
     await pair.target.execute("DELETE FROM t WHERE id = 7")
     await pair.caught_up()
     await pair.assert_same("SELECT * FROM t ORDER BY id")

@@ -79,7 +79,7 @@ async def test_column_lists_that_disagree_are_refused(pair: Pair) -> None:
     await pair.source.execute("DROP PUBLICATION q")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s DROP PUBLICATION q WITH (refresh = false)")
     await pair.source.execute("INSERT INTO t VALUES (2, 2, 2)")
-    # The publication list is judged as it was when the row was inserted, so that transaction stays stuck
-    # for as long as q is asked for; without q it is sent.
+    # The publication list is evaluated as of the insert, so that transaction fails as long as q is requested. Without q
+    # it is sent.
     await pair.caught_up()
     assert await pair.rows("SELECT id, a, b FROM t ORDER BY 1") == [(1, 1, None), (2, 2, None)]

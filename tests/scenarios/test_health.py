@@ -49,7 +49,7 @@ class Monitor:
         return done.returncode, found
 
     async def raised(self, problem: str) -> None:
-        """Wait until /health raises the alarm and says `problem`."""
+        """Wait until /health raises the alarm with `problem`."""
         found: dict[str, Any] = {}
         with anyio.move_on_after(ALARM):
             while True:
@@ -60,7 +60,7 @@ class Monitor:
         assert any(re.search(problem, text) for text in found.get("problems", ())), found
 
     async def alarm(self, problem: str) -> dict[str, Any]:
-        """Wait until /health raises the alarm and says `problem`; the other two places say the same then."""
+        """Wait until /health raises the alarm with `problem`. The other two places must agree."""
         await self.raised(problem)
         status, said = await self.command()
         assert (status, said["ok"]) == (1, False)

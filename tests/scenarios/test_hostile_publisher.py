@@ -38,7 +38,7 @@ ALTER TABLE bag REPLICA IDENTITY FULL;
 """
 CREATE = "CREATE SUBSCRIPTION s CONNECTION '{dsn}' PUBLICATION p WITH ({options})"
 RAW = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\u2028\udc80-\udcff]")
-# What the log of the target's server begins an entry with; of a statement, its text follows.
+# The start of an entry in the target server's log; the text of a statement follows.
 ENTRY = re.compile(r"^[0-9-]+ [0-9:.]+ UTC \[[0-9]+\] (\w+):  ", re.M)
 STATEMENT = re.compile(r"(?:statement|execute [^:]*): ")
 
@@ -185,7 +185,7 @@ async def scene(
     await source_db.execute("SELECT pg_replication_origin_drop('elsewhere')")
 
 
-# --- what subscriptions do ------------------------------------------------------------------------
+# --- actions of subscriptions ---------------------------------------------------------------------
 
 
 async def statements(scene: Scene) -> None:

@@ -76,7 +76,7 @@ async def test_the_shapes_of_tables_are_compared_ahead(pair: Pair, looked: Looke
     await pair.target.execute(f"ALTER DATABASE {pair.target.name} SET track_functions = 'all'")
     await pair.subscribe("FOR ALL TABLES", copy_data=False)
     compared = "SELECT coalesce(sum(calls), 0) FROM pg_stat_user_functions WHERE funcname = 'table_shape'"
-    await pair.target.wait_for(f"SELECT ({compared}) >= {2 * len(names)}")  # by who looked ahead, and by the worker
+    await pair.target.wait_for(f"SELECT ({compared}) >= {2 * len(names)}")  # both sessions
     before = await pair.target.value(compared)
     await pair.source.execute("; ".join(f"INSERT INTO {name} VALUES (1, 'a')" for name in names))
     await pair.source.wait_for_catchup("s")
@@ -169,7 +169,7 @@ async def test_the_look_is_cut_off(pair: Pair) -> None:
 
 
 async def test_a_streamed_transaction_after_one_that_found_its_table_altered(pair: Pair, looked: Looked) -> None:
-    """The parallel worker begins again with the first. The changes of both reach the target before their COMMIT."""
+    """The parallel worker restarts with the first. The changes of both reach the target before their COMMIT."""
     await pair.source.stream_everything()
     await pair.both(TABLE)
     await pair.subscribe("FOR ALL TABLES", copy_data=False, streaming="parallel")

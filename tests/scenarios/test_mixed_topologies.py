@@ -107,7 +107,7 @@ async def nodes(servers: Sequence[Server]) -> AsyncIterator[list[Node]]:
         found = []
         for number, server in enumerate(servers, 1):
             database = await stack.enter_async_context(fresh_database(server))
-            # No key: a row that goes round in a circle would be there twice.
+            # No key: a row that returns in a circle would be there twice.
             await database.execute("CREATE TABLE t (node int, n int)", "CREATE PUBLICATION everything FOR ALL TABLES")
             found.append(
                 Node(number, database, await stack.enter_async_context(running_subscriber(database, start=False)))

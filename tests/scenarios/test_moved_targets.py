@@ -133,7 +133,7 @@ async def test_a_dump_without_large_objects_has_no_progress(servers: Servers, so
 
 
 async def test_a_dump_without_anything_of_ours(servers: Servers, source_db: Database) -> None:
-    """Neither large objects nor rows of UNLOGGED tables: the subscriptions are gone, and no launcher runs unnoticed."""
+    """Neither large objects nor rows of UNLOGGED tables: the subscriptions are missing, and `status` reports that."""
     old, new = await server(servers, "old"), await server(servers, "new")
     async with subscribed(source_db, old) as pair:
         await pair.subscriber.stop()

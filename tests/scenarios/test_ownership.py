@@ -8,7 +8,7 @@ import pytest
 
 from tests.scenarios.conftest import Pair
 
-# Writes down who it runs as; fires for replicated rows.
+# Records the role that runs it; fires for replicated rows.
 WITNESS = """
 CREATE FUNCTION app.witness() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN NEW.seen_by := current_user; RETURN NEW; END $$;

@@ -183,7 +183,7 @@ async def test_a_table_that_is_published_later_and_swapped(pair: Pair) -> None:
     await subscribed(pair)
     await pair.both("CREATE TABLE u (id int PRIMARY KEY)")
     await pair.source.execute("ALTER PUBLICATION p ADD TABLE u")
-    await pair.change("INSERT INTO u VALUES (1)")  # not part of the subscription: passed over, as in PostgreSQL
+    await pair.change("INSERT INTO u VALUES (1)")  # not part of the subscription: ignored, as in PostgreSQL
     await pair.target.execute("ALTER TABLE u RENAME TO u_old; CREATE TABLE u (LIKE u_old INCLUDING ALL)")
     await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
     await pair.subscriber.wait_for_ready(pair.source)
@@ -192,7 +192,7 @@ async def test_a_table_that_is_published_later_and_swapped(pair: Pair) -> None:
 
 
 async def test_postgresqls_own_worker_goes_into_the_new_table(pair: Pair) -> None:
-    """What test_a_swapped_table_gets_the_changes asks of ours is what the built-in worker does."""
+    """The built-in worker behaves as test_a_swapped_table_gets_the_changes requires of ours."""
     async with fresh_database(pair.target.server) as native:
         await pair.source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
         await native.execute(

@@ -220,11 +220,11 @@ async def test_status_shows_what_is_being_streamed(pair: Pair, streaming: str) -
 
 
 async def test_a_deadlock_that_no_server_sees_is_resolved(pair: Pair) -> None:
-    """The target alone has a unique index: what the leader has to insert waits for a transaction that ends later."""
+    """Only the target has a unique index: the leader's INSERT waits for a transaction that ends later."""
     await subscribed(pair, "parallel")
     await pair.target.execute("CREATE UNIQUE INDEX here_only ON t (v) WHERE id > 1000")
     connection = await pair.source.connect()
-    # The parallel worker finds the table altered, and begins again.
+    # The parallel worker finds the table altered, and restarts.
     await connection.execute("BEGIN; INSERT INTO t VALUES (2000, 'same')")
     await pair.source.flush_wal()
     await pair.target.wait_for("SELECT (streamed->0->>'worker') FROM subscriber.worker WHERE relid = 0", "1")

@@ -23,7 +23,7 @@ SYNC_PROGRESS = "SELECT count(*) FROM subscriber.progress WHERE relid <> 0"
 
 
 async def assert_nothing_left(pair: Pair) -> None:
-    """Slots, origins and progress rows of table synchronization are gone, at the latest soon."""
+    """Wait until slots, origins and progress rows of table synchronization are removed."""
     await pair.source.wait_for(SYNC_SLOTS, 0)
     await pair.target.wait_for(SYNC_ORIGINS, 0)
     await pair.target.wait_for(SYNC_PROGRESS, 0)

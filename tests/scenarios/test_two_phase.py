@@ -64,7 +64,7 @@ async def test_prepared_here_too_then_resolved(pair: Pair, how: str) -> None:
 
 @pytest.mark.parametrize("streaming", ["off", "parallel"])
 async def test_a_row_that_a_trigger_leaves_out_of_a_prepared_transaction(pair: Pair, streaming: str) -> None:
-    """Nothing is asked about a table once the transaction that has truncated it is prepared: it holds the lock."""
+    """A table is not queried after the transaction that has truncated it is prepared, because that holds the lock."""
     await pair.source.execute("CREATE TABLE parts (id int PRIMARY KEY)")
     await pair.target.execute(
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
@@ -110,7 +110,7 @@ async def test_transactions_between_are_not_held_up(pair: Pair) -> None:
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_partitioned_table_of_somebody_else(pair: Pair, streamed: bool) -> None:
-    """What protects a superuser's session from the owner's code holds a lock that the next transaction would need."""
+    """Protecting a superuser's session from the owner's code takes a lock that the next transaction would need."""
     await pair.both(
         "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY HASH (id)",
         "CREATE TABLE part PARTITION OF parts FOR VALUES WITH (modulus 1, remainder 0)",
@@ -258,7 +258,7 @@ async def test_equal_rows_of_its_own_are_taken_first(pair: Pair) -> None:
 
 
 async def test_so_are_those_that_it_has_made_set_based(pair: Pair) -> None:
-    """They are of subtransactions that are over, whose locks are gone."""
+    """They belong to subtransactions that have ended and released their locks."""
     await pair.both("CREATE TABLE t (a int, b text)", "ALTER TABLE t REPLICA IDENTITY FULL")
     await pair.source.execute("INSERT INTO t SELECT 1, 'same' FROM generate_series(1, 5)")
     await pair.subscribe("FOR TABLE t", two_phase=True)

@@ -40,7 +40,7 @@ async def standalone(directory: Path) -> AsyncIterator[str]:
     spec = find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
-    # Without what leads the tests to the checkout.
+    # Without the variable that makes the checkout importable.
     program = ["env", "-u", "PYTHONPATH", str(Path(spec.origin).parent / "bin" / "spark-class")]
     port = free_port()
     url, deploy = f"spark://127.0.0.1:{port}", "org.apache.spark.deploy"
@@ -63,7 +63,7 @@ async def standalone(directory: Path) -> AsyncIterator[str]:
 
 
 LIBRARIES = ("asyncpg", "anyio")
-THEIR_OWN = ("idna", "sniffio", "typing_extensions")  # what those need
+THEIR_OWN = ("idna", "sniffio", "typing_extensions")  # their dependencies
 
 
 def bare_python(directory: Path) -> Path:

@@ -62,7 +62,7 @@ async def test_rows_are_copied_and_compared(
 async def test_a_log_is_not_applied_to_texts_of_unknown_encoding(
     source_db: Database, target: Server, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """The apply worker stores what the publisher has; the log has it in UTF-8."""
+    """The apply worker stores the publisher's bytes; the log has them in UTF-8."""
     async with archived(source_db, tmp_path) as scene, fresh_database(target, "SQL_ASCII") as ours:
         await ours.execute(TABLES)
         async with running_subscriber(ours) as launcher:

@@ -62,7 +62,7 @@ async def test_killed_while_indexes_are_built(pair: Pair, tmp_path: Path, victim
             server = (pair.target if victim == "target" else pair.source).server
             await server.kill9()
             await server.start()
-            if victim == "publisher":  # it is asked again for the next table only
+            if victim == "publisher":  # it is queried again only for the next table
                 await no_longer_slow(pair.target)
             assert await process.wait() == 3, process.last_lines()
         await no_longer_slow(pair.target)

@@ -183,7 +183,7 @@ def odd(*names: str) -> str:
 
 
 async def test_names_stay_in_their_place(source_db: Database, tmp_path: Path, spark: SparkSession) -> None:
-    """As files below the lake, and as names in what Delta is asked to merge."""
+    """As files inside the lake, and as names in Delta's merge."""
     first, late = odd(ODD_SCHEMA, ODD_TABLE), odd(ODD_SCHEMA, LATE_TABLE)
     key, value, more = map(odd, ODD_COLUMNS)
     shape = f"({key} int PRIMARY KEY, {value} text, {more} text)"

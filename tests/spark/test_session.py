@@ -14,7 +14,7 @@ from subscriber.errors import SubscriberError
 from subscriber.spark import java_runtime
 from subscriber.spark.session import spark_session
 
-# What a machine without Java has: everything else.
+# The programs that a machine without Java lacks.
 JAVA = ("java", "javac", "jps", "jcmd", "keytool")
 QUICK = 'master="local[1,2]", java_options="-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"'
 PROGRAM = """

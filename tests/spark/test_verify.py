@@ -188,7 +188,7 @@ def said_of(found: Comparison) -> dict[str, object]:
 async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times(
     source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
 ) -> None:
-    """Every other time nothing differs. SUBSCRIBER_VERIFY_ROUNDS says how often, 100 by default."""
+    """In every other round nothing differs. SUBSCRIBER_VERIFY_ROUNDS sets the number, 100 by default."""
     chance = random.Random(5)
     async with subscribed(source_db, target_db, subscriber):
         for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):

@@ -434,7 +434,7 @@ def test_a_format_that_is_not_known(sample: Sample) -> None:
 
 @pytest.mark.parametrize("name", ["sealed", "open"])
 def test_a_segment_under_another_name(sample: Sample, name: str) -> None:
-    """Its neighbours are gone, so that only its header can show it."""
+    """Its neighbors are missing, so that only its header can reveal it."""
     for path in (*sample.sealed, sample.open, sample.directory / DURABLE):
         path.unlink()
     path, start = sample.path(name), Lsn(START + 1)

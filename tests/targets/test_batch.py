@@ -62,7 +62,7 @@ ODD = {"c": ["x", "\\101"], "i": ["00:05:00", "2 days 00:07:00"], "r": ["integer
 
 @dataclass
 class Table:
-    """`key` are indexes of columns; `trouble` is how often a change does not fit what the target has."""
+    """A table. `key` are indexes of columns; `trouble` is how often a change does not match the target's rows."""
 
     name: str
     ddl: list[str]
@@ -178,7 +178,7 @@ def _transaction(lsn: int, *body: Message) -> list[bytes]:
 
 
 class Source:
-    """What a publisher would send; it has no constraints but its keys, so the target may object."""
+    """A publisher's changes. It has no constraints except its keys, so the target may reject changes."""
 
     def __init__(self, seed: int, tables: list[Table], *, keys: int, binary: bool) -> None:
         self.random = Random(seed)
@@ -491,7 +491,7 @@ async def test_both_paths_leave_the_same_for_a_long_time(db: Database, eager: No
 
 
 async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: None) -> None:
-    """In which partition the missing row would be is asked behind a batch, which is refused."""
+    """The query for the missing row's partition is queued behind a batch, which is rejected."""
     tables = [table for table in _tables() if table.name in ("plain", "parts")]
     source = Source(1, tables, keys=10, binary=False)
     plain, parts = tables
@@ -542,7 +542,7 @@ async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager
     keys = [
         Update(None, users.relid, *source.old(users, (str(i), "1", str(i))), row(100 + i, 2, i)) for i in rows if i % 2
     ]
-    # Each takes what the one before has just left.
+    # Each takes the value that the previous one has released.
     moves = [Update(None, users.relid, None, None, row(i, 3, i - 2)) for i in rows if i > 1 and i % 2 == 0]
     moves.insert(0, Update(None, users.relid, None, None, row(0, 3, 1000)))
     payloads = [

@@ -102,7 +102,7 @@ async def test_a_row_that_a_trigger_keeps_from_changing_is_not_missing(db: Datab
 async def test_whether_a_row_was_missing_is_known_as_of_its_change(
     db: Database, applier: Applier, columns: str
 ) -> None:
-    """And not as of what follows in the same transaction."""
+    """And not as of later changes in the same transaction."""
     await db.execute(
         f"CREATE TABLE t ({columns})",
         "CREATE FUNCTION no() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$",

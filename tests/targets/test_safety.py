@@ -64,7 +64,7 @@ async def test_a_session_whose_progress_was_moved_by_another_commits_nothing(
 
 
 async def test_without_its_progress_record_nothing_is_committed(db: Database, applier: Applier, t: Table) -> None:
-    """The subscription was dropped meanwhile, and its tables may be another's now."""
+    """The subscription was dropped, and its tables may belong to another one now."""
     await applier.apply(t.insert("1", "x"))
     await db.execute("DELETE FROM subscriber.subscription")
     with pytest.raises(ServerError) as caught:
@@ -246,7 +246,7 @@ async def test_a_table_that_has_changed_is_mapped_again_without_a_word(
 
 
 async def test_a_value_for_the_old_type_is_no_error_of_the_data(db: Database, sessions: Sessions, t: Table) -> None:
-    """The prepared statement still takes an integer: that the number is too large for it says nothing."""
+    """The prepared statement still expects an integer: the error about a too large number does not concern the data."""
     applier = await sessions.open()
     await applier.apply(t.insert("1", "x"))
     await db.execute("ALTER TABLE t ALTER a TYPE bigint")

@@ -12,7 +12,7 @@ from tests.plugins.fix_cluster import SETTINGS, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.test_outages import status_of
 
-# Every plan is compiled, and a session that compiles its first one says so in the log.
+# Every plan is compiled, and a session that compiles its first one logs it.
 EAGER = {
     "jit_above_cost": "0",
     "jit_inline_above_cost": "-1",

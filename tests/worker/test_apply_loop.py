@@ -72,7 +72,7 @@ class Stream:
 
 
 class FakeTarget(Target):
-    """Answers a commit when the test says so; stands still while `stuck`."""
+    """Answers a commit when the test requests it; blocks while `stuck`."""
 
     def __init__(self) -> None:
         self.origin = "o"
@@ -323,7 +323,7 @@ async def test_and_with_synchronous_commit_off_when_it_was_flushed() -> None:
         await anyio.sleep(2 * feedback.PATIENCE)
         assert run.stream.statuses[-1] == (208, 10, 108)
         told = len(run.stream.statuses)
-        run.answer()  # while the flush is under way, which may not cover it
+        run.answer()  # while a flush runs that may not cover it
         await settled()
         assert len(run.stream.statuses) == told
         may_flush.set()

@@ -135,7 +135,7 @@ async def test_streamed_transactions_are_stored_as_others_are(source_db: Databas
 
 
 async def test_what_is_confirmed_is_in_the_log(source_db: Database, tmp_path: Path) -> None:
-    """Also when nothing is published: the log's end says what the slot says."""
+    """Also if nothing is published: the log's end is the slot's position."""
     await source_db.execute(PUBLISHED, "CREATE TABLE other (i int)")
     async with archiving(source_db, tmp_path) as writer:
         for number in range(30):
@@ -257,7 +257,7 @@ async def keep_writing(source: Database, stop: anyio.Event) -> None:
 async def test_killed_at_random_the_log_has_everything_once(
     source_db: Database, tmp_path: Path, command: Command, kills: int
 ) -> None:
-    """The archiver each time; the publisher, too, once in a while."""
+    """The archiver every time, and the publisher occasionally."""
     await source_db.execute(PUBLISHED, KEEP_WRITING)
     command.start()
     await wait_for_log(tmp_path / "log")
@@ -325,7 +325,7 @@ async def test_damage_stops_the_archiver_and_changes_nothing(source_db: Database
     assert path.read_bytes() == damaged
     restored = bytearray(damaged)
     restored[HEADER_SIZE] ^= 1
-    path.write_bytes(restored)  # from a copy, as the hint says
+    path.write_bytes(restored)  # from a copy, as the hint recommends
     await archive_until_now(source_db, tmp_path)
     assert [values(change)[0] for change in changes(tmp_path)] == [b"1", b"2"]
 

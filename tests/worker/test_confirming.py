@@ -12,7 +12,7 @@ from subscriber.worker.apply.confirmed_position import ConfirmedPositionGuard
 
 
 class Records:
-    """What the target has on disk."""
+    """The target's durable records."""
 
     def __init__(self) -> None:
         self.saved: list[Lsn] = []
