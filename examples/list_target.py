@@ -20,12 +20,12 @@ from subscriber import Lsn
 from subscriber.targets import base
 
 Row = list[bytes | None]
-NOWHERE = Lsn(0)  # before everything
+NOWHERE = Lsn(0)  # before all positions
 
 
 @dataclass
 class Storage:
-    """What is committed. A database has this on a disk."""
+    """The committed rows and their position. A database keeps them on disk."""
 
     tables: dict[str, list[Row]] = field(default_factory=dict)
     position: Lsn = NOWHERE
@@ -59,7 +59,7 @@ class ListTarget(subscriber.Target):
         assert old is not None
         index = _find(rows, old.split()[1], mapping.search)
         if index is None:
-            return  # a row that is not there is no error
+            return  # a missing row is not an error
         before = rows.pop(index)
         if isinstance(change, base.Update):
             status, values = change.new.split()
@@ -89,7 +89,7 @@ def _find(rows: list[Row], old: Row, key: tuple[int, ...] | None) -> int | None:
 
 
 async def run(source: str, slot: str, publication: str, *, until: Lsn | None = None) -> Storage:
-    """Apply until canceled, or up to `until`."""
+    """Apply changes until canceled, or up to `until`."""
     storage = Storage()
     await subscriber.apply_to(ListTarget(storage), source, slot=slot, publications=[publication], until=until)
     return storage
