@@ -1,4 +1,5 @@
 # make demo   two servers, a subscription, and what it does
+# make check  ruff, mypy and the tests that need no server: under a minute, before each commit
 # make test   ruff, mypy and every test but the soak ones
 # make soak   the soak tests: kills, faults and random workloads at length
 # make docs   the documentation as a site, in build/docs; its reference is written from the code
@@ -14,15 +15,24 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.stamp
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 
-.PHONY: demo test soak docs matrix conformance venv lock clean
+.PHONY: demo lint check test soak docs matrix conformance venv lock clean
 
 demo: $(STAMP)
 	@$(BIN)/subscriber demo
 
-test: $(STAMP)
+lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The rooms whose tests start no server, no Spark and no process.
+PURE := tests/architecture tests/apply tests/protocol tests/catalog/test_statements.py tests/connection/test_conninfo.py \
+	tests/docs/test_site.py tests/docs/test_walk.py
+
+check: lint
+	$(BIN)/pytest -q $(PURE)
+
+test: lint
 	$(BIN)/pytest -q -n 3 --dist loadgroup
 
 soak: $(STAMP)
