@@ -250,6 +250,69 @@ class Settings:
 
     Reason: a publisher that interleaves many transactions sends small blocks, each of which would be a write."""
 
+    # --- batches ----------------------------------------------------------------------------------
+
+    batch_rows: Count = 10_000
+    """Changes after which a batch is sent to the target.
+
+    Reason: the cost of a statement is negligible for so many changes; more of them only delay the first."""
+
+    batch_size: Bytes = 2 * 1024**2
+    """Size of the messages after which a batch is sent to the target.
+
+    Reason: four batches in flight stay below 10 MB. They are kept until the target answers."""
+
+    batch_steps: CountOrZero = 24
+    """Statements for one table after which a batch is sent to the target.
+
+    Reason: a batch that needs more has few changes in each statement, and is no faster than single changes."""
+
+    batch_small_transaction: CountOrZero = 1000
+    """Changes of an open transaction for which a full batch still waits for its COMMIT.
+
+    Reason: a transaction that is split needs a savepoint, and its COMMIT waits for the answer."""
+
+    batch_run: Count = 8
+    """Consecutive changes of the same kind to one table that are taken from the queue together.
+
+    Reason: fewer do not pay for the comparison of the first with the last."""
+
+    batch_largest_message: Bytes = 256 * 1024
+    """Size of a change above which it is applied alone.
+
+    Reason: the time for such a value is spent on its bytes, and the batch would keep a copy of it."""
+
+    batch_min_rows: CountOrZero = 16
+    """Changes below which a batch is applied row by row.
+
+    Reason: BEGIN, the checks and the progress of a batch cost as much as some single changes."""
+
+    batch_min_rows_per_step: CountOrZero = 3
+    """Average number of changes in a statement below which a batch is applied row by row.
+
+    Reason: a statement for several rows costs as much as two or three for one row."""
+
+    batch_retry_rows: CountOrZero = 1000
+    """Changes that are applied row by row after the target has rejected a batch. The number doubles with each further
+    rejection.
+
+    Reason: the cause of a rejection often concerns the next changes too, and a rejected batch is applied twice."""
+
+    batches_in_flight: Count = 4
+    """Batches that may wait for an answer of the target; one more for each further session of apply_sessions.
+
+    Reason: enough that neither side waits for the other."""
+
+    parallel_batch_min_rows: CountOrZero = 1000
+    """Changes from which a batch is sent to an idle session of apply_sessions while other sessions are busy.
+
+    Reason: smaller batches are better collected until the answer arrives."""
+
+    copy_chunk_rows: Count = 1000
+    """Rows in one CopyData message to the target.
+
+    Reason: bounds the memory for a copy of the rows."""
+
     # --- other databases --------------------------------------------------------------------------
 
     mirror_batch_changes: CountOrZero = 5000

@@ -9,11 +9,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from subscriber.apply.batch import batch
 from subscriber.apply.batch.batch import Batch, CommitCallbacks, why_not_batched
 from subscriber.apply.batch.table_batch import ChangeKind, TableBatch
 from subscriber.apply.relation_map import BatchColumnInfo, RelationMapping
@@ -23,8 +21,11 @@ from subscriber.protocol import encode
 from subscriber.protocol.messages import Begin, Commit, Delete, Insert, OldPart, Update
 from subscriber.protocol.row_encoding import cells_of
 from subscriber.protocol.row_extraction import BODY, VALUES
+from subscriber.settings import DEFAULTS
+from subscriber.targets.postgres.batch_applier import batch_limits
 from tests.apply import build
 
+LIMITS = batch_limits(DEFAULTS)
 ENVELOPE = b"w" + bytes(24)
 RELID = 16384
 SETS = BatchColumnInfo(23, -1, False, "pg_catalog.int4", 1007, True, True)
@@ -50,14 +51,12 @@ def steps_of(table: TableBatch) -> Any:
 
 
 def gathered(waiting: list[bytes], table: TableBatch, run: int) -> Any:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch, "RUN", run)
-        found, left, transaction = Batch(), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
-        found.tables[RELID.to_bytes(4, "big")] = table
-        while left and found.append_raw(transaction, left, 7, lambda _: table)[0]:
-            pass
-        changes = [portion.changes for portion in found.portions]
-        return steps_of(table), changes, found.rows, found.bytes, list(left), table._touched
+    found, left, transaction = Batch(replace(LIMITS, run=run)), deque(waiting), RemoteTransaction(1, Lsn(1), 0)
+    found.tables[RELID.to_bytes(4, "big")] = table
+    while left and found.append_raw(transaction, left, 7, lambda _: table)[0]:
+        pass
+    changes = [portion.changes for portion in found.portions]
+    return steps_of(table), changes, found.rows, found.bytes, list(left), table._touched
 
 
 @st.composite
@@ -114,7 +113,7 @@ def test_a_run_is_as_good_as_its_changes(
 
 def taken(transactions: list[list[bytes]], table: TableBatch, *, whole: bool) -> Any:
     """Whole ones where they can be; not `whole`: one after another."""
-    found, done = Batch(), list[int]()
+    found, done = Batch(LIMITS), list[int]()
     found.tables[RELID.to_bytes(4, "big")] = table
     for index, changes in enumerate(transactions):
         begin, commit = Begin(Lsn(index + 1), 0, index), Commit(Lsn(index + 1), Lsn(index + 2), 0)
@@ -158,7 +157,7 @@ def test_several_transactions_are_taken_at_once_up_to_one_that_somebody_attends_
         insert = Insert(None, RELID, build.row(str(index), "1", None))
         for message in (Begin(Lsn(10 * index), 0, index), insert, Commit(Lsn(10 * index), Lsn(10 * index + 5), 0)):
             waiting.append(ENVELOPE + encode.encode(message))
-    found, done, size = Batch(), list[int](), sum(map(len, waiting)) // 5
+    found, done, size = Batch(LIMITS), list[int](), sum(map(len, waiting)) // 5
     taken = found.append_raw_transactions(
         waiting, 100, lambda _: table, CommitCallbacks(lambda end: end >= 40, done.append, 8)
     )
@@ -193,7 +192,7 @@ def test_an_update_of_a_row_that_was_deleted_is_a_step_of_its_own() -> None:
 def test_a_batch_goes_with_its_last_reference() -> None:
     """The last reference frees a batch. Garbage collection is rare, and ten thousands of rows would stay until then."""
     change = Insert(None, RELID, build.row("1", "1", None))
-    found = Batch()
+    found = Batch(LIMITS)
     table = found.table(mapping((0,), other_unique=False), change)
     waiting = deque([ENVELOPE + encode.encode(change)] * 3)
     assert found.append_raw(RemoteTransaction(1, Lsn(1), 0), waiting, 7, found.tables.get)[0] == 3
@@ -223,7 +222,7 @@ def test_columns_of_other_unique_indexes_stay_as_they_are_whatever_was_learnt_si
     """A batch that is split is gathered again, though by then no more updates of the table would be taken."""
     table = mapping((0,), other_unique=True, unique_columns=("b",))
     update = Update(None, RELID, None, None, build.row("1", "2", "3"))
-    found, first, second = Batch(), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
+    found, first, second = Batch(LIMITS), RemoteTransaction(1, Lsn(1), 0), RemoteTransaction(2, Lsn(2), 0)
     for transaction in (first, second):
         assert found.add(transaction, found.table(table, update), update)
     found.portions[0].end_lsn = Lsn(1)

@@ -7,18 +7,11 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 import anyio
-import pytest
 
-from subscriber.apply.batch import batch
 from subscriber.settings import Settings
-from subscriber.targets.postgres import batch_applier as target_batch
-from subscriber.targets.postgres import session_group
-from subscriber.targets.postgres import target as target_module
-from subscriber.targets.postgres.sql import batch_statements
-from subscriber.worker.apply import loop
-from subscriber.worker.streaming import parallel_worker, spooled_transactions
 from tests.differential.beside import Beside, disturb
 from tests.differential.generated import generate, kinds_for
 from tests.differential.tables import Table, key
@@ -37,23 +30,23 @@ FAMILY = (  # tables that TRUNCATE … CASCADE reaches from another one, on the 
     ),
 )
 # Sizes at which batches, blocks and turns end; the last is as it is in use, None.
-SIZES = (
-    (batch, "ROWS", (1, 2, 7, 100, None)),
-    (batch, "BYTES", (300, 5000, None, None)),
-    (batch, "STEPS", (1, 2, 5, None)),
-    (batch, "SMALL", (0, 1, 3, 20, None)),
-    (batch, "RUN", (2, 3, None)),
-    (batch, "LARGE", (200, 3000, None, None)),
-    (target_batch, "WORTHWHILE", (1, 2, 5)),
-    (target_batch, "ROWS_IN_STEP", (0, 0, 1)),
-    (target_module, "PAUSE", (0, 0, 3)),
-    (session_group, "UNDER_WAY", (1, 2, None)),
-    (session_group, "WORTH_A_LANE", (1, 3, 20)),
-    (batch_statements, "ROWS_IN_CHUNK", (1, 3, None)),
-    (loop, "TURN", (1, 5, None, None)),
-    (loop, "LARGE", (3, 50, None)),
-    (parallel_worker, "TURN", (1, 5, None)),
-    (spooled_transactions, "KEEP", (0, 100, None)),
+SIZES: tuple[tuple[str, tuple[int | None, ...]], ...] = (
+    ("batch_rows", (1, 2, 7, 100, None)),
+    ("batch_size", (300, 5000, None, None)),
+    ("batch_steps", (1, 2, 5, None)),
+    ("batch_small_transaction", (0, 1, 3, 20, None)),
+    ("batch_run", (2, 3, None)),
+    ("batch_largest_message", (200, 3000, None, None)),
+    ("batch_min_rows", (1, 2, 5)),
+    ("batch_min_rows_per_step", (0, 0, 1)),
+    ("batch_retry_rows", (0, 0, 3)),
+    ("batches_in_flight", (1, 2, None)),
+    ("parallel_batch_min_rows", (1, 3, 20)),
+    ("copy_chunk_rows", (1, 3, None)),
+    ("messages_per_turn", (1, 5, None, None)),
+    ("large_transaction_messages", (3, 50, None)),
+    ("parallel_messages_per_turn", (1, 5, None)),
+    ("spool_block_remainder", (0, 100, None)),
 )
 
 
@@ -105,16 +98,12 @@ class Round:
                 said.append(name)
         return ", ".join(said)
 
-    def set_sizes(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Have the boundaries of batches where they are met."""
-        random = Random(f"sizes {self.seed}")
-        for module, name, sizes in SIZES:
-            size = random.choice(sizes)
-            if size is not None:
-                monkeypatch.setattr(module, name, size)
-
     def settings(self) -> Settings:
-        return replace(QUICK, one_by_one=self.one_by_one)
+        """Return settings with which the limits of batches are reached."""
+        random = Random(f"sizes {self.seed}")
+        chosen = {name: random.choice(sizes) for name, sizes in SIZES}
+        sizes: dict[str, Any] = {name: size for name, size in chosen.items() if size is not None}
+        return replace(QUICK, one_by_one=self.one_by_one, **sizes)
 
 
 @dataclass

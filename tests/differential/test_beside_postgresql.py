@@ -15,12 +15,8 @@ from time import monotonic
 import anyio
 import pytest
 
-from subscriber.apply.batch import batch
 from subscriber.demo.servers import Server
 from subscriber.settings import Settings
-from subscriber.targets.postgres import batch_applier as target_batch
-from subscriber.targets.postgres import session_group
-from subscriber.targets.postgres import target as target_module
 from tests.differential.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import QUICK
@@ -36,16 +32,19 @@ async def native_db(target: Server) -> AsyncIterator[Database]:
         yield database
 
 
-def choose_path(monkeypatch: pytest.MonkeyPatch, seed: int) -> Settings:
+def choose_path(seed: int) -> Settings:
     """Return settings: half of the seeds use batches whenever possible, the others never."""
-    if seed % 2:
-        monkeypatch.setattr(batch, "ROWS", 100)
-        monkeypatch.setattr(batch, "SMALL", 20)
-        monkeypatch.setattr(target_batch, "WORTHWHILE", 2)
-        monkeypatch.setattr(target_batch, "ROWS_IN_STEP", 0)
-        monkeypatch.setattr(target_module, "PAUSE", 0)
-        monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
-    return replace(QUICK, one_by_one=not seed % 2)
+    if not seed % 2:
+        return replace(QUICK, one_by_one=True)
+    return replace(
+        QUICK,
+        batch_rows=100,
+        batch_small_transaction=20,
+        batch_min_rows=2,
+        batch_min_rows_per_step=0,
+        batch_retry_rows=0,
+        parallel_batch_min_rows=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,12 +60,11 @@ async def test_both_targets_have_the_same_rows(
     source_db: Database,
     native_db: Database,
     target_db: Database,
-    monkeypatch: pytest.MonkeyPatch,
     seed: int,
     binary: bool,
 ) -> None:
     print(f"seed {seed}")
-    settings = choose_path(monkeypatch, seed)
+    settings = choose_path(seed)
     sessions = 3 if binary else 1
     async with beside(source_db, native_db, target_db, binary=binary, sessions=sessions, settings=settings) as pair:
         work = await run(pair, seed, STEPS)
@@ -85,24 +83,21 @@ async def test_the_same_rows_whatever_is_cut_off(
     source_db: Database,
     native_db: Database,
     target_db: Database,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     print(f"seed {SEED}")
-    settings = choose_path(monkeypatch, SEED)
+    settings = choose_path(SEED)
     async with beside(source_db, native_db, target_db, binary=False, sessions=3, settings=settings) as pair:
         await run_disturbed(pair, SEED, STEPS)
 
 
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
-async def test_both_targets_have_the_same_rows_for_a_long_time(
-    publisher: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_both_targets_have_the_same_rows_for_a_long_time(publisher: Server, target: Server) -> None:
     end, seed = monotonic() + SECONDS, SEED
     while monotonic() < end:
         print(f"seed {seed}")
-        with suppress(pytest.skip.Exception), monkeypatch.context() as patch:  # one that PostgreSQL itself cannot do
-            settings = choose_path(patch, seed // 2)  # in text and in binary
+        with suppress(pytest.skip.Exception):  # one that PostgreSQL itself cannot do
+            settings = choose_path(seed // 2)  # in text and in binary
             async with (
                 fresh_database(publisher) as source,
                 fresh_database(target) as native,

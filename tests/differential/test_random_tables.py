@@ -36,25 +36,23 @@ MORE = {
 
 async def play(publisher: Server, target: Server, round: Round, steps: int, played: Played) -> None:
     print(f"\n{round}", flush=True)
-    with pytest.MonkeyPatch.context() as patch:
-        round.set_sizes(patch)
-        async with (
-            fresh_database(publisher) as source,
-            fresh_database(target) as native,
-            fresh_database(target) as ours,
-        ):
-            pair = beside(
-                source,
-                native,
-                ours,
-                binary=round.binary,
-                sessions=round.sessions,
-                options=round.options,
-                tables=await tables_of(round, source),
-                settings=round.settings(),
-            )
-            async with pair as both:
-                await Course(both, round, steps, played).run()
+    async with (
+        fresh_database(publisher) as source,
+        fresh_database(target) as native,
+        fresh_database(target) as ours,
+    ):
+        pair = beside(
+            source,
+            native,
+            ours,
+            binary=round.binary,
+            sessions=round.sessions,
+            options=round.options,
+            tables=await tables_of(round, source),
+            settings=round.settings(),
+        )
+        async with pair as both:
+            await Course(both, round, steps, played).run()
 
 
 async def start(servers: Servers, name: str, **settings: str) -> Server:

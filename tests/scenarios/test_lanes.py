@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import anyio
 import pytest
 
-from subscriber.targets.postgres import session_group
+from subscriber.settings import Settings
+from tests.plugins.fix_subscriber import QUICK
 from tests.scenarios.conftest import Pair
 
 SESSIONS = "SELECT count(*) FROM subscriber.worker WHERE worker_type = 'parallel apply' AND state = 'applying'"
@@ -17,9 +20,13 @@ ROWS = 100
 
 
 @pytest.fixture
-async def side_by_side(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> Pair:
+def settings() -> Settings:
+    return replace(QUICK, parallel_batch_min_rows=1)
+
+
+@pytest.fixture
+async def side_by_side(pair: Pair) -> Pair:
     """Table t with a hundred rows, and a subscription with three sessions, all of which get batches."""
-    monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
     await pair.both(TABLE)
     await pair.source.execute(
         f"INSERT INTO t SELECT i, 0 FROM generate_series(1, {ROWS}) i", "CREATE PUBLICATION p FOR TABLE t"

@@ -18,7 +18,6 @@ from time import monotonic
 import anyio
 import pytest
 
-from subscriber.apply.batch import batch
 from subscriber.apply.progress import Progress
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.connection.pipeline import Pipeline
@@ -41,9 +40,7 @@ from subscriber.protocol.messages import (
     Update,
 )
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, UNCHANGED, TupleData
-from subscriber.targets.postgres import batch_applier as batching
-from subscriber.targets.postgres import session_group
-from subscriber.targets.postgres import target as target_module
+from subscriber.settings import Settings
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.transactions import TransactionKinds, Transactions
 from subscriber.worker.apply_hooks import ApplyHooks
@@ -54,6 +51,16 @@ from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import SUBID, subscription
 
 Row = tuple[str | None, ...]
+
+# Small batches, always attempted, and attempted again immediately after a rejection.
+EAGER = Settings(
+    batch_rows=40,
+    batch_small_transaction=10,
+    batch_min_rows=2,
+    batch_min_rows_per_step=0,
+    batch_retry_rows=0,
+    parallel_batch_min_rows=1,
+)
 
 INTEGER, TEXT_TYPE, NUMERIC = 23, 25, 1700
 # Values of columns with these names, in table "odd"; bits that are too many are an error, not cut.
@@ -344,6 +351,7 @@ async def _apply(
                     0,
                     lambda f, n: missing.append(f"{n.transaction} {f.message} {f.rows}"),
                     batching=batches,
+                    settings=EAGER,
                 ),
                 catalog,
             )
@@ -399,7 +407,10 @@ async def _lanes(
     found = []
     for place in range(FIRST, FIRST + number):
         lane = await stack.enter_async_context(
-            open_target(TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True), catalog)
+            open_target(
+                TargetConfig(db.dsn(), "s", subscription(), place, lambda *_: None, batching=True, settings=EAGER),
+                catalog,
+            )
         )
         await resume_progress(lane.rows, target.rows.progress.claim, number=place)
         found.append(lane)
@@ -445,19 +456,8 @@ async def _compare(
     return target.batched_changes
 
 
-@pytest.fixture
-def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small batches, always attempted, and attempted again immediately after a rejection."""
-    monkeypatch.setattr(batch, "ROWS", 40)
-    monkeypatch.setattr(batch, "SMALL", 10)
-    monkeypatch.setattr(batching, "WORTHWHILE", 2)
-    monkeypatch.setattr(batching, "ROWS_IN_STEP", 0)
-    monkeypatch.setattr(target_module, "PAUSE", 0)
-    monkeypatch.setattr(session_group, "WORTH_A_LANE", 1)
-
-
 @pytest.mark.parametrize("name", [*TABLE_NAMES, "all"])
-async def test_both_paths_leave_the_same(db: Database, eager: None, name: str) -> None:
+async def test_both_paths_leave_the_same(db: Database, name: str) -> None:
     names = TABLE_NAMES if name == "all" else [name, "plain"]
     in_batches = 0
     for seed in range(3) if name == "all" else [TABLE_NAMES.index(name)]:
@@ -469,7 +469,7 @@ async def test_both_paths_leave_the_same(db: Database, eager: None, name: str) -
 
 @pytest.mark.parametrize("keys", [100_000, 400], ids=["hardly any row twice", "the same rows again and again"])
 @pytest.mark.parametrize("names", [["plain", "composite"], ["numbers"], ["whole"]], ids=",".join)
-async def test_several_sessions_leave_the_same(db: Database, eager: None, names: list[str], keys: int) -> None:
+async def test_several_sessions_leave_the_same(db: Database, names: list[str], keys: int) -> None:
     beside = 0
     for seed in range(2):
         beside += (await _compare(db, seed, names, keys=keys, sizes=[4, 12], binary=False, transactions=80))[1]
@@ -479,7 +479,7 @@ async def test_several_sessions_leave_the_same(db: Database, eager: None, names:
 @pytest.mark.soak
 @pytest.mark.timeout(SECONDS + 300)
 @pytest.mark.parametrize("binary", [False, True], ids=["text", "binary"])
-async def test_both_paths_leave_the_same_for_a_long_time(db: Database, eager: None, binary: bool) -> None:
+async def test_both_paths_leave_the_same_for_a_long_time(db: Database, binary: bool) -> None:
     end, seed = monotonic() + SECONDS, SEED
     while monotonic() < end:
         random = Random(seed)
@@ -490,7 +490,7 @@ async def test_both_paths_leave_the_same_for_a_long_time(db: Database, eager: No
         seed += 1
 
 
-async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database, eager: None) -> None:
+async def test_a_report_that_a_refusal_has_delayed_is_made(db: Database) -> None:
     """The query for the missing row's partition is queued behind a batch, which is rejected."""
     tables = [table for table in _tables() if table.name in ("plain", "parts")]
     source = Source(1, tables, keys=10, binary=False)
@@ -528,7 +528,7 @@ async def test_a_report_that_an_error_has_delayed_is_made(db: Database, triggers
     assert [line.partition('"public.')[2].partition('"')[0] for line in got.missing] == ["parts_low"]
 
 
-async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager: None) -> None:
+async def test_updates_that_leave_other_unique_columns_alone(db: Database) -> None:
     """If an update changes another unique column, it and all later changes are applied row by row."""
     (users,) = [table for table in _tables() if table.name == "users"]
     source = Source(1, [users], keys=10, binary=False)
@@ -562,7 +562,7 @@ async def test_updates_that_leave_other_unique_columns_alone(db: Database, eager
 
 
 async def test_a_session_may_join_while_a_refused_batch_is_rolled_back(
-    db: Database, eager: None, monkeypatch: pytest.MonkeyPatch
+    db: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (plain,) = [table for table in _tables() if table.name == "plain"]
     source = Source(1, [plain], keys=10, binary=False)

@@ -13,11 +13,13 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder, in_place
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Insert, ReplicaIdentity, Update
-from subscriber.targets.postgres.batch_applier import WORTHWHILE
+from subscriber.settings import DEFAULTS
 from subscriber.targets.postgres.target import PostgresTarget
 from tests.apply.build import UNSENT
 from tests.plugins.fix_cluster import Database
 from tests.targets.conftest import Applier, Change, Sessions, Table
+
+WORTHWHILE = DEFAULTS.batch_min_rows
 
 LARGE = "0123456789abcdef" * (BEHIND // 16 + 1)  # more than may be unanswered
 

@@ -30,13 +30,6 @@ from subscriber.protocol.row_extraction import (
 )
 from subscriber.protocol.tuple_data import BINARY, TupleData
 
-ROWS = 10_000  # changes after which a batch is applied
-BYTES = 2 * 1024 * 1024  # of messages, the same
-STEPS = 24  # of one table: more of them and the batch is no batch
-SMALL = 1000  # changes of a transaction whose end is worth waiting for when a batch is full
-RUN = 8  # changes alike, one after the other, that are worth being taken together
-LARGE = 256 * 1024  # bytes of a message that gains nothing from being in a batch
-
 Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
 
 
@@ -101,17 +94,30 @@ class TransactionSlice:
             start = stop
 
 
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch is full, and what may be part of it. The page "Settings" of the reference explains the values."""
+
+    rows: int
+    bytes: int
+    steps: int  # for one table
+    small_transaction: int  # changes
+    run: int  # changes
+    largest_message: int  # bytes
+
+
 class Batch:
     """What has been gathered and not been sent."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: BatchLimits) -> None:
+        self.limits = limits
         self.tables: dict[bytes, TableBatch] = {}  # by the relid's four bytes
         self.portions: list[TransactionSlice] = []
         self.rows = 0
         self.bytes = 0
         self._shapes: dict[bytes, RowLayout | None] = {}  # by what changes begin with
         self._looked = 0  # rows when the tables' steps were counted last
-        self._many_steps = False  # a table has more than STEPS
+        self._many_steps = False  # a table has more than the limit
 
     @property
     def steps(self) -> int:
@@ -129,7 +135,7 @@ class Batch:
 
     def split(self) -> tuple[Batch, Batch]:
         """What is of complete transactions, and the beginning of the one that is not."""
-        whole, rest = Batch(), Batch()
+        whole, rest = Batch(self.limits), Batch(self.limits)
         mappings = self.mappings
         for portion in self.portions:
             part = rest if portion.end_lsn is None else whole
@@ -142,14 +148,16 @@ class Batch:
     @property
     def is_due(self) -> bool:
         """Whether it is to be applied now. The end of a small transaction is waited for."""
-        if self.rows < ROWS and self.bytes < BYTES and not self._has_many_steps():
+        limits = self.limits
+        if self.rows < limits.rows and self.bytes < limits.bytes and not self._has_many_steps():
             return False
-        return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= SMALL
+        return not self.is_open or len(self.portions) == 1 or len(self.portions[-1].changes) >= limits.small_transaction
 
     def _has_many_steps(self) -> bool:
-        if self.rows - self._looked >= STEPS:  # of many tables it would take long to count for each row
+        most = self.limits.steps
+        if self.rows - self._looked >= most:  # of many tables it would take long to count for each row
             self._looked = self.rows
-            self._many_steps = any(len(table.steps) > STEPS for table in self.tables.values())
+            self._many_steps = any(len(table.steps) > most for table in self.tables.values())
         return self._many_steps
 
     def fits(self, mapping: RelationMapping) -> bool:
@@ -179,7 +187,8 @@ class Batch:
         most, largest = self._room(limit)
         changes, size = self._take_run(waiting, most, largest, find)
         if not changes:
-            _, changes, rows = extract_changes(waiting, most, largest, LARGE, self._finder(find), True)
+            largest_message = self.limits.largest_message
+            _, changes, rows = extract_changes(waiting, most, largest, largest_message, self._finder(find), True)
             size = sum(map(len, changes))
             for add, row in rows:
                 add(row)
@@ -193,7 +202,9 @@ class Batch:
 
     def _room(self, limit: int) -> tuple[int, int]:
         """How many changes of how many bytes append_raw() may take; never below 0."""
-        return max(min(limit, ROWS + SMALL - self.rows), 0), max(2 * BYTES - self.bytes, 0)
+        limits = self.limits
+        most = limits.rows + limits.small_transaction - self.rows
+        return max(min(limit, most), 0), max(2 * limits.bytes - self.bytes, 0)
 
     def append_raw_transactions(
         self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: CommitCallbacks
@@ -203,7 +214,8 @@ class Batch:
         Stops as append_raw() does, and before a transaction to whose end somebody has to attend.
         """
         most, largest = self._room(limit)
-        ended, changes, rows = extract_changes(waiting, most, largest, LARGE, self._finder(find), False)
+        largest_message = self.limits.largest_message
+        ended, changes, rows = extract_changes(waiting, most, largest, largest_message, self._finder(find), False)
         while ended and ends.needs_boundary(Lsn(ended[-1][3])):
             ended.pop()
         if not ended:
@@ -235,18 +247,20 @@ class Batch:
 
         return shape
 
-    @staticmethod
     def _take_run(
-        waiting: deque[bytes], most: int, largest: int, find: Callable[[bytes], TableBatch | None]
+        self, waiting: deque[bytes], most: int, largest: int, find: Callable[[bytes], TableBatch | None]
     ) -> tuple[list[bytes], int]:
         """append_raw() for changes alike at the front of `waiting`, if there are: they and their bytes."""
-        if len(waiting) < RUN:
+        run = self.limits.run
+        if len(waiting) < run:
             return [], 0
         head = waiting[0][BODY:VALUES]
-        if head != waiting[RUN - 1][BODY:VALUES] or head[:1] not in (b"I", b"U", b"D"):
+        if head != waiting[run - 1][BODY:VALUES] or head[:1] not in (b"I", b"U", b"D"):
             return [], 0
         table = find(head[1:5])
-        return table.take_run(head, waiting, most, largest, LARGE) if table is not None else ([], 0)
+        if table is None:
+            return [], 0
+        return table.take_run(head, waiting, most, largest, self.limits.largest_message)
 
     def table(self, mapping: RelationMapping, change: Insert | Update | Delete) -> TableBatch:
         """Where changes of that table go."""
@@ -259,7 +273,7 @@ class Batch:
     def add(self, transaction: RemoteTransaction, table: TableBatch, change: Insert | Update | Delete) -> bool:
         """One change that was decoded already; False when it cannot be part of a batch."""
         size = _size(change)
-        if size > LARGE or not table.add(change):
+        if size > self.limits.largest_message or not table.add(change):
             return False
         self.portion(transaction).changes.append(change)
         self.rows += 1

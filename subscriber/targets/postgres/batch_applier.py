@@ -30,22 +30,20 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from subscriber.apply.batch.batch import AppendedChanges, AppendResult, Batch, CommitCallbacks
+from subscriber.apply.batch.batch import AppendedChanges, AppendResult, Batch, BatchLimits, CommitCallbacks
 from subscriber.apply.batch.table_batch import TableBatch
 from subscriber.apply.relation_map import RelationMap, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import ShouldApply
 from subscriber.targets.postgres.batch_rejection import ROW_MISSING, disable_batched_updates, rejection_reason
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.session_group import InFlightBatch, SessionGroup
 from subscriber.targets.postgres.sql import row_statements
-
-WORTHWHILE = 16  # changes; fewer are applied one by one
-ROWS_IN_STEP = 3  # on average; with fewer the same
 
 _SAVEPOINT = "subscriber_portion"
 
@@ -68,10 +66,12 @@ class Rejection:
 class BatchApplier:
     """The batch that is being gathered, and those in flight. `rows` is the worker's own session."""
 
-    def __init__(self, rows: RowApplier, wake: Callable[[], None]) -> None:
+    def __init__(self, rows: RowApplier, wake: Callable[[], None], settings: Settings = DEFAULTS) -> None:
         """`wake` is called when an answer has come that makes room."""
-        self.batch = Batch()
-        self.sessions = SessionGroup(rows, wake)
+        self._settings = settings
+        self._limits = batch_limits(settings)
+        self.batch = Batch(self._limits)
+        self.sessions = SessionGroup(rows, wake, settings)
         self.applied = 0  # changes
         self.applied_beside = 0  # of them in other sessions than `rows`
         self.rejections = 0  # in a row
@@ -156,7 +156,7 @@ class BatchApplier:
 
     def take(self, *, with_open: bool) -> Batch | None:
         """Take what was gathered of whole transactions; `with_open`: and of the one that is open. None: nothing."""
-        batch, self.batch = self.batch, Batch()
+        batch, self.batch = self.batch, Batch(self._limits)
         if batch.is_open and len(batch.portions) > 1:
             batch, self.batch = batch.split()
         elif batch.is_open and not with_open:
@@ -169,8 +169,13 @@ class BatchApplier:
 
     def take_all(self) -> Batch:
         """Take what was gathered, whatever it is."""
-        batch, self.batch = self.batch, Batch()
+        batch, self.batch = self.batch, Batch(self._limits)
         return batch
+
+    def is_worthwhile(self, batch: Batch) -> bool:
+        """Return True if a batch is faster than its changes row by row."""
+        settings = self._settings
+        return batch.rows >= settings.batch_min_rows and batch.rows >= batch.steps * settings.batch_min_rows_per_step
 
     # --- sending --------------------------------------------------------------------------------
 
@@ -224,7 +229,7 @@ class BatchApplier:
                 session.begin(last.transaction)
             if in_savepoint:
                 own.savepoint(last.transaction, _SAVEPOINT)
-            session.apply_steps(batch, StatementContext("BATCH"))
+            session.apply_steps(batch, StatementContext("BATCH"), self._settings.copy_chunk_rows)
             if in_savepoint:
                 without_key = any(table.mapping.search is None for table in batch.tables.values())
                 if last.transaction.outlives_commit_order and without_key:
@@ -261,6 +266,13 @@ class BatchApplier:
         return rejection
 
 
-def is_worthwhile(batch: Batch) -> bool:
-    """Whether a batch is faster than its changes one by one."""
-    return batch.rows >= WORTHWHILE and batch.rows >= batch.steps * ROWS_IN_STEP
+def batch_limits(settings: Settings) -> BatchLimits:
+    """Return the limits of a batch as the settings have them."""
+    return BatchLimits(
+        rows=settings.batch_rows,
+        bytes=settings.batch_size,
+        steps=settings.batch_steps,
+        small_transaction=settings.batch_small_transaction,
+        run=settings.batch_run,
+        largest_message=settings.batch_largest_message,
+    )

@@ -268,8 +268,8 @@ class RowApplier:
                 self._check_shape(mapping, note)
         await self.pipeline.drain()
 
-    def apply_steps(self, batch: Batch, note: StatementContext) -> None:
-        """Queue what a batch comes to; batch_applier.py says when that is right."""
+    def apply_steps(self, batch: Batch, note: StatementContext, chunk_rows: int) -> None:
+        """Queue what a batch comes to; batch_applier.py says when that is right. `chunk_rows`: see copy_data()."""
         for table in batch.tables.values():
             if not table.steps:
                 continue
@@ -281,7 +281,8 @@ class RowApplier:
             for step in table.steps:
                 what = replace(note, message=step.kind.name, mapping=table.mapping)
                 if step.kind is ChangeKind.INSERT:
-                    self.pipeline.copy(batch_statements.copy(table), batch_statements.copy_data(table, step), note=what)
+                    data = batch_statements.copy_data(table, step, chunk_rows)
+                    self.pipeline.copy(batch_statements.copy(table), data, note=what)
                 else:
                     formats, parameters = batch_statements.arrays(table, step)
                     types = batch_statements.types(table, step)

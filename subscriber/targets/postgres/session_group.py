@@ -36,11 +36,9 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.settings import Settings
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.statement_context import StatementContext
-
-UNDER_WAY = 4  # batches sent and not answered, and one more for each further lane
-WORTH_A_LANE = 1000  # changes; with fewer a batch waits for the answer to what is under way
 
 
 @dataclass(slots=True, eq=False)
@@ -73,7 +71,8 @@ class InFlightBatch:
 class SessionGroup:
     """What one worker has under way, in the order of the stream."""
 
-    def __init__(self, own: RowApplier, wake: Callable[[], None]) -> None:
+    def __init__(self, own: RowApplier, wake: Callable[[], None], settings: Settings) -> None:
+        self._settings = settings
         self.attempts: deque[InFlightBatch] = deque()
         self.all: list[RowApplier] = [own]
         self._own = own
@@ -101,7 +100,7 @@ class SessionGroup:
 
         `whole`: it has nothing but whole transactions.
         """
-        if len(self.attempts) >= UNDER_WAY + len(self.all) - 1:
+        if len(self.attempts) >= self._settings.batches_in_flight + len(self.all) - 1:
             return None
         own = self._own
         if not self.has_extra_sessions:
@@ -124,7 +123,9 @@ class SessionGroup:
 
     def should_send_early(self, batch: Batch) -> bool:
         """Whether to send `batch` though something is under way and more could be gathered."""
-        return batch.rows >= WORTH_A_LANE and self.has_extra_sessions and any(not self._load(lane) for lane in self.all)
+        if batch.rows < self._settings.parallel_batch_min_rows or not self.has_extra_sessions:
+            return False
+        return any(not self._load(lane) for lane in self.all)
 
     def _idle(self) -> list[RowApplier]:
         """Those without a transaction whose COMMIT has to wait for its turn."""

@@ -49,12 +49,12 @@ from subscriber.errors import MappingError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, Relation, Truncate, Update
+from subscriber.settings import DEFAULTS, Settings
 from subscriber.targets.base import ShouldApply, Target
-from subscriber.targets.postgres.batch_applier import BatchApplier, is_worthwhile
+from subscriber.targets.postgres.batch_applier import BatchApplier
 from subscriber.targets.postgres.row_applier import RowApplier
 
-PAUSE = 1000  # changes applied row by row after a rejection; doubles with each in a row
-LONGEST_PAUSE = 1_000_000
+LONGEST_PAUSE = 1_000_000  # changes applied row by row after many rejections in a row
 
 FEW = "few at a time"
 
@@ -70,13 +70,14 @@ class Path(Enum):
 class PostgresTarget(Target):
     """One worker's target. `rows` is its own session, which is to be configured and resumed before the first change."""
 
-    def __init__(self, rows: RowApplier, *, batching: bool) -> None:
+    def __init__(self, rows: RowApplier, *, batching: bool, settings: Settings = DEFAULTS) -> None:
         self.rows = rows
         self.origin = rows.origin
         self.batching = batching
         self.row_by_row_reasons: Counter[str] = Counter()
         self.on_progress: Callable[[], None] = lambda: None
-        self._batches = BatchApplier(rows, lambda: self.on_progress())
+        self._retry_rows = settings.batch_retry_rows
+        self._batches = BatchApplier(rows, lambda: self.on_progress(), settings)
         self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
         self._path = Path.GATHERED
         self._reason = ""  # why it is applied row by row
@@ -291,7 +292,9 @@ class PostgresTarget(Target):
         if session is None:
             await self._await_results()
         path = self._path_of(first)
-        if path is Path.PARTLY_SENT or (path is Path.GATHERED and (batch.is_open or is_worthwhile(batch))):
+        if path is Path.PARTLY_SENT or (
+            path is Path.GATHERED and (batch.is_open or self._batches.is_worthwhile(batch))
+        ):
             within = self._path_of(last) is Path.PARTLY_SENT
             if batch.is_open:
                 self._take_path(last, Path.PARTLY_SENT)
@@ -311,7 +314,7 @@ class PostgresTarget(Target):
             return
         self._reason = rejection.reason
         if rejection.pauses:
-            self._pause = min(PAUSE * 2**self._batches.rejections, LONGEST_PAUSE)
+            self._pause = min(self._retry_rows * 2**self._batches.rejections, LONGEST_PAUSE)
             self._batches.rejections += 1
         if rejection.open_transaction is not None:
             self._take_path(rejection.open_transaction, Path.ROW_BY_ROW)
@@ -328,7 +331,7 @@ class PostgresTarget(Target):
         if self._path_of(transaction) is Path.ROW_BY_ROW:
             return
         await self._send()
-        if is_worthwhile(self._batches.batch):
+        if self._batches.is_worthwhile(self._batches.batch):
             await self._send(with_open=True)
         await self._await_results()
         if self._path_of(transaction) is Path.ROW_BY_ROW:  # since slices of it were rejected

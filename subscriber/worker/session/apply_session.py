@@ -99,7 +99,7 @@ async def make_target(
     batching = config.batching and capabilities.replica_role
     await _acquire_lock_and_role(rows, config, catalog)
     await rows.configure(config.subscription.synchronous_commit)
-    return PostgresTarget(rows, batching=batching)
+    return PostgresTarget(rows, batching=batching, settings=config.settings)
 
 
 async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:

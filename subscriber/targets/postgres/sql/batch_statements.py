@@ -25,8 +25,6 @@ from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.protocol.row_encoding import columns, copy_rows
 from subscriber.targets.postgres.sql.row_statements import is_null, qualified, quote
 
-ROWS_IN_CHUNK = 1000  # of one CopyData message
-
 WRONG_COUNT = "22P02"  # SQLSTATE of the cast that fails when a step hits another number of rows
 
 _TEXT_OID = 25
@@ -46,13 +44,13 @@ def copy(table: TableBatch) -> str:
     return f"COPY {_name(mapping)} ({columns}) FROM STDIN (FORMAT {form})"
 
 
-def copy_data(table: TableBatch, step: BatchStep) -> Iterator[bytes]:
-    """The rows of an insert step as COPY reads them."""
+def copy_data(table: TableBatch, step: BatchStep, chunk_rows: int) -> Iterator[bytes]:
+    """The rows of an insert step as COPY reads them, at most `chunk_rows` in a piece."""
     rows = list(step.rows.values())
     if table.binary:
         yield COPY_SIGNATURE
-    for start in range(0, len(rows), ROWS_IN_CHUNK):
-        yield copy_rows(rows[start : start + ROWS_IN_CHUNK], table.form)
+    for start in range(0, len(rows), chunk_rows):
+        yield copy_rows(rows[start : start + chunk_rows], table.form)
     if table.binary:
         yield COPY_TRAILER
 
