@@ -16,16 +16,13 @@ import asyncpg
 
 from subscriber.display import printable_lines
 from subscriber.lsn import Lsn
-from subscriber.subscription import ConflictHistory, CopyEngine, Streaming, Subscription, TwoPhaseState
+from subscriber.subscription import OPTIONS, Subscription, TwoPhaseState
 
 APPLY_WORKER = 0  # the relid of a row that belongs to the apply worker and not to a table
 
-_SUBSCRIPTION = """
+_SUBSCRIPTION = f"""
 SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
-       s.subenabled, s.subslotname, s.subsynccommit, s.subbinary, s.substream::text, s.subtwophasestate::text,
-       s.subdisableonerr, s.subpasswordrequired, s.subrunasowner, s.suborigin, s.subfailover,
-       s.subconflictpolicy, s.subconflicthistory, s.subconflictrows, s.subcopyengine, s.subapplysessions,
-       s.subtrustedowners::text[] AS subtrustedowners,
+       {", ".join(option.selected for option in OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
        s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
        s.xmin::text AS version
@@ -206,30 +203,14 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         owner=row["owner"],
         conninfo=row["subconninfo"],
         publications=tuple(row["subpublications"]),
-        enabled=row["subenabled"],
-        slot_name=row["subslotname"],
-        synchronous_commit=row["subsynccommit"],
-        binary=row["subbinary"],
-        streaming=Streaming(row["substream"]),
-        two_phase=TwoPhaseState(row["subtwophasestate"]),
-        disable_on_error=row["subdisableonerr"],
-        password_required=row["subpasswordrequired"],
-        run_as_owner=row["subrunasowner"],
-        origin=row["suborigin"],
-        failover=row["subfailover"],
         skip_lsn=Lsn.parse(row["subskiplsn"]),
         owner_is_superuser=row["owner_is_superuser"],
-        conflict_policy=row["subconflictpolicy"],
-        conflict_history=ConflictHistory(row["subconflicthistory"]),
-        conflict_log_rows=row["subconflictrows"],
-        copy_engine=CopyEngine(row["subcopyengine"]),
-        apply_sessions=row["subapplysessions"],
-        trusted_owners=tuple(row["subtrustedowners"]),
         system_id=row["subsystemid"],
         timeline=row["subtimeline"],
         timeline_system=row["subtimelinesystem"],
         version=row["version"],
         generation=row["subgeneration"],
+        **{name: option.read_value(row[option.column]) for name, option in OPTIONS.items()},
     )
 
 

@@ -28,6 +28,8 @@ from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
 
+from subscriber.subscription import OPTIONS
+
 SCHEMA = "subscriber"
 metadata = MetaData(schema=SCHEMA)
 
@@ -108,32 +110,19 @@ def _about(doc: str) -> dict[str, str]:
 
 TIME = DateTime(timezone=True)
 
+# The types of the columns of options (subscription.py).
+_TYPES = {"boolean": Boolean, "integer": Integer, "text": Text, "name": Name, '"char"': Char, "name[]": ARRAY(Name)}
+
 subscription = Table(
     "subscription",
     metadata,
     _key("subid", OID, "its number", "subscriber.new_subscription_oid()"),
     _column("subname", Name, "its name", unique=True),
     _column("subowner", OID, "the role that owns it"),
-    _column("subenabled", Boolean, "whether it is to run"),
     _column("subconninfo", Text, "the connection string, as it was written"),
-    _column("subslotname", Name, "the slot on the publisher; NULL: `slot_name = NONE`", null=True),
-    _column("subsynccommit", Text, "`synchronous_commit`"),
     _column("subpublications", ARRAY(Text), "the publications"),
-    _column("subbinary", Boolean, "`binary`; NULL: not said", null=True),
-    _column("substream", Char, "`streaming`: f off, t on, p parallel"),
-    _column("subtwophasestate", Char, "`two_phase`: d disabled, p pending until all tables are there, e enabled"),
-    _column("subdisableonerr", Boolean, "`disable_on_error`"),
-    _column("subpasswordrequired", Boolean, "`password_required`"),
-    _column("subrunasowner", Boolean, "`run_as_owner`"),
-    _column("suborigin", Text, "`origin`"),
-    _column("subfailover", Boolean, "`failover`"),
+    *(_column(o.column, _TYPES[o.type], o.about, null=o.null, default=o.column_default) for o in OPTIONS.values()),
     _column("subskiplsn", PgLsn, "what `SKIP` was told; 0/0: nothing", default="'0/0'::pg_lsn"),
-    _column("subconflictpolicy", Text, "`conflict_policy`", default="''"),
-    _column("subconflicthistory", Text, "`conflict_history`", default="'decided'"),
-    _column("subconflictrows", Boolean, "`conflict_log_rows`", default="false"),
-    _column("subcopyengine", Text, "`copy_engine`", default="'auto'"),
-    _column("subapplysessions", Integer, "`apply_sessions`", default="1"),
-    _column("subtrustedowners", ARRAY(Name), "`trusted_owners`", default="'{}'::name[]"),
     _column("subsystemid", Text, "the publisher's system identifier; NULL: not known yet", null=True),
     _kept(),
     _column("subownername", Name, "the owner's name; a restored dump has other OIDs", null=True),

@@ -16,19 +16,19 @@ from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
-from subscriber.subscription import TwoPhaseState
+from subscriber.subscription import OPTIONS, TwoPhaseState
 
-INSERT = """
-INSERT INTO subscriber.subscription (subname, subowner, subenabled, subconninfo, subslotname, subsynccommit,
-       subpublications, subbinary, substream, subtwophasestate, subdisableonerr, subpasswordrequired, subrunasowner,
-       suborigin, subfailover, subconflictpolicy, subconflicthistory, subconflictrows, subcopyengine,
-       subapplysessions)
-VALUES ($1::text::name, $2::oid, $3, $4, $5::text::name, $6, $7::text[], $8, $9::text::"char", $10::text::"char", $11,
-       $12, $13, $14, $15, $16, $17, $18, $19, $20)
+SEPARATE = "trusted_owners"  # a column of its own privilege
+_INSERTED = {name: option for name, option in OPTIONS.items() if name != SEPARATE}
+INSERT = f"""
+INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subpublications,
+       {", ".join(option.column for option in _INSERTED.values())})
+VALUES ($1::text::name, $2::oid, $3, $4::text[],
+       {", ".join(f"${at}::{option.parameter}" for at, option in enumerate(_INSERTED.values(), 5))})
 RETURNING subid
 """
-
-TRUST = "UPDATE subscriber.subscription SET subtrustedowners = $2::text[]::name[] WHERE subid = $1"
+_TRUSTED = OPTIONS[SEPARATE]
+TRUST = f"UPDATE subscriber.subscription SET {_TRUSTED.column} = $2::{_TRUSTED.parameter} WHERE subid = $1"
 
 
 async def create_subscription(
@@ -86,26 +86,11 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 INSERT,
                 statement.name,
                 owner,
-                options.enabled,
                 statement.conninfo,
-                options.slot_name,
-                options.synchronous_commit,
                 list(statement.publications),
-                options.binary,
-                options.streaming.value,
-                (TwoPhaseState.PENDING if options.two_phase else TwoPhaseState.DISABLED).value,
-                options.disable_on_error,
-                options.password_required,
-                options.run_as_owner,
-                options.origin,
-                options.failover,
-                options.conflict_policy,
-                options.conflict_history,
-                options.conflict_log_rows,
-                options.copy_engine.value,
-                options.apply_sessions,
+                *(option.write_value(getattr(options, name)) for name, option in _INSERTED.items()),
             )
-            if options.trusted_owners:  # a column of its own privilege
+            if options.trusted_owners:
                 await connection.execute(TRUST, subid, list(options.trusted_owners))
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None

@@ -51,7 +51,7 @@ from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.subscription import Subscription, TwoPhaseState
+from subscriber.subscription import OPTIONS, Subscription, TwoPhaseState
 
 PREREQUISITE_STATE = "55000"
 
@@ -64,24 +64,7 @@ SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE su
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
-# Option -> the column it is stored in and the type its value is sent as. Not two_phase, which has states.
-COLUMNS = {
-    "slot_name": ("subslotname", "text::name"),
-    "synchronous_commit": ("subsynccommit", "text"),
-    "binary": ("subbinary", "boolean"),
-    "streaming": ("substream", 'text::"char"'),
-    "disable_on_error": ("subdisableonerr", "boolean"),
-    "password_required": ("subpasswordrequired", "boolean"),
-    "run_as_owner": ("subrunasowner", "boolean"),
-    "failover": ("subfailover", "boolean"),
-    "origin": ("suborigin", "text"),
-    "conflict_policy": ("subconflictpolicy", "text"),
-    "conflict_history": ("subconflicthistory", "text"),
-    "conflict_log_rows": ("subconflictrows", "boolean"),
-    "copy_engine": ("subcopyengine", "text"),
-    "apply_sessions": ("subapplysessions", "int4"),
-    "trusted_owners": ("subtrustedowners", "text[]::name[]"),
-}
+ALTERABLE = {name: option for name, option in OPTIONS.items() if option.alterable}
 
 
 async def execute(
@@ -296,10 +279,11 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     await check_commit_times(connection, options.conflict_policy)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required
-    columns = [name for name in COLUMNS if name in specified and not (name == "password_required" and unchanged)]
-    if columns:
-        settings = ", ".join(f"{COLUMNS[name][0]} = ${at}::{COLUMNS[name][1]}" for at, name in enumerate(columns, 2))
-        values = [getattr(options, name) for name in columns]
+    names = [name for name in ALTERABLE if name in specified and not (name == "password_required" and unchanged)]
+    if names:
+        stored = [ALTERABLE[name] for name in names]
+        settings = ", ".join(f"{option.column} = ${at}::{option.parameter}" for at, option in enumerate(stored, 2))
+        values = [option.write_value(getattr(options, name)) for name, option in zip(names, stored, strict=True)]
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
     if "slot_name" in specified:

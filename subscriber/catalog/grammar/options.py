@@ -16,36 +16,16 @@ from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import CopyEngine, Streaming
+from subscriber.subscription import OPTIONS, CopyEngine, Streaming
 
 MAX_APPLY_SESSIONS = 64
 
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
 SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
 
-_STORED = frozenset(
-    {
-        "slot_name",
-        "synchronous_commit",
-        "binary",
-        "streaming",
-        "two_phase",
-        "disable_on_error",
-        "password_required",
-        "run_as_owner",
-        "failover",
-        "origin",
-        # Not PostgreSQL's.
-        "conflict_policy",
-        "conflict_history",
-        "conflict_log_rows",
-        "copy_engine",
-        "apply_sessions",
-        "trusted_owners",
-    }
-)
-FOR_CREATE = _STORED | {"connect", "enabled", "create_slot", "copy_data"}
-FOR_SET = _STORED
+# CREATE has "enabled", which ALTER has as a statement of its own; SET has "two_phase", which moves from state to state.
+FOR_CREATE = frozenset(OPTIONS) | {"connect", "create_slot", "copy_data"}
+FOR_SET = frozenset(OPTIONS) - {"enabled"}
 FOR_PUBLICATIONS = frozenset({"copy_data", "refresh"})
 FOR_REFRESH = frozenset({"copy_data"})
 FOR_SKIP = frozenset({"lsn"})

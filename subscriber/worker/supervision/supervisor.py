@@ -23,7 +23,7 @@ from subscriber.catalog import copy_jobs, hooked_tables, pause_requests, replica
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
-from subscriber.subscription import Subscription
+from subscriber.subscription import OPTIONS, Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.worker import ApplyWorker, WorkerMemory, connect_publisher
@@ -45,23 +45,11 @@ DISABLED = "disabled"  # the state of a worker that has disabled its subscriptio
 # heard of it can commit nothing: migrations/versions/0018_generation.py has their columns.
 SETTINGS = (
     "name",
-    "conninfo",
-    "slot_name",
-    "publications",
-    "binary",
-    "streaming",
-    "origin",
     "owner",
-    "password_required",
     "owner_is_superuser",
-    # These only here: they are set when the session is opened.
-    "run_as_owner",
-    "trusted_owners",
-    "synchronous_commit",
-    "apply_sessions",
-    "conflict_policy",
-    "conflict_history",
-    "conflict_log_rows",
+    "conninfo",
+    "publications",
+    *(name for name, option in OPTIONS.items() if option.restarts),
 )
 
 
