@@ -34,9 +34,10 @@ if TYPE_CHECKING:
     from subscriber.change_stream.api import stream
     from subscriber.change_stream.changes import Change, Delete, Insert, Message, Truncate, Update
     from subscriber.change_stream.consumer import Consumer, consume
+    from subscriber.change_stream.kind import Kind
     from subscriber.change_stream.rows import NOT_SENT, UNCHANGED, Column, Missing, Relation, Row
     from subscriber.change_stream.stream import Stream
-    from subscriber.change_stream.transaction import Kind, Transaction
+    from subscriber.change_stream.transaction import Transaction
     from subscriber.database import Database, connect
     from subscriber.errors import (
         ApplyError,
@@ -119,7 +120,7 @@ _HOMES = {
     "Consumer": "subscriber.change_stream.consumer",
     "Delete": "subscriber.change_stream.changes",
     "Insert": "subscriber.change_stream.changes",
-    "Kind": "subscriber.change_stream.transaction",
+    "Kind": "subscriber.change_stream.kind",
     "Message": "subscriber.change_stream.changes",
     "Missing": "subscriber.change_stream.rows",
     "NOT_SENT": "subscriber.change_stream.rows",

@@ -29,9 +29,8 @@ from typing import Any, Literal, cast
 
 import anyio
 
-from subscriber.change_stream.api import check_choice, combine_settings
 from subscriber.change_stream.consumer import Consumer, drive, takes_blocks
-from subscriber.change_stream.engine.spooled import SpooledReader
+from subscriber.change_stream.options import ChangeStreamOptions, combine_settings
 from subscriber.change_stream.rows import Missing
 from subscriber.change_stream.stream import Stream
 from subscriber.change_stream.types.registry import TypeRow, oid_of
@@ -302,28 +301,28 @@ class FakePublisher:
         parallel: bool = False,
     ) -> AsyncIterator[Stream]:
         """Like subscriber.stream(). It ends when what is written by now was handed out, unless it is to `follow`."""
-        check_choice("in_progress", in_progress, "spool", "blocks")
-        until = until or (None if follow else self.position)
-        blocks = in_progress == "blocks"
-        settings = combine_settings(self._settings, memory, None)
-        opened = Stream(
-            self, self._spooled(), blocks=blocks, start=start, until=until, parallel=parallel, settings=settings
+        options = ChangeStreamOptions(
+            start=start,
+            until=until or (None if follow else self.position),
+            streaming="parallel" if parallel else "on",
+            in_progress=in_progress,
+            spool_folder=_spool_folder(),
+            settings=combine_settings(self._settings, memory, None),
         )
-        async with opened as stream:
+        async with Stream(self, options) as stream:
             yield stream
 
     async def consume(self, consumer: Consumer, *, until: Lsn | None = None, parallel: bool = False) -> None:
         """Like subscriber.consume(), of what is written by now."""
-        opened = Stream(
-            self,
-            self._spooled(),
-            blocks=takes_blocks(consumer),
-            hold=consumer.filter_prepare,
+        options = ChangeStreamOptions(
             until=until or self.position,
-            parallel=parallel,
+            streaming="parallel" if parallel else "on",
+            in_progress="blocks" if takes_blocks(consumer) else "spool",
+            hold=consumer.filter_prepare,
+            spool_folder=_spool_folder(),
             settings=self._settings,
         )
-        async with opened as stream:
+        async with Stream(self, options) as stream:
             await drive(consumer, stream)
 
     async def apply(self, target: Target) -> None:
@@ -333,9 +332,6 @@ class FakePublisher:
         stream, hooks = cast(ReplicationStream, connection), ApplyUntil(self.position)
         await ApplyLoop(stream, target, target.position, hooks=hooks).run()
         connection.send_status(target.position, target.position, target.position)
-
-    def _spooled(self) -> SpooledReader:
-        return SpooledReader(Path(tempfile.gettempdir()) / f"subscriber-testing-{uuid.uuid4().hex[:12]}", None)
 
     # --- what a Source is -------------------------------------------------------------------------
 
@@ -431,6 +427,10 @@ class _Connection:
     async def stop(self, *, timeout: float = 0.0) -> bool:
         self.lose()
         return True
+
+
+def _spool_folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"subscriber-testing-{uuid.uuid4().hex[:12]}"
 
 
 def _envelope(lsn: Lsn, message: bytes) -> bytes:

@@ -9,17 +9,16 @@ async with subscriber.stream(dsn, slot="s", publications=["p"]) as stream:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from subscriber.change_stream.engine.slot_source import SlotSource
-from subscriber.change_stream.engine.spooled import SpooledReader
+from subscriber.change_stream.options import ChangeStreamOptions, combine_settings, names
 from subscriber.change_stream.stream import Stream
 from subscriber.lsn import Lsn
-from subscriber.publisher.commands import StreamOptions
 from subscriber.settings import Settings
 
 
@@ -77,100 +76,37 @@ async def stream(
     PublisherError for what is not there or too old. Later losses of the connection are got over; what cannot be is
     raised where the next transaction or change is awaited.
     """
-    check_choice("streaming", streaming, "off", "on", "parallel")
-    check_choice("in_progress", in_progress, "spool", "blocks")
-    options = StreamOptions(
-        names(publications),
-        binary=binary,
-        streaming=streaming,
-        two_phase=two_phase,
-        origin=only_local(origin),
-        messages=messages,
-    )
-    async with open_stream(
-        source,
-        options,
+    options = ChangeStreamOptions(
+        publications=names(publications),
         slot=slot,
         create=create,
-        failover=failover,
         start=start,
         until=until,
-        blocks=in_progress == "blocks",
-        hold=None,
+        binary=binary,
+        messages=messages,
+        two_phase=two_phase,
+        origin=origin,
+        streaming=streaming,
+        in_progress=in_progress,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
+        failover=failover,
         application_name=application_name,
         settings=combine_settings(settings, memory, stop_timeout),
-    ) as opened:
+    )
+    async with open_stream(source, options) as opened:
         yield opened
 
 
 @asynccontextmanager
-async def open_stream(
-    source: str,
-    options: StreamOptions,
-    *,
-    slot: str | None,
-    create: Literal["never", "missing", "replace"],
-    failover: bool,
-    start: Lsn,
-    until: Lsn | None,
-    blocks: bool,
-    hold: Callable[[int, str], bool] | None,
-    spool_folder: Path | None,
-    spool_limit: int | None,
-    application_name: str | None,
-    settings: Settings,
-) -> AsyncIterator[Stream]:
-    """What stream() and consume() share. `hold`: see Stream."""
-    check_choice("create", create, "never", "missing", "replace")
-    found = await SlotSource.open(
-        source,
-        slot,
+async def open_stream(source: str, options: ChangeStreamOptions) -> AsyncIterator[Stream]:
+    """Open the slot and its stream, for stream() and consume()."""
+    found = await SlotSource.open(source, options)
+    opened = replace(
         options,
-        create="temporary" if slot is None else create,
-        failover=failover,
-        start=start,
-        application_name=application_name or slot or "subscriber stream",
-    )
-    async with Stream(
-        found,
-        SpooledReader(spool_folder or found.spool_folder, spool_limit),
-        blocks=blocks,
-        hold=hold,
         start=found.position,
-        until=until,
-        parallel=found.parallel,
-        settings=settings,
-    ) as opened:
-        yield opened
-
-
-def combine_settings(settings: Settings | None, memory: int | None, stop_timeout: float | None) -> Settings:
-    """The settings of a call, or of the environment, with the values that have a parameter of their own."""
-    settings = Settings.from_environment() if settings is None else settings
-    if memory is not None:
-        settings = replace(settings, receive_queue_size=memory)
-    if stop_timeout is not None:
-        settings = replace(settings, stream_stop_timeout=stop_timeout)
-    return settings
-
-
-def names(publications: Sequence[str]) -> tuple[str, ...]:
-    """The publications of a call. Raises TypeError for one string, whose letters would be taken for names."""
-    if isinstance(publications, str | bytes):
-        raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")
-    return tuple(publications)
-
-
-def only_local(origin: str) -> Literal["none"] | None:
-    """The origin as the publisher is asked. Raises ValueError."""
-    check_choice("origin", origin, "any", "none")
-    return "none" if origin == "none" else None
-
-
-def check_choice(name: str, value: str, *choices: str) -> None:
-    """Raise ValueError for an argument that is none of `choices`."""
-    if value not in choices:
-        allowed = ", ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} is {value!r}, and must be one of {allowed}")
+        streaming="parallel" if found.parallel else "on",
+        spool_folder=options.spool_folder or found.spool_folder,
+    )
+    async with Stream(found, opened) as stream:
+        yield stream

@@ -28,12 +28,13 @@ from typing import Literal
 
 import anyio
 
-from subscriber.change_stream.api import combine_settings, names, only_local, open_stream
+from subscriber.change_stream.api import open_stream
 from subscriber.change_stream.changes import Delete, Insert, Message, Truncate, Update
+from subscriber.change_stream.kind import Kind
+from subscriber.change_stream.options import ChangeStreamOptions, combine_settings, names
 from subscriber.change_stream.stream import Stream
-from subscriber.change_stream.transaction import Kind, Transaction
+from subscriber.change_stream.transaction import Transaction
 from subscriber.lsn import Lsn
-from subscriber.publisher.commands import StreamOptions
 from subscriber.settings import DEFAULTS, Settings
 
 
@@ -141,31 +142,27 @@ async def consume(
 
     The options are those of stream(), which raises the same.
     """
-    settings = combine_settings(settings, memory, stop_timeout)
-    options = StreamOptions(
-        names(publications),
-        binary=binary,
-        streaming="parallel",
-        two_phase=_has(consumer, "prepare"),
-        origin=only_local(origin),
-        messages=_has(consumer, "message") or _has(consumer, "stream_message"),
-    )
-    async with open_stream(
-        source,
-        options,
+    options = ChangeStreamOptions(
+        publications=names(publications),
         slot=slot,
         create=create,
-        failover=failover,
         start=start,
         until=until,
-        blocks=takes_blocks(consumer),
+        binary=binary,
+        messages=_has(consumer, "message") or _has(consumer, "stream_message"),
+        two_phase=_has(consumer, "prepare"),
+        origin=origin,
+        streaming="parallel",
+        in_progress="blocks" if takes_blocks(consumer) else "spool",
         hold=consumer.filter_prepare,
         spool_folder=spool_folder,
         spool_limit=spool_limit,
+        failover=failover,
         application_name=application_name,
-        settings=settings,
-    ) as stream:
-        await drive(consumer, stream, settings.consumer_shutdown_timeout)
+        settings=combine_settings(settings, memory, stop_timeout),
+    )
+    async with open_stream(source, options) as stream:
+        await drive(consumer, stream, options.settings.consumer_shutdown_timeout)
 
 
 def takes_blocks(consumer: Consumer) -> bool:

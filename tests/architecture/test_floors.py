@@ -212,8 +212,6 @@ LARGE_CLASSES = {
     "Pipeline": "libpq's pipeline mode, one method for each of its messages",
     "Publisher": "one method for each thing that is asked of a publisher",
     "Session": "the protocol of asyncio.BufferedProtocol beside its own",
-    "Stream": "to hold its state in the engine",
-    "Transaction": "to hold its state in the engine",
     "_Keeper": "one value for each part of a table that is copied",
 }
 

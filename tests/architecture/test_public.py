@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -108,3 +109,12 @@ def test_a_lock_names_no_place_and_every_hash(lock: str) -> None:
     assert "://" not in text
     assert "file:" not in text
     assert text.count("==") <= text.count("--hash=sha256:")
+
+
+@pytest.mark.parametrize(("facade", "private"), [(subscriber.Stream, set[str]()), (subscriber.Transaction, {"_state"})])
+def test_a_facade_shows_its_documented_members_only(facade: type, private: set[str]) -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    section = page.split(f"\n### subscriber.{facade.__name__}\n")[1].split("\n### ")[0]
+    documented = set(re.findall(r"^#### (\w+)$", section, flags=re.MULTILINE))
+    members = {name for name in dir(facade) if not name.startswith("__")}
+    assert members == documented | private

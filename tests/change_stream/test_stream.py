@@ -278,7 +278,7 @@ async def test_reading_stops_while_the_consumer_is_slow(publisher: FakePublisher
     async with publisher.stream(memory=50_000) as stream:
         await anext(stream)
         await anyio.sleep(0.05)
-        queued = stream._link._queued
+        queued = stream._reader.core.connection._queued
         assert 50_000 < queued < 70_000
         assert len(await ids(stream)) == 999
 
@@ -312,14 +312,14 @@ async def test_a_keepalive_is_not_noted_while_frames_are_on_their_way(
     """Removing files after a reconnect takes a moment. Frames received meanwhile have not been delivered yet."""
     with publisher.transaction(streamed=True) as large:
         large.insert(city, id=1)
-    begin_again = SpooledReader.begin_again
+    discard = SpooledReader.discard_unfinished
 
     async def slowly(spooled: SpooledReader) -> None:
         publisher.ask()
         await anyio.sleep(0.02)
-        await begin_again(spooled)
+        await discard(spooled)
 
-    monkeypatch.setattr(SpooledReader, "begin_again", slowly)
+    monkeypatch.setattr(SpooledReader, "discard_unfinished", slowly)
     async with publisher.stream(follow=True) as stream:
         with anyio.fail_after(2):
             assert (await anext(stream)).xid == large.xid

@@ -45,8 +45,6 @@ FIELDS = Settings.names()
 # Members that a class has for its own package. A dataclass's fields are all shown.
 INTERNAL = {
     "Settings": set(FIELDS),  # they have a page of their own
-    "Stream": {"acknowledge", "pull", "drop", "refill", "boundary", "hold", "confirm", "bare", "ended"},
-    "Transaction": {"number", "held_number", "handed_out", "over", "pass_over", "leave", "set_time"},
     "Relation": {"plan", "by_name"},
     "Column": {"text"},
     "Row": {"relation"},

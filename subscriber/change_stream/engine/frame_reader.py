@@ -12,8 +12,7 @@ import anyio
 import anyio.lowlevel
 
 from subscriber import telemetry
-from subscriber.change_stream.changes import KINDS, Change, Message, Truncate, row_changes, take_changes
-from subscriber.change_stream.changes import LETTER as LETTER
+from subscriber.change_stream.changes import KINDS, LETTER, Change, Message, Truncate, row_changes, take_changes
 from subscriber.change_stream.engine.acknowledgements import AcknowledgementTracker
 from subscriber.change_stream.engine.connection import (
     ReconnectingStream,

@@ -1,121 +1,118 @@
-"""The changes of a transaction that is sent whole, read from the frames as they come."""
+"""The changes of a transaction that is sent whole, read from the frames as they arrive."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable
 
-from subscriber.change_stream.changes import Change
-from subscriber.change_stream.engine.frame_reader import LETTER
+from subscriber.change_stream.changes import LETTER, Change
+from subscriber.change_stream.engine.core import StreamCore, TransactionCore
 from subscriber.errors import ProtocolError
 from subscriber.protocol import messages as pgoutput
-
-if TYPE_CHECKING:
-    from subscriber.change_stream.stream import Stream
-    from subscriber.change_stream.transaction import Transaction
-
 
 _ENDS = b"CP"  # COMMIT, PREPARE
 
 
 class InOrderReader:
-    """For all such transactions of a stream, one after another."""
+    """Reads all such transactions of a stream, one after another."""
 
-    def __init__(self, stream: Stream) -> None:
-        self._stream = stream
-        self._repeated = 0  # changes that come again after a new connection and were handed out before
+    def __init__(self, core: StreamCore, boundary: Callable[[bytes], Awaitable[TransactionCore | None]]) -> None:
+        """Create the reader. `boundary` processes a frame between transactions, see TransactionReader."""
+        self._core = core
+        self._boundary = boundary
+        self._repeated = 0  # number of changes to skip that were delivered before a reconnect
 
-    def at_once(self, transaction: Transaction) -> list[Change] | None:
+    def ready(self, state: TransactionCore) -> list[Change] | None:
         if self._repeated:
             return None
-        stream = self._stream
+        core = self._core
         batch: list[Change] = []
-        frame = stream.frames.fill(batch)
+        frame = core.frames.fill(batch)
         if frame is None:
             return batch or None
         if frame[LETTER] in _ENDS:
-            stream.ended(transaction, stream.decoder.decode(frame, LETTER))
-            transaction.complete = True
+            core.end(state, core.decoder.decode(frame, LETTER))
+            state.complete = True
             return batch
-        stream.frames.back()
+        core.frames.back()
         return batch or None
 
-    async def pull(self, transaction: Transaction) -> list[Change]:
-        stream = self._stream
-        frames = stream.frames
+    async def read(self, state: TransactionCore) -> list[Change]:
+        core = self._core
+        frames = core.frames
         while True:
             batch: list[Change] = []
             frame = frames.fill(batch)
             if self._repeated:
-                self._leave_out(batch)
+                self._discard_repeated(batch)
             if frame is None:
                 if batch:
                     return batch
-                if await stream.refill():
-                    await self._rejoin(transaction)
+                if await core.refill():
+                    await self._rejoin(state)
                 continue
-            message = stream.decoder.decode(frame, LETTER)
+            message = core.decoder.decode(frame, LETTER)
             match message:
                 case pgoutput.Commit() | pgoutput.Prepare():
-                    stream.ended(transaction, message)
-                    transaction.complete = True
+                    core.end(state, message)
+                    state.complete = True
                     return batch
                 case _ if batch:
-                    frames.back()  # what comes next may have to wait for the catalog, or belongs behind
+                    frames.back()  # the next message may wait for the catalog, or belongs behind the batch
                     return batch
                 case pgoutput.Relation():
                     await frames.tables.describe(message)
                 case pgoutput.Truncate() | pgoutput.LogicalMessage(_, True):
                     batch.append(frames.tables.change(message))
-                    self._leave_out(batch)
+                    self._discard_repeated(batch)
                     if batch:
                         return batch
                 case _:
                     raise ProtocolError(
                         f"{message.message_type} message sent out of order",
-                        detail=f"It came in transaction {transaction.xid}.",
+                        detail=f"It came in transaction {state.xid}.",
                     )
 
-    async def drop(self, transaction: Transaction) -> None:
-        while not transaction.complete:
-            await self.pull(transaction)
+    async def skip(self, state: TransactionCore) -> None:
+        while not state.complete:
+            await self.read(state)
 
-    def _leave_out(self, batch: list[Change]) -> None:
+    def _discard_repeated(self, batch: list[Change]) -> None:
         count = min(len(batch), self._repeated)
         del batch[:count]
         self._repeated -= count
 
-    async def _rejoin(self, transaction: Transaction) -> None:
-        """The connection is a new one: go to where we were in the transaction, which is sent once more."""
-        stream = self._stream
+    async def _rejoin(self, state: TransactionCore) -> None:
+        """Find the transaction on a new connection, which sends it again from its first change."""
+        core = self._core
         found = None
         while found is None:
-            frame = stream.frames.next(between=False)
+            frame = core.frames.next(between=False)
             if frame is None:
-                await stream.refill()
+                await core.refill()
             else:
-                found = await stream.boundary(frame)
-        if (found.xid, found.finish_lsn) != (transaction.xid, transaction.finish_lsn):
+                found = await self._boundary(frame)
+        if (found.xid, found.finish) != (state.xid, state.finish):
             raise ProtocolError(
-                f"the publisher did not send transaction {transaction.xid} again",
-                detail=f"It ends at {transaction.finish_lsn}; after a new connection there came one that ends at "
+                f"the publisher did not send transaction {state.xid} again",
+                detail=f"It ends at {state.finish_lsn}; after a new connection there came one that ends at "
                 f"{found.finish_lsn}.",
             )
-        self._repeated = transaction.handed_out
+        self._repeated = state.delivered
 
 
-class SingleChange:
-    """One change, which is there already."""
+class SingleChangeReader:
+    """Returns one change, which has arrived already."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
 
-    def at_once(self, transaction: Transaction) -> list[Change] | None:
-        transaction.complete = True
+    def ready(self, state: TransactionCore) -> list[Change] | None:
+        state.complete = True
         return [self._change]
 
-    async def pull(self, transaction: Transaction) -> list[Change]:
-        transaction.complete = True
+    async def read(self, state: TransactionCore) -> list[Change]:
+        state.complete = True
         return [self._change]
 
-    async def drop(self, transaction: Transaction) -> None:
+    async def skip(self, state: TransactionCore) -> None:
         pass

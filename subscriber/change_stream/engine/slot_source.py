@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Literal
 
 from subscriber import telemetry
+from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.connection.conninfo import Conninfo
@@ -64,26 +65,19 @@ class SlotSource:
     async def open(
         cls,
         source: str,
-        slot: str | None,
-        options: StreamOptions,
-        *,
-        create: Create,
-        failover: bool,
-        start: Lsn,
-        application_name: str,
+        options: ChangeStreamOptions,
     ) -> SlotSource:
         """Connect, check what can be checked, and make the slot if that is asked for.
 
         Raises ConninfoError, ConnectionLost, ServerError; PublisherError for what is not there.
         """
-        if (slot is None) != (create == "temporary"):
-            raise ValueError('a slot needs a name, and one that is "temporary" has none')
+        create: Create = "temporary" if options.slot is None else options.create
         found = cls(
             Conninfo.parse(source),
-            slot or f"subscriber_stream_{secrets.token_hex(6)}",
-            options,
-            start,
-            application_name,
+            options.slot or f"subscriber_stream_{secrets.token_hex(6)}",
+            options.for_publisher(),
+            options.start,
+            options.application_name or options.slot or "subscriber stream",
         )
         found.can_reconnect = create != "temporary"
         publisher = await found._connect()
@@ -91,7 +85,7 @@ class SlotSource:
             found.server_version = publisher.server_version
             found._check_version()
             await found._check_publications(publisher)
-            await found._find_slot(publisher, create, failover=failover)
+            await found._find_slot(publisher, create, failover=options.failover)
         except BaseException:
             publisher.session.abort()
             raise

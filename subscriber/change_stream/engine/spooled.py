@@ -16,19 +16,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from subscriber.change_stream.changes import Change
-from subscriber.change_stream.engine.frame_reader import LETTER
-from subscriber.change_stream.transaction import Kind, Transaction
+from subscriber.change_stream.changes import LETTER, Change
+from subscriber.change_stream.engine.core import StreamCore, TransactionCore
+from subscriber.change_stream.kind import Kind
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
-
-if TYPE_CHECKING:
-    from subscriber.change_stream.stream import Stream
 
 _KEPT = b"RYIUDTM"  # with an xid after the letter
 _RELATION = 0x52  # R
@@ -36,23 +32,25 @@ _XID, _REST = LETTER + 1, LETTER + 5
 
 
 class SpooledReader:
-    """All of one stream."""
+    """Reads all such transactions of one stream."""
 
-    def __init__(self, folder: Path, limit: int | None) -> None:
-        """`limit` in bytes; None: what the disk takes. The folder is made when it is needed."""
+    def __init__(self, core: StreamCore, folder: Path, limit: int | None) -> None:
+        """Create the reader. `limit` is in bytes; None: the disk's free space. The folder is created on first use."""
+        self._core = core
         self._spool = Spool(folder, limit=limit)
         self._open = False
         self._origins: dict[int, str] = {}
         self._described: dict[int, dict[bytes, bytes]] = {}  # by xid and table: the message
         self._held: dict[int, int] = {}  # by xid: the number whose ack they wait for
         self._reading: SpooledChanges | None = None
+        core.reconnected.append(self.discard_unfinished)
 
-    async def block(self, stream: Stream, message: pgoutput.StreamStart) -> Transaction | None:
+    async def block(self, message: pgoutput.StreamStart) -> TransactionCore | None:
         spooled = await self._start(message.xid, first=message.first_segment)
         while True:
-            frame = stream.frames.next(between=False)
+            frame = self._core.frames.next(between=False)
             if frame is None:
-                if await stream.refill():
+                if await self._core.refill():
                     return None
                 continue
             if frame[LETTER] in _KEPT and len(frame) > _REST:
@@ -62,7 +60,7 @@ class SpooledReader:
                 if spooled.append(xid, kept):
                     await spooled.write()
                 continue
-            match stream.decoder.decode(frame, LETTER):
+            match self._core.decoder.decode(frame, LETTER):
                 case pgoutput.Origin(_, name):
                     self._origins[message.xid] = name
                 case pgoutput.StreamStop():
@@ -79,7 +77,7 @@ class SpooledReader:
             self._described[xid] = {}
         return self._spool.start(xid, first=first)
 
-    async def abort(self, stream: Stream, message: pgoutput.StreamAbort) -> Transaction | None:
+    async def abort(self, message: pgoutput.StreamAbort) -> TransactionCore | None:
         spooled = self._spool.transactions.get(message.xid)
         if spooled is not None and message.subxid == message.xid:
             self._origins.pop(message.xid, None)
@@ -90,48 +88,42 @@ class SpooledReader:
             await spooled.rollback(message.subxid)
         return None
 
-    async def commit(self, stream: Stream, message: pgoutput.StreamCommit) -> Transaction | None:
-        transaction = await self._end(stream, Kind.COMMIT, message.xid, message.commit_lsn, message.end_lsn)
-        if transaction is not None:
-            transaction.set_time(message.commit_time)
-        return transaction
+    async def commit(self, message: pgoutput.StreamCommit) -> TransactionCore | None:
+        return await self._end(Kind.COMMIT, message.xid, message.commit_lsn, message.end_lsn, message.commit_time)
 
-    async def prepare(self, stream: Stream, message: pgoutput.StreamPrepare) -> Transaction | None:
-        if stream.hold(message.xid, message.gid):
-            await self._hold(stream, self._spool.transactions[message.xid], message.end_lsn)
+    async def prepare(self, message: pgoutput.StreamPrepare) -> TransactionCore | None:
+        if self._core.is_held(message.xid, message.gid):
+            await self._hold(self._spool.transactions[message.xid], message.end_lsn)
             return None
-        transaction = await self._end(stream, Kind.PREPARE, message.xid, message.prepare_lsn, message.end_lsn)
-        if transaction is not None:
-            transaction.gid = message.gid
-            transaction.set_time(message.prepare_time)
-        return transaction
+        finish_lsn, end_lsn, time = message.prepare_lsn, message.end_lsn, message.prepare_time
+        return await self._end(Kind.PREPARE, message.xid, finish_lsn, end_lsn, time, message.gid)
 
-    async def _end(self, stream: Stream, kind: Kind, xid: int, finish_lsn: Lsn, end_lsn: Lsn) -> Transaction | None:
-        """A transaction whose changes are all here; None for one that was handed out before, or has none."""
+    async def _end(
+        self, kind: Kind, xid: int, finish_lsn: Lsn, end_lsn: Lsn, time: int, gid: str | None = None
+    ) -> TransactionCore | None:
+        """Return a transaction that is spooled to its end. None if it was delivered before, or has no changes."""
         spooled = self._spool.transactions.get(xid)
         if spooled is None:
             raise ProtocolError(f"streamed transaction {xid} has ended and was never begun")
         origin = self._origins.pop(xid, None)
         described = list(self._described.pop(xid).values())
-        if end_lsn <= stream.acks.passed or (kind is Kind.COMMIT and not spooled.changes):
-            await stream.frames.tables.describe_all(described)
+        if end_lsn <= self._core.acks.passed or (kind is Kind.COMMIT and not spooled.changes):
+            await self._core.frames.tables.describe_all(described)
             await spooled.remove()
-            stream.acks.note(end_lsn)
+            self._core.acks.note(end_lsn)
             return None
-        self._reading = SpooledChanges(stream, spooled, described)
-        transaction = Transaction(stream, kind, xid, finish_lsn, 0, changes=self._reading, end_lsn=end_lsn)
-        transaction.origin = origin
-        return transaction
+        self._reading = SpooledChanges(self._core, spooled, described)
+        return TransactionCore(self._core, kind, xid, finish_lsn, time, self._reading, end_lsn, gid=gid, origin=origin)
 
     # --- held until COMMIT PREPARED -----------------------------------------------------------------
 
-    async def hold(self, stream: Stream, message: pgoutput.BeginPrepare) -> None:
+    async def hold(self, message: pgoutput.BeginPrepare) -> None:
         """Keep what follows, up to PREPARE."""
         spooled = await self._start(message.xid, first=True)
         while True:
-            frame = stream.frames.next(between=False)
+            frame = self._core.frames.next(between=False)
             if frame is None:
-                if await stream.refill():
+                if await self._core.refill():
                     return
                 continue
             if frame[LETTER] in _KEPT:
@@ -141,12 +133,12 @@ class SpooledReader:
                 if spooled.append(message.xid, kept):
                     await spooled.write()
                 continue
-            match stream.decoder.decode(frame, LETTER):
+            match self._core.decoder.decode(frame, LETTER):
                 case pgoutput.Origin(_, name):
                     self._origins[message.xid] = name
                 case pgoutput.Prepare() as prepare:
-                    await self._hold(stream, spooled, prepare.end_lsn)
-                    stream.frames.ended()
+                    await self._hold(spooled, prepare.end_lsn)
+                    self._core.frames.ended()
                     return
                 case found:
                     raise ProtocolError(
@@ -158,35 +150,33 @@ class SpooledReader:
         """Whether `xid` is prepared and held."""
         return xid in self._held
 
-    async def _hold(self, stream: Stream, spooled: SpooledTransaction, end_lsn: Lsn) -> None:
+    async def _hold(self, spooled: SpooledTransaction, end_lsn: Lsn) -> None:
         # Before anything is waited for: a new connection in the meantime must start behind it.
-        self._held[spooled.xid] = stream.acks.handed_out()
-        stream.acks.note(end_lsn)
+        self._held[spooled.xid] = self._core.acks.handed_out()
+        self._core.acks.note(end_lsn)
         await spooled.write()
-        await stream.frames.tables.describe_all(self._described[spooled.xid].values())
+        await self._core.frames.tables.describe_all(self._described[spooled.xid].values())
 
-    async def commit_prepared(self, stream: Stream, message: pgoutput.CommitPrepared) -> Transaction | None:
+    async def commit_prepared(self, message: pgoutput.CommitPrepared) -> TransactionCore | None:
         """The transaction that was held; None if it has no changes."""
         number = self._held.pop(message.xid)
-        finish_lsn, end_lsn = message.commit_lsn, message.end_lsn
-        transaction = await self._end(stream, Kind.COMMIT, message.xid, finish_lsn, end_lsn)
-        if transaction is None:
-            stream.confirm(number)
+        state = await self._end(Kind.COMMIT, message.xid, message.commit_lsn, message.end_lsn, message.commit_time)
+        if state is None:
+            self._core.confirm(number)
         else:
-            # Not before its own ack: if we end until then, PREPARE has to come again, with the changes.
-            transaction.held_number = number
-            transaction.set_time(message.commit_time)
-        return transaction
+            # Not before its own ack: if the process ends earlier, the publisher has to send PREPARE and changes again.
+            state.held_ack_number = number
+        return state
 
-    async def rollback_prepared(self, stream: Stream, message: pgoutput.RollbackPrepared) -> None:
+    async def rollback_prepared(self, message: pgoutput.RollbackPrepared) -> None:
         """Drop the transaction that was held."""
         self._origins.pop(message.xid, None)
         self._described.pop(message.xid, None)
         await self._spool.transactions[message.xid].remove()
-        stream.acks.note(message.rollback_end_lsn)
-        stream.confirm(self._held.pop(message.xid))
+        self._core.acks.note(message.rollback_end_lsn)
+        self._core.confirm(self._held.pop(message.xid))
 
-    async def begin_again(self) -> None:
+    async def discard_unfinished(self) -> None:
         reading = None if self._reading is None else self._reading.spooled
         for spooled in list(self._spool.transactions.values()):
             if spooled is not reading and spooled.xid not in self._held:
@@ -196,40 +186,40 @@ class SpooledReader:
 
     async def close(self) -> None:
         if self._reading is not None:
-            await self._reading.let_go()
+            await self._reading.close()
         await self._spool.close()
 
 
 class SpooledChanges:
     """The changes of one transaction, from its file."""
 
-    def __init__(self, stream: Stream, spooled: SpooledTransaction, described: list[bytes]) -> None:
+    def __init__(self, core: StreamCore, spooled: SpooledTransaction, described: list[bytes]) -> None:
         self.spooled = spooled
         self._described = described
-        self._stream = stream
+        self._core = core
         self._records: AsyncIterator[list[Record]] | None = spooled.read()
 
-    def at_once(self, transaction: Transaction) -> list[Change] | None:
+    def ready(self, state: TransactionCore) -> list[Change] | None:
         return None
 
-    async def pull(self, transaction: Transaction) -> list[Change]:
-        tables = self._stream.frames.tables
+    async def read(self, state: TransactionCore) -> list[Change]:
+        tables = self._core.frames.tables
         batch: list[Change] = []
         while not batch and self._records is not None:
             records = await anext(self._records, None)
             if records is None:
-                await self.let_go()
+                await self.close()
                 await self.spooled.remove()
                 break
             await tables.read([message for _, _, message in records], batch)
         return batch
 
-    async def drop(self, transaction: Transaction) -> None:
-        await self._stream.frames.tables.describe_all(self._described)
-        await self.let_go()
+    async def skip(self, state: TransactionCore) -> None:
+        await self._core.frames.tables.describe_all(self._described)
+        await self.close()
         await self.spooled.remove()
 
-    async def let_go(self) -> None:
+    async def close(self) -> None:
         """Stop reading."""
         records, self._records = self._records, None
         if records is not None:

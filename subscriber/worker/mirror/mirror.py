@@ -26,7 +26,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.hooks.table_hook import TableHook, bind
-from subscriber.change_stream.api import names, stream
+from subscriber.change_stream.api import stream
+from subscriber.change_stream.options import names
 from subscriber.change_stream.stream import Stream
 from subscriber.errors import PublisherError, SlotLost
 from subscriber.lsn import Lsn

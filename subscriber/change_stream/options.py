@@ -1,0 +1,84 @@
+"""The options of stream() and consume(), checked and in one object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from subscriber.lsn import Lsn
+from subscriber.publisher.commands import StreamOptions
+from subscriber.settings import DEFAULTS, Settings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChangeStreamOptions:
+    """The options of one change stream; api.stream() documents them.
+
+    Raises:
+        ValueError: an option has a value that is not one of its choices.
+    """
+
+    publications: tuple[str, ...] = ()
+    slot: str | None = None
+    create: Literal["never", "missing", "replace"] = "never"
+    start: Lsn = Lsn(0)
+    until: Lsn | None = None
+    binary: bool = False
+    messages: bool = False
+    two_phase: bool = False
+    origin: Literal["any", "none"] = "any"
+    streaming: Literal["off", "on", "parallel"] = "on"
+    in_progress: Literal["spool", "blocks"] = "spool"
+    hold: Callable[[int, str], bool] | None = None  # by xid and gid: deliver it at its COMMIT PREPARED, not before
+    spool_folder: Path | None = None
+    spool_limit: int | None = None
+    failover: bool = False
+    application_name: str | None = None
+    settings: Settings = DEFAULTS
+
+    def __post_init__(self) -> None:
+        check_choice("streaming", self.streaming, "off", "on", "parallel")
+        check_choice("in_progress", self.in_progress, "spool", "blocks")
+        check_choice("origin", self.origin, "any", "none")
+        check_choice("create", self.create, "never", "missing", "replace")
+
+    def for_publisher(self) -> StreamOptions:
+        """Return the options of START_REPLICATION."""
+        return StreamOptions(
+            self.publications,
+            binary=self.binary,
+            streaming=self.streaming,
+            two_phase=self.two_phase,
+            origin="none" if self.origin == "none" else None,
+            messages=self.messages,
+        )
+
+
+def combine_settings(settings: Settings | None, memory: int | None, stop_timeout: float | None) -> Settings:
+    """Return the settings of a call, or of the environment, with the values that have a parameter of their own."""
+    settings = Settings.from_environment() if settings is None else settings
+    if memory is not None:
+        settings = replace(settings, receive_queue_size=memory)
+    if stop_timeout is not None:
+        settings = replace(settings, stream_stop_timeout=stop_timeout)
+    return settings
+
+
+def names(publications: Sequence[str]) -> tuple[str, ...]:
+    """Return the publications of a call.
+
+    Raises:
+        TypeError: `publications` is one string; its letters would be taken for names.
+    """
+    if isinstance(publications, str | bytes):
+        raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")
+    return tuple(publications)
+
+
+def check_choice(name: str, value: str, *choices: str) -> None:
+    """Raise ValueError if `value` is not one of `choices`."""
+    if value not in choices:
+        allowed = ", ".join(repr(choice) for choice in choices)
+        raise ValueError(f"{name} is {value!r}, and must be one of {allowed}")
