@@ -97,17 +97,17 @@ class Transaction:
 
     async def __anext__(self) -> Change:
         state = self._state
-        at = state.at
-        if at == len(state.batch):
+        batch, at = state.batch, state.at
+        if at == len(batch):
             if state.exhausted or not await state.next_batch():
                 raise StopAsyncIteration
-            at = 0
+            batch, at = state.batch, 0
         state.at = at + 1
-        return state.batch[at]
+        return batch[at]
 
     def batches(self) -> AsyncIterator[list[Change]]:
         """Iterate over the changes in lists of those that have arrived, some thousand at most. The fastest way."""
-        return _Batches(self._state)
+        return self._state
 
     async def changes(self) -> list[Change]:
         """Return all changes that are left. They are in memory at the same time, so not for large transactions."""
@@ -118,21 +118,3 @@ class Transaction:
 
     def __repr__(self) -> str:
         return f"<Transaction {self.xid} {self.kind} at {self.finish_lsn}>"
-
-
-class _Batches:
-    def __init__(self, state: TransactionCore) -> None:
-        self._state = state
-
-    def __aiter__(self) -> _Batches:
-        return self
-
-    async def __anext__(self) -> list[Change]:
-        state = self._state
-        batch, at = state.batch, state.at
-        if at == len(batch):
-            if state.exhausted or not await state.next_batch():
-                raise StopAsyncIteration
-            batch, at = state.batch, 0
-        state.at = len(batch)
-        return batch[at:] if at else batch

@@ -69,6 +69,19 @@ class TransactionCore:
     def finish_lsn(self) -> Lsn:
         return Lsn(self.finish)
 
+    def __aiter__(self) -> TransactionCore:
+        """Iterate over the batches of changes."""
+        return self
+
+    async def __anext__(self) -> list[Change]:
+        batch, at = self.batch, self.at
+        if at == len(batch):
+            if self.exhausted or not await self.next_batch():
+                raise StopAsyncIteration
+            batch, at = self.batch, 0
+        self.at = len(batch)
+        return batch[at:] if at else batch
+
     async def next_batch(self) -> bool:
         """Replace `batch` by the next changes. Returns False at the end of the transaction."""
         self.batch, self.at = [], 0
@@ -163,8 +176,8 @@ class StreamCore:
 
     def acknowledge(self, state: TransactionCore) -> None:
         """Acknowledge the transaction, and its PREPARE if that was held."""
-        if state.ack_number:
-            self.confirm(state.ack_number)
+        if state.ack_number and self.acks.ack(state.ack_number):
+            self.connection.moved()
         if state.held_ack_number:
             self.confirm(state.held_ack_number)
 

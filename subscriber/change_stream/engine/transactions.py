@@ -56,18 +56,25 @@ class TransactionReader:
 
         None means that the caller has to await next().
         """
-        core = self.core
-        if not self._is_between or core.closed or self._is_ended or self._in_progress is not None:
+        core, current = self.core, self._current
+        if (  # the properties below, written out: this is most of the work for a small transaction
+            (current is not None and not current.exhausted)
+            or self._finishing
+            or self._in_progress is not None
+            or core.closed
+            or core.calls.current is not None
+            or (self._until is not None and core.acks.passed >= self._until)
+        ):
             return None
         batch: list[Change] = []
         if (begun := core.frames.begin(batch)) is None:
             return None
         finish, time, xid, end = begun
         if end is not None:  # the transaction has arrived to its end
-            found = TransactionCore(core, _PLAIN, xid, finish, time, None, end, batch, core.acks.whole(end), 0, True)
-        else:
-            number = core.acks.handed_out()
-            found = TransactionCore(core, _PLAIN, xid, finish, time, self._in_order, None, batch, number, len(batch))
+            self._current = None
+            return TransactionCore(core, _PLAIN, xid, finish, time, None, end, batch, core.acks.whole(end), 0, True)
+        number = core.acks.handed_out()
+        found = TransactionCore(core, _PLAIN, xid, finish, time, self._in_order, None, batch, number, len(batch))
         self._current = found
         return found
 
