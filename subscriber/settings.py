@@ -244,6 +244,11 @@ class Settings:
 
     Reason: the default of that parameter."""
 
+    spool_buffer_size: Bytes = 256 * 1024
+    """Size of the changes of one transaction that are written to disk, or read, together.
+
+    Reason: large enough for the disk, and small beside the batches in memory."""
+
     spool_block_remainder: BytesOrZero = 16 * 1024
     """Size of the end of a block that may stay in memory until more of its transaction arrives. It is written at once
     for a parallel worker.

@@ -35,11 +35,10 @@ import anyio
 from anyio import to_thread
 
 from subscriber.errors import ProtocolError, SpoolError, SpoolFull
+from subscriber.settings import DEFAULTS
 from subscriber.spool.directory import SpoolDirectory
 from subscriber.spool.record_format import HEADER, HEADER_SIZE, Record, end, first, split
-from subscriber.spool.subxact_index import SubxactIndex, block_size
-
-BUFFER_SIZE = 256 * 1024  # bytes that are written, or read, at once
+from subscriber.spool.subxact_index import INDEX_ENTRIES, SubxactIndex
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
@@ -61,8 +60,24 @@ class Spool:
     `limit` is in bytes over all its files; None: as much as the disk takes.
     """
 
-    def __init__(self, folder: Path, *, limit: int | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        limit: int | None,
+        buffer_size: int = DEFAULTS.spool_buffer_size,
+        index_entries: int = INDEX_ENTRIES,
+    ) -> None:
+        """Create the spool in `folder`.
+
+        Args:
+            limit: bytes of all files. None: no limit.
+            buffer_size: bytes of a transaction that are written, or read, together.
+            index_entries: subtransactions in one block of an index. Two blocks are in memory.
+        """
         self.limit = limit
+        self.buffer_size = buffer_size
+        self.index_entries = index_entries
         self.size = 0  # bytes of all files
         self.transactions: dict[int, SpooledTransaction] = {}  # by xid
         self._path = folder
@@ -129,6 +144,7 @@ class SpooledTransaction:
 
     __slots__ = (
         "_buffer",
+        "_buffer_size",
         "_changes_file",
         "_counted",
         "_cuts",
@@ -159,7 +175,8 @@ class SpooledTransaction:
         self._counted = 0  # bytes of spool.size that are of this transaction
         self._cuts = 0  # how often what a reader sees has been cut, or all of it thrown away
         self._last = xid  # who made the change before
-        self._index = SubxactIndex()
+        self._index = SubxactIndex(spool.index_entries)
+        self._buffer_size = spool.buffer_size
 
     @property
     def size(self) -> int:
@@ -169,7 +186,7 @@ class SpooledTransaction:
     @property
     def is_full(self) -> bool:
         """Whether write() is due."""
-        return len(self._buffer) >= BUFFER_SIZE
+        return len(self._buffer) >= self._buffer_size
 
     def append(self, xid: int, message: bytes, rest: bytes | memoryview = b"") -> bool:
         """Add a change that (sub)transaction `xid` made; `message` is without the xid it has in a block.
@@ -184,7 +201,7 @@ class SpooledTransaction:
         buffer += message
         buffer += rest
         self.changes += 1
-        return len(buffer) >= BUFFER_SIZE
+        return len(buffer) >= self._buffer_size
 
     def _enter(self, xid: int) -> None:
         if xid != self.xid and xid not in self._index:
@@ -253,15 +270,15 @@ class SpooledTransaction:
 
     def _take_block(self) -> bytes:
         folder, file = self._folder, self._subxacts_file
-        at = self._index.size - block_size()
-        block = folder.read(file, at, block_size())
-        if len(block) < block_size():
+        at = self._index.size - self._index.block_size
+        block = folder.read(file, at, self._index.block_size)
+        if len(block) < self._index.block_size:
             raise self._damaged(file, at)
         folder.truncate(file, at)
         return block
 
     def read(self, offset: int = 0) -> AsyncIterator[list[Record]]:
-        """The written records from `offset` on, where one begins, whole and in chunks of about BUFFER_SIZE bytes.
+        """The written records from `offset` on, where one begins, whole and in chunks of about `buffer_size` bytes.
 
         Ends when it has read all that is written by then, and at the first rollback after this call that cuts anything
         off. Raises SpoolError when the file cannot be read, or is not as it was written.
@@ -286,7 +303,7 @@ class SpooledTransaction:
 
     def _read_records(self, offset: int, until: int) -> list[Record]:
         folder, file = self._folder, self._changes_file
-        data = folder.read(file, offset, min(BUFFER_SIZE, until - offset))
+        data = folder.read(file, offset, min(self._buffer_size, until - offset))
         length, xid = first(data)
         if HEADER_SIZE <= len(data) < HEADER_SIZE + length <= until - offset:  # large: not cut out of what was read
             message = folder.read(file, offset + HEADER_SIZE, length)

@@ -19,16 +19,19 @@ from __future__ import annotations
 
 from array import array
 
-BLOCK = 32 * 1024  # entries; two blocks are kept in memory
+INDEX_ENTRIES = 32 * 1024  # of a block; two blocks are in memory
 _PAGE = 13  # a page of the bit map is for 2**13 xids: 1 kB
 
 
 class SubxactIndex:
     """The subtransactions of one transaction that have changes in its file."""
 
-    __slots__ = ("_before", "_offsets", "_pages", "_xids", "blocks")
+    __slots__ = ("_before", "_offsets", "_pages", "_xids", "block_size", "blocks", "entries")
 
-    def __init__(self) -> None:
+    def __init__(self, entries: int = INDEX_ENTRIES) -> None:
+        """`entries`: of one block."""
+        self.entries = entries
+        self.block_size = entries * (4 + 8 + 8)  # bytes on file
         self.blocks = 0  # that are on file
         self._xids, self._offsets, self._before = array("I"), array("Q"), array("Q")
         self._pages: dict[int, bytearray] = {}
@@ -36,7 +39,7 @@ class SubxactIndex:
     @property
     def size(self) -> int:
         """Bytes on file."""
-        return self.blocks * block_size()
+        return self.blocks * self.block_size
 
     def __contains__(self, xid: int) -> bool:
         page = self._pages.get(xid >> _PAGE)
@@ -75,26 +78,22 @@ class SubxactIndex:
 
     def excess(self) -> bytes | None:
         """The oldest block, to be written at `size` of the file and then given to spilled(); None: all fits."""
-        if len(self._xids) < 2 * BLOCK:
+        if len(self._xids) < 2 * self.entries:
             return None
         # As the machine has them: nobody but this process reads them.
-        return b"".join(part[:BLOCK].tobytes() for part in (self._xids, self._offsets, self._before))
+        return b"".join(part[: self.entries].tobytes() for part in (self._xids, self._offsets, self._before))
 
     def spilled(self) -> None:
         """The block of excess() is on file."""
-        del self._xids[:BLOCK], self._offsets[:BLOCK], self._before[:BLOCK]
+        entries = self.entries
+        del self._xids[:entries], self._offsets[:entries], self._before[:entries]
         self.blocks += 1
 
     def restore(self, block: bytes) -> None:
-        """Take the last block back, read at `size - block_size()` of the file, after cut() has emptied the memory."""
+        """Take the last block back, read at `size - block_size` of the file, after cut() has emptied the memory."""
         start = 0
         for part in (self._xids, self._offsets, self._before):
-            stop = start + BLOCK * part.itemsize
+            stop = start + self.entries * part.itemsize
             part.frombytes(block[start:stop])
             start = stop
         self.blocks -= 1
-
-
-def block_size() -> int:
-    """Bytes of a block on file."""
-    return BLOCK * (4 + 8 + 8)

@@ -36,7 +36,11 @@ def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spoo
     limit = settings.spool_limit
     if limit is None and root.exists():
         limit = shutil.disk_usage(root).free // 2
-    return Spool(root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}", limit=limit)
+    return Spool(
+        root / f"subscriber-{os.getuid()}-{sync_id}-{subid}-{relid}",
+        limit=limit,
+        buffer_size=settings.spool_buffer_size,
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -170,13 +170,10 @@ async def test_what_begins_anew_or_ends_takes_no_more_room(spool: Spool, tmp_pat
 SPOOLING = """
 import anyio, sys
 from pathlib import Path
-from subscriber.spool import subxact_index
 from subscriber.spool.spool import Spool
 
-subxact_index.BLOCK = 100
-
 async def main():
-    spool = Spool(Path(sys.argv[1]), limit=None)
+    spool = Spool(Path(sys.argv[1]), limit=None, index_entries=100)
     await spool.open()
     print("open", flush=True)
     while True:

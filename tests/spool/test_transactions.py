@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import AsyncIterator, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import anyio
@@ -16,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from subscriber.errors import ProtocolError
+from subscriber.settings import DEFAULTS
 from subscriber.spool import spool as spool_spool
-from subscriber.spool import subxact_index
 from subscriber.spool.directory import SpoolDirectory
 from subscriber.spool.record_format import HEADER_SIZE, Record, end
-from subscriber.spool.spool import BUFFER_SIZE, Spool, SpooledTransaction
+from subscriber.spool.spool import Spool, SpooledTransaction
 
+BUFFER_SIZE = DEFAULTS.spool_buffer_size
 Change = tuple[int, bytes]  # xid, message
 
 
@@ -39,13 +39,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("spool") / "worker"
 
 
-@contextmanager
-def small_pieces() -> Iterator[None]:
-    """Use a buffer of a few records and an index of a few entries: most of both is in files."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spool_spool, "BUFFER_SIZE", 100)
-        patch.setattr(subxact_index, "BLOCK", 2)
-        yield
+def small_pieces(folder: Path) -> Spool:
+    """Create a spool with a buffer of a few records and an index of a few entries: most of both is in files."""
+    return Spool(folder, limit=None, buffer_size=100, index_entries=2)
 
 
 async def read(transaction: SpooledTransaction, offset: int = 0) -> list[Change]:
@@ -82,12 +78,11 @@ steps = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(steps)
 def test_it_has_what_lists_have(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
-    with small_pieces():
-        anyio.run(_beside_lists, folder, steps)
+    anyio.run(_beside_lists, folder, steps)
 
 
 async def _beside_lists(folder: Path, steps: list[tuple[str, int | None, bytes | None]]) -> None:
-    spool, lists, xid = Spool(folder, limit=None), dict[int, list[Change]](), TOPS[0]
+    spool, lists, xid = small_pieces(folder), dict[int, list[Change]](), TOPS[0]
     await spool.open()
     for step, number, message in steps:
         transaction = spool.start(xid, first=xid not in lists)
@@ -138,8 +133,7 @@ programs = st.lists(st.sampled_from(["SAVEPOINT", "INSERT", "INSERT", "RELEASE",
 def test_what_a_savepoint_takes_back_is_gone_and_all_else_is_there(
     folder: Path, program: list[str], late: bool
 ) -> None:
-    with small_pieces():
-        anyio.run(_savepoints, folder, program, late)
+    anyio.run(_savepoints, folder, program, late)
 
 
 async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
@@ -147,7 +141,7 @@ async def _savepoints(folder: Path, program: list[str], late: bool) -> None:
 
     `late`: a savepoint gets its xid at its first change, after the savepoints around it.
     """
-    spool = Spool(folder, limit=None)
+    spool = small_pieces(folder)
     await spool.open()
     transaction, next_xid = spool.start(700, first=True), 701
     # Each open savepoint: its xid (None: no change yet), and those of the ones released into it.
@@ -191,12 +185,11 @@ paces = st.lists(st.integers(0, 3), min_size=1, max_size=10)
 def test_who_follows_has_the_same_in_the_end(
     folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]
 ) -> None:
-    with small_pieces():
-        anyio.run(_followed, folder, steps, paces)
+    anyio.run(_followed, folder, steps, paces)
 
 
 async def _followed(folder: Path, steps: list[tuple[str, int | None, bytes | None]], paces: list[int]) -> None:
-    spool, expected, applied = Spool(folder, limit=None), list[Change](), list[Record]()
+    spool, expected, applied = small_pieces(folder), list[Change](), list[Record]()
     await spool.open()
     transaction = spool.start(700, first=True)
     send, receive = anyio.create_memory_object_stream[int | None](1000)
@@ -327,19 +320,21 @@ async def test_records_larger_than_a_chunk_come_whole(spool: Spool) -> None:
     assert transaction.size == transaction.written == sum(sizes) + len(sizes) * HEADER_SIZE
 
 
-async def test_the_index_has_a_file_when_it_is_large_and_that_is_cut_as_well(spool: Spool, tmp_path: Path) -> None:
+async def test_the_index_has_a_file_when_it_is_large_and_that_is_cut_as_well(tmp_path: Path) -> None:
+    spool = small_pieces(tmp_path / "spool")
+    await spool.open()
     transaction = spool.start(700, first=True)
-    with small_pieces():
-        for subxid in range(701, 800):
-            transaction.append(subxid, b"x")
-            await transaction.write()
-        for subxid, left in ((790, 89), (791, None), (745, 44), (702, 1)):
-            offset = await transaction.rollback(subxid)
-            assert offset == (None if left is None else left * (HEADER_SIZE + 1))
-            files = {path.suffix: path.stat().st_size for path in (tmp_path / "spool").iterdir()}
-            assert files == {".changes": transaction.size, ".subxacts": spool.size - transaction.size}
-            assert left == 1 or files[".subxacts"] > 0
+    for subxid in range(701, 800):
+        transaction.append(subxid, b"x")
+        await transaction.write()
+    for subxid, left in ((790, 89), (791, None), (745, 44), (702, 1)):
+        offset = await transaction.rollback(subxid)
+        assert offset == (None if left is None else left * (HEADER_SIZE + 1))
+        files = {path.suffix: path.stat().st_size for path in (tmp_path / "spool").iterdir()}
+        assert files == {".changes": transaction.size, ".subxacts": spool.size - transaction.size}
+        assert left == 1 or files[".subxacts"] > 0
     assert await read(transaction) == [(701, b"x")]
+    await spool.close()
 
 
 async def test_a_block_that_continues_nothing_is_refused(spool: Spool) -> None:
