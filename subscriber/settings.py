@@ -13,8 +13,8 @@ does not change such an object. `Settings.from_environment()` starts from the en
 A numeric value in text may have a unit of PostgreSQL: 500ms, 10s, 5min, 64MB. Without a unit it is in seconds or bytes.
 
 To add a setting, add a field with its documentation, and pass `Settings` to the code that uses the value. Nothing else:
-the option, the variable and the page of the reference follow from the field. A constant that tunes one algorithm, and
-that nobody has a reason to change, stays beside that algorithm.
+the option, the variable and the page of the reference follow from the field. A constant stays beside its algorithm
+if neither a user nor a test has a reason to change it.
 
 Pure packages do not import this module. Their callers give them plain values.
 """
@@ -98,7 +98,7 @@ class Settings:
 
     stream_stop_timeout: SecondsOrZero = 5.0
     """Time for the publisher to finish what it is sending, and to take the last status update, when a stream ends. 0
-    drops the connection at once.
+    drops the connection immediately.
 
     Reason: the publisher first sends the rest of its transaction. A lost update only makes it send changes again."""
 
@@ -165,13 +165,14 @@ class Settings:
     Reason: a takeover within a second of the end of the leader's session."""
 
     takeover_after: Seconds = 30.0
-    """Time without a renewed lease after which a standby launcher takes over, and a third of which is the longest time
-    between two renewals.
+    """Time without a renewed lease after which a standby launcher takes over. A launcher renews its lease at least
+    three times within it.
 
-    Reason: longer than a pause of a busy machine, shorter than anybody waits."""
+    Reason: longer than a pause of a busy machine, and short for an interruption."""
 
     lease_renewal_interval: Seconds = 10.0
-    """Longest time between two renewals of the lease, each of which also checks that the target answers.
+    """Longest time between two renewals of the lease. A renewal also checks that the target answers. The status of a
+    launcher is "not responding" after 20 seconds without one.
 
     Reason: one third of the default of takeover_after."""
 
@@ -253,14 +254,14 @@ class Settings:
     """Size of the end of a block that may stay in memory until more of its transaction arrives. It is written at once
     for a parallel worker.
 
-    Reason: a publisher that interleaves many transactions sends small blocks, each of which would be a write."""
+    Reason: a publisher that interleaves many transactions sends small blocks, and a write for each would be slow."""
 
     # --- batches ----------------------------------------------------------------------------------
 
     batch_rows: Count = 10_000
     """Changes after which a batch is sent to the target.
 
-    Reason: the cost of a statement is negligible for so many changes; more of them only delay the first."""
+    Reason: the cost of a statement is negligible for so many changes; more changes only delay the first."""
 
     batch_size: Bytes = 2 * 1024**2
     """Size of the messages after which a batch is sent to the target.
@@ -285,7 +286,7 @@ class Settings:
     batch_largest_message: Bytes = 256 * 1024
     """Size of a change above which it is applied alone.
 
-    Reason: the time for such a value is spent on its bytes, and the batch would keep a copy of it."""
+    Reason: the time for such a value is spent on its bytes, and the batch would keep a copy."""
 
     batch_min_rows: CountOrZero = 16
     """Changes below which a batch is applied row by row.
@@ -391,7 +392,7 @@ class Settings:
     Reason: below that the start of a Spark driver takes longer than executors save."""
 
     one_by_one: bool = False
-    """Apply each change with a statement of its own, and never in batches. For comparisons and to find faults.
+    """Apply each change with a statement of its own, and never in batches. For comparisons, and to locate errors.
 
     Reason: batches have the same result and are several times faster."""
 
