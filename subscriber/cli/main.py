@@ -303,20 +303,14 @@ def copy_(
         bool, typer.Option("--indexes", help="Build the publisher's indexes that the target lacks, after the copy.")
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    end_with_stdin: Annotated[
-        bool, typer.Option("--end-with-stdin", help="End when stdin ends, as for a launcher.", hidden=True)
-    ] = False,
 ) -> None:
     """Make the initial copy of a subscription's tables with Spark.
 
     All tables that wait for their initial copy are split into partitions, which executors copy in parallel. `subscriber
-    run` then brings the tables up to date. It starts this command itself for subscriptions WITH (copy_engine = spark).
+    run` then brings the tables up to date. It starts such a copy itself for subscriptions WITH (copy_engine = spark).
     """
     from subscriber.cli.commands.copy import run_copy
-    from subscriber.spark.copy.driver_process import end_with_parent
 
-    if end_with_stdin:
-        end_with_parent()
     part_bytes = part_size * 1024 * 1024
     options = {"apply_target": apply_target, "master": master, "part_bytes": part_bytes, "indexes": indexes}
     _finish(run_copy, target, name, **options, quiet=quiet)

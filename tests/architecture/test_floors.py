@@ -93,6 +93,9 @@ LIBRARIES: dict[str, set[str]] = {
     "uvloop": {"cli"},
 }
 
+# Rooms that start the command `subscriber`, and why.
+STARTS_COMMANDS = {"demo": "it shows the command as a user runs it"}
+
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
 PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction"}
 IMPURE = {
@@ -162,6 +165,43 @@ def test_imports_go_down_only(file: Path) -> None:
             assert other == room or FLOOR[other] > FLOOR[room], f"{room} must not import {other}"
             assert house_of(room) not in PURE or other != "telemetry", f"{room} is pure and must not log"
             assert house_of(room) not in PURE or other != "settings", f"{room} is pure and takes plain values"
+
+
+def started_modules(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of this package that a list of arguments starts with `python -m`, or as the command itself."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.List(elts=words) | ast.Tuple(elts=words) | ast.Call(args=words):
+                texts = [word.value if isinstance(word, ast.Constant) else None for word in words]
+            case _:
+                continue
+        for before, text in zip([None, *texts], texts, strict=False):
+            is_module = before == "-m" and str(text).partition(".")[0] == "subscriber"
+            if is_module or (text == "subscriber" == texts[0] and isinstance(node, ast.List)):
+                yield str(text).removeprefix("subscriber").removeprefix(".") or "__main__"
+
+
+@pytest.mark.parametrize(
+    ("code", "started"),
+    [
+        ('[sys.executable, "-m", "subscriber", "copy", name]', ["__main__"]),
+        ('run(sys.executable, "-m", "subscriber.spark.copy.driver_process")', ["spark.copy.driver_process"]),
+        ('["subscriber", "run", "--target", dsn]', ["__main__"]),
+        ('getLogger("subscriber")', []),
+        ('[sys.executable, "-m", "pytest"]', []),
+    ],
+)
+def test_a_started_command_is_found(code: str, started: list[str]) -> None:
+    assert list(started_modules(ast.parse(code))) == started
+
+
+@every_file
+def test_processes_go_down_only(file: Path) -> None:
+    """A process that a room starts is a dependency as an import is: no worker starts a command."""
+    room = room_of(dotted(file))
+    for module in started_modules(ast.parse(file.read_text())):
+        other = room_of(module)
+        assert other == room or FLOOR[other] > FLOOR[room] or room in STARTS_COMMANDS, f"{room} must not start {other}"
 
 
 @every_file

@@ -257,7 +257,7 @@ VICTIMS = {
     "Python worker": "pyspark.daemon",
     "JVM": "org.apache.spark.deploy.SparkSubmit",
     "driver": "subscriber.spark.copy.driver_process",
-    "keeper": "subscriber copy",
+    "keeper": "subscriber.spark.copy.launched_copy",
     "launcher": "",
     "publisher": "",
     "target": "",
@@ -276,9 +276,8 @@ async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) 
     assert faults.worker.pid is not None
     started = family(faults.worker.pid) - {faults.worker.pid}
     lines = " ".join(argument for pid in started for argument in command_line(pid))
-    assert all(
-        word in lines for word in ("copy", "subscriber.spark.copy.driver_process", "SparkSubmit", "pyspark.daemon")
-    )
+    modules = ("subscriber.spark.copy.launched_copy", "subscriber.spark.copy.driver_process")
+    assert all(word in lines for word in (*modules, "SparkSubmit", "pyspark.daemon"))
     await faults.worker.kill9()
     with anyio.move_on_after(10):
         while any(map(command_line, started)):

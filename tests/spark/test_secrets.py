@@ -102,7 +102,7 @@ async def test_the_copy_that_the_launcher_starts_shows_no_password(
         not_marked(program.text)
     finally:
         program.kill()
-    for part in ("subscriber copy", "subscriber.spark.copy.driver_process", "java", "pyspark"):
+    for part in ("subscriber.spark.copy.launched_copy", "subscriber.spark.copy.driver_process", "java", "pyspark"):
         assert any(part in line for line in lines), part
     not_marked("\n".join(lines))
 

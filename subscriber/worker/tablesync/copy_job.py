@@ -1,17 +1,17 @@
-"""The tables that are not copied by the launcher's own sync workers but by `subscriber copy`, with Spark.
+"""The tables that are not copied by the launcher's own sync workers but together, with Spark.
 
-The launcher starts that command as another process, when the subscription says so (copy_engine = spark) or its
-tables are large (auto), and again when it has failed. The command may also run somewhere else, started by hand: then
-it has the place GROUP (catalog/worker_sessions.py), and the catalog lists its tables. This module only decides.
+The launcher starts the copy as another process (spark/copy/launched_copy.py), when the subscription says so
+(copy_engine = spark) or its tables are large (auto), and again when it has failed. `subscriber copy` may also run
+somewhere else, started by hand: then it has the place GROUP (catalog/worker_sessions.py), and the catalog lists its
+tables. This module only decides.
 
-A copy that the launcher has started ends with the launcher, also by kill -9: stdin of the command is a pipe whose other
-end only the launcher has. The next launcher starts the command again, which continues with the parts that are left.
+A copy that the launcher has started ends with the launcher, also by kill -9: stdin of the process is a pipe whose other
+end only the launcher has. The next launcher starts the copy again, which continues with the parts that are left.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 from enum import Enum, auto
 from functools import cache
 from importlib.util import find_spec
@@ -24,6 +24,7 @@ from subscriber.apply.table_states import TableState
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.errors import SubscriberError
+from subscriber.spark.copy import launched_copy
 from subscriber.subscription import CopyEngine, Subscription
 from subscriber.worker.apply.worker import connect_publisher
 from subscriber.worker.context import LauncherContext
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from anyio.abc import TaskGroup
 
 _UNCOPIED = (TableState.INIT, TableState.DATASYNC)
-# Not on the command line, where everybody could read their passwords.
-TARGET_VARIABLE = "SUBSCRIBER_TARGET_DSN"
-APPLY_VARIABLE = "SUBSCRIBER_APPLY_DSN"
 
 
 class Synchronizer(Enum):
@@ -156,9 +154,8 @@ class CopyJobCoordinator:
         telemetry.log(
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
         )
-        command = [sys.executable, "-m", "subscriber", "copy", "--quiet", "--end-with-stdin", "--", subscription.name]
-        context = self._context
-        environment = {**os.environ, TARGET_VARIABLE: context.target, APPLY_VARIABLE: context.apply_target}
+        command = launched_copy.command(subscription.name)
+        environment = launched_copy.environment(self._context.target, self._context.apply_target)
         reader, writer = os.pipe()
         try:
             done = await anyio.run_process(command, check=False, env=environment, start_new_session=True, stdin=reader)
@@ -173,7 +170,8 @@ class CopyJobCoordinator:
             )
             return None
         lines = done.stderr.decode(errors="replace").strip().splitlines()
-        errors = [line.removeprefix("ERROR:").strip() for line in lines if line.startswith("ERROR:")]
+        error = launched_copy.ERROR
+        errors = [line.removeprefix(error).strip() for line in lines if line.startswith(error)]
         return errors[0] if errors else f"subscriber copy has ended with status {done.returncode}"
 
     def _complain(self, complaint: str) -> None:
