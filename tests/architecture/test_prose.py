@@ -1,0 +1,90 @@
+"""How often each room's docstrings, comments and Markdown contain the constructions that tools/prose.py names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.prose import ROOT, Tally, files_of, long_sentences, measure, occurrences, passages
+
+# Per 1,000 words. Five libraries that are known for their documentation stay below 2 constructions.
+CONSTRUCTIONS = 3.0
+LONG_SENTENCES = 3.0
+# Rooms that are above it, with their constructions in 1,000 words: lower a ceiling when you have rewritten a room.
+CEILINGS = {
+    "CHANGELOG.md": 14,
+    "SECURITY.md": 14,
+    "docs": 16,
+    "subscriber": 14,
+    "subscriber/apply": 22,
+    "subscriber/catalog": 16,
+    "subscriber/change_stream": 35,
+    "subscriber/changelog": 14,
+    "subscriber/connection": 20,
+    "subscriber/protocol": 16,
+    "subscriber/publisher": 19,
+    "subscriber/spool": 27,
+    "subscriber/targets": 24,
+    "subscriber/worker": 28,
+}
+
+
+def rooms() -> dict[str, list[Path]]:
+    """The files of each room: a folder of the package, its other files, and what is not part of the package."""
+    package = ROOT / "subscriber"
+    found = {str(room.relative_to(ROOT)): files_of(room) for room in package.iterdir() if room.is_dir()}
+    found["subscriber"] = sorted(package.glob("*.py"))
+    for name in ("benchmarks", "docs", "examples", "migrations", "tests", "tools"):
+        found[name] = files_of(ROOT / name)
+    found |= {path.name: [path] for path in ROOT.glob("*.md")}
+    return {room: files for room, files in found.items() if files}
+
+
+TALLIES = {room: measure(files) for room, files in rooms().items()}
+
+
+@pytest.mark.parametrize("room", sorted(TALLIES))
+def test_a_room_stays_below_its_ceiling(room: str) -> None:
+    tally = TALLIES[room]
+    assert tally.rate <= CEILINGS.get(room, CONSTRUCTIONS), f"python -m tools.prose {room}; {tally.found}"
+
+
+def test_long_sentences_are_rare() -> None:
+    total = Tally()
+    for tally in TALLIES.values():
+        total.add(tally)
+    assert total.rate_of_long_sentences <= LONG_SENTENCES
+
+
+def test_each_ceiling_belongs_to_a_room() -> None:
+    assert CEILINGS.keys() <= TALLIES.keys()
+
+
+def found_in(file: Path) -> list[tuple[int, str]]:
+    return [(line, words) for passage in passages(file) for line, _, words in occurrences(passage)]
+
+
+def test_docstrings_and_comments_are_read_and_code_is_not(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text(
+        '"""Whoever reads.\n\nWhat is `what was` once."""\n\nx = "whatever"  # of them\ny = 1  # anew,\n# as was told\n'
+    )
+    assert sorted(found_in(file)) == [(1, "Whoever"), (3, "What is"), (5, "of them"), (6, "anew"), (7, "told")]
+
+
+def test_code_in_markdown_is_not_read(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    file.write_text("It comes.\n\n```sh\n# whoever\n```\n\nThe flag `--look` is of use.\n\nMend it.\n")
+    assert sorted(found_in(file)) == [(1, "comes"), (9, "Mend")]
+
+
+def test_a_list_item_and_a_table_cell_are_sentences_of_their_own(tmp_path: Path) -> None:
+    file = tmp_path / "page.md"
+    words = "word " * 20
+    file.write_text(f"{words}\n- {words}\n- {words}\n\n| {words} | {words} |\n")
+    (passage,) = passages(file)
+    assert list(long_sentences(passage)) == []
+    file.write_text(words + words)
+    (passage,) = passages(file)
+    assert len(list(long_sentences(passage))) == 1
