@@ -28,10 +28,21 @@ import anyio.lowlevel
 from subscriber.apply.progress import Positions
 from subscriber.errors import ConnectionLost
 from subscriber.failpoints import Point, reach
+from subscriber.publisher.answers import count, parsing
+from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS, Settings
 
 PATIENCE = 0.02  # seconds; PostgreSQL's own worker tells what it has applied when its WAL is written, 0.2 s later
+
+_SENDER_TIMEOUT = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"  # milliseconds
+
+
+async def read_sender_timeout(publisher: Publisher) -> float:
+    """Return the publisher's wal_sender_timeout for this session in seconds; 0: the publisher has none."""
+    rows = await publisher.session.rows(_SENDER_TIMEOUT)
+    with parsing("wal_sender_timeout"):
+        return count(rows[0][0]) / 1000
 
 
 def limit_status_interval(settings: Settings, sender_timeout: float) -> Settings:

@@ -19,12 +19,13 @@ connecting again. What comes of an error decides that:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import anyio
 
 from subscriber.connection.session import Session
+from subscriber.display import sql_identifier
 from subscriber.errors import (
     ConnectionLost,
     EndOfStream,
@@ -187,6 +188,16 @@ def stream_error(error: ServerError) -> SubscriberError:
 
 def _lost(error: ServerError) -> SlotLost:
     return SlotLost(error.message, detail=error.detail, hint=_COPY_AGAIN, sqlstate=error.sqlstate)
+
+
+async def check_publications(publisher: Publisher, publications: Sequence[str]) -> None:
+    """Raise PublisherError if a publication does not exist."""
+    if missing := await publisher.missing_publications(publications):
+        raise PublisherError(
+            f'publication "{missing[0]}" does not exist on the publisher',
+            hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
+            sqlstate="42704",
+        )
 
 
 def check_publisher(identity: SystemIdentity, known_system_id: int | None, position: Lsn) -> None:

@@ -29,17 +29,20 @@ from subscriber.change_stream.options import ChangeStreamOptions
 from subscriber.change_stream.types.catalog import look_up
 from subscriber.change_stream.types.registry import TypeRow
 from subscriber.connection.conninfo import Conninfo
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, PublisherError
 from subscriber.lsn import Lsn
-from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.commands import StreamOptions, negotiated_streaming
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.publisher.feedback import read_sender_timeout
+from subscriber.publisher.replication_stream import (
+    ReplicationStream,
+    check_publications,
+    check_publisher,
+    check_timeline,
+)
 
 Create = Literal["never", "missing", "replace", "temporary"]
-
-_TIMEOUT = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"  # milliseconds
 
 # What the options need: attribute of StreamOptions, server version.
 _SINCE = (("messages", 140000), ("two_phase", 150000))
@@ -84,7 +87,7 @@ class SlotSource:
         try:
             found.server_version = publisher.server_version
             found._check_version()
-            await found._check_publications(publisher)
+            await check_publications(publisher, options.publications)
             await found._find_slot(publisher, create, failover=options.failover)
         except BaseException:
             publisher.session.abort()
@@ -119,9 +122,7 @@ class SlotSource:
             check_publisher(identity, self._system_id, position)
             await check_timeline(publisher, identity, self._timeline, position)
             self._system_id, self._timeline = identity.systemid, identity.timeline
-            rows = await publisher.session.rows(_TIMEOUT)
-            with parsing("wal_sender_timeout"):
-                timeout = count(rows[0][0]) / 1000
+            timeout = await read_sender_timeout(publisher)
             start = max(position, self.position)
             stream = await ReplicationStream.start(
                 publisher, self.slot, start, self.options, on_notice=_log_notice, without_own=True
@@ -152,14 +153,6 @@ class SlotSource:
                     detail=f"It has version {self.server_version // 10000}; {since // 10000} is needed.",
                     sqlstate="0A000",
                 )
-
-    async def _check_publications(self, publisher: Publisher) -> None:
-        if missing := await publisher.missing_publications(self.options.publications):
-            raise PublisherError(
-                f'publication "{missing[0]}" does not exist on the publisher',
-                hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
-                sqlstate="42704",
-            )
 
     async def _find_slot(self, publisher: Publisher, create: Create, *, failover: bool) -> None:
         if create in ("never", "missing") and await publisher.slot(self.slot) is not None:

@@ -17,7 +17,7 @@ import anyio
 import anyio.to_thread
 
 from subscriber.cli.change_lines import ChangeLines, Line, as_json, as_text, is_change
-from subscriber.display import sql_identifier, sql_literal
+from subscriber.display import sql_literal
 from subscriber.errors import ProtocolError, PublisherError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
@@ -25,10 +25,9 @@ from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Commit
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import limit_status_interval
-from subscriber.publisher.replication_stream import ReplicationStream
+from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
+from subscriber.publisher.replication_stream import ReplicationStream, check_publications
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.worker.apply.worker import read_sender_timeout
 from subscriber.worker.exception_groups import root_cause
 
 Write = Callable[[str], None]
@@ -78,12 +77,7 @@ async def follow(
 
 
 async def _check(publisher: Publisher, publications: Sequence[str], slot: str | None) -> None:
-    if missing := await publisher.missing_publications(publications):
-        raise PublisherError(
-            f'publication "{missing[0]}" does not exist on the publisher',
-            hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
-            sqlstate="42704",
-        )
+    await check_publications(publisher, publications)
     if slot is not None and await publisher.slot(slot) is None:
         raise PublisherError(
             f'replication slot "{slot}" does not exist on the publisher',

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from subscriber.lsn import Lsn
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import limit_status_interval
+from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import Settings
 from subscriber.targets.base import Target
 from subscriber.worker.apply.loop import ApplyLoop
-from subscriber.worker.apply.worker import log_notice, read_sender_timeout
+from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.apply_hooks import ApplyHooks
 
 

@@ -19,10 +19,10 @@ from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
-from subscriber.publisher.answers import count, parsing
+from subscriber.publisher.answers import parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import limit_status_interval
+from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
@@ -394,13 +394,6 @@ def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool 
 def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
     """None where a commit is durable as soon as it is answered."""
     return flusher.flush if subscription.synchronous_commit == "off" else None
-
-
-async def read_sender_timeout(publisher: Publisher) -> float:
-    """The publisher's wal_sender_timeout for this session, in seconds; 0 for none."""
-    rows = await publisher.session.rows("SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'")
-    with parsing("wal_sender_timeout"):
-        return count(rows[0][0]) / 1000
 
 
 def log_notice(fields: dict[str, str]) -> None:

@@ -38,17 +38,21 @@ from subscriber.apply.progress import Positions
 from subscriber.changelog.encoder import BlockBuilder
 from subscriber.changelog.files import Identity
 from subscriber.changelog.writer import ChangeLogWriter
-from subscriber.display import sql_identifier
 from subscriber.errors import EndOfStream, PublisherError, SlotLost, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import Keepalive, XLogData, decode_from_publisher
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import Feedback, limit_status_interval
+from subscriber.publisher.feedback import Feedback, limit_status_interval, read_sender_timeout
 from subscriber.publisher.receive_queue import ReceiveQueue
-from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.publisher.replication_stream import (
+    ReplicationStream,
+    check_publications,
+    check_publisher,
+    check_timeline,
+)
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.worker.apply.worker import log_notice, read_sender_timeout
+from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Backoff, Reaction, reaction
@@ -130,12 +134,7 @@ class Archiver:
         check_publisher(identity, known.system_id if known else None, writer.position)
         await check_timeline(publisher, identity, self._timeline, writer.position)
         self._timeline = identity.timeline
-        if missing := await publisher.missing_publications(self._publications):
-            raise PublisherError(
-                f'publication "{missing[0]}" does not exist on the publisher',
-                hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
-                sqlstate="42704",
-            )
+        await check_publications(publisher, self._publications)
         info = await publisher.slot(self._slot)
         if info is not None and info.two_phase:
             raise PublisherError(

@@ -46,7 +46,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import join_line, split_line
 from subscriber.publisher.commands import negotiated_streaming
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.feedback import limit_status_interval
+from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.publisher.tables import as_relation, copies_binary, copy_statement
 from subscriber.subscription import Subscription
@@ -58,7 +58,7 @@ from subscriber.targets.postgres.sql.row_statements import copy_from
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.transactions import TransactionKinds
-from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, read_sender_timeout, stream_options
+from subscriber.worker.apply.worker import flush_for, log_conflict, log_notice, stream_options
 from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext, open_spool
 from subscriber.worker.session.apply_session import claim, release_origin, resume_progress, with_context, with_origin
