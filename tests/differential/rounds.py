@@ -192,8 +192,9 @@ class Course:
         if phase == 0:
             await self._add_triggers()
         if self.random.random() < 0.6:
-            await self.pair.delete_here()
-            await self._update_here()
+            without_key = self.round.streaming != "parallel"
+            await self.pair.delete_here(without_key=without_key)
+            await self._update_here(without_key=without_key)
         if self.random.random() < 0.7:
             await self._rename_column()
 
@@ -330,11 +331,11 @@ class Course:
                 await self.pair.both(*table.triggers)
                 self._replace(table, replace(table, same=False, triggers=()))
 
-    async def _update_here(self) -> None:
-        """Make rows on the targets differ from the source's in one column."""
+    async def _update_here(self, *, without_key: bool) -> None:
+        """Make rows on the targets differ from the source's in one column; `without_key` as for delete_here()."""
         for table in list(self.pair.tables):
             columns = [c for c in table.columns if c not in table.key and c != "id"]
-            if table.local_update and columns:
+            if table.local_update and columns and (without_key or table.identity != "whole"):
                 column = self.random.choice(columns)
                 value = table.columns[column](self.random)
                 await self.pair.both(f"UPDATE {table.name} t SET {column} = {value} WHERE hashtext(t::text) % 3 = 1")

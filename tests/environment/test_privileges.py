@@ -201,6 +201,8 @@ class Table:
                 yield f"ALTER FUNCTION {self.types}.code OWNER TO {FIRST}"
         for name in self.all:
             yield f"GRANT {NEEDS[kind]} ON {name} TO {', '.join(ROLES)}"
+            if self.kind == "parted":  # to lock it
+                yield f"GRANT UPDATE ON {name} TO {self.owner}"
             yield f"ALTER TABLE {name} DISABLE ROW LEVEL SECURITY"
         yield f"GRANT USAGE ON SCHEMA {self.schema}, {self.types} TO {', '.join(ROLES)}"
         if self.code:
@@ -443,7 +445,8 @@ def known(layout: Layout, table: Table, kind: str, message: str, *, native: bool
             return "asks the table's owner whether it may empty the table"
         if through_root and kind != "copy" and not of_part and (denied or protected):
             return "asks for privileges on the partitioned table"
-        if table.closed and table.row_security and message.startswith("permission denied for schema"):
+        protects = table.row_security or table.row_security_of_part
+        if table.closed and protects and message.startswith("permission denied for schema"):
             return "has to know the names of a table with row-level security as its owner"
     return None
 
