@@ -511,10 +511,10 @@ def note(layout: Layout, table: Table, kind: str, found: Found, tally: Counter[s
     """Count the outcome. A difference has to be known."""
     tally[found.outcome] += 1
     if bool(found.native) != bool(found.ours):
-        (message,) = set(found.native or found.ours)
-        reason = known(layout, table, kind, message, native=bool(found.native))
-        assert reason is not None, (kind, found, table)
-        tally[f"{found.outcome}: {reason}"] += 1
+        for message in set(found.native or found.ours):
+            reason = known(layout, table, kind, message, native=bool(found.native))
+            assert reason is not None, (kind, found, table)
+            tally[f"{found.outcome}: {reason}"] += 1
 
 
 async def try_layouts(publisher: Server, target: Server, seeds: Iterable[int], tally: Counter[str]) -> None:
