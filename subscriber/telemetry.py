@@ -102,7 +102,7 @@ _following: int | None = None  # the level that was configured, where our log fo
 
 def follow_servers(level: int | None) -> None:
     """From now on the target's log_min_messages counts, at least `level`; None: it does not count."""
-    global _following
+    global _following  # noqa: PLW0603  one log for each process
     _following = level
 
 

@@ -29,7 +29,7 @@ def problems(message: str) -> list[str]:
     Args:
         message: the text that git passes to the hook, with its comments.
     """
-    lines = [line.rstrip() for line in message.split("\n# ------------------------ >8")[0].splitlines()]
+    lines = [line.rstrip() for line in message.partition("\n# ------------------------ >8")[0].splitlines()]
     lines = [line for line in lines if not line.startswith("#")]
     subject, rest = (lines or [""])[0], lines[1:]
     if _EXEMPT.match(subject):

@@ -95,8 +95,7 @@ def _service(name: str) -> dict[str, str]:
 def _service_entry(file: Path, name: str) -> dict[str, str] | None:
     """The parameters under [name]; None if the file has no such section."""
     found: dict[str, str] | None = None
-    for number, line in enumerate(file.read_text().splitlines(), 1):
-        line = line.strip()
+    for number, line in enumerate(map(str.strip, file.read_text().splitlines()), 1):
         if not line or line.startswith("#"):
             continue
         if line.startswith("["):

@@ -5,9 +5,9 @@ Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and emitHostIdent
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from subscriber.errors import ConninfoError
 
@@ -71,7 +71,7 @@ def _elements(text: str | None) -> list[str]:
 
 def _default_directory(port: int) -> str:
     for directory in _SOCKET_DIRECTORIES:
-        if os.path.exists(f"{directory}/.s.PGSQL.{port}"):
+        if Path(f"{directory}/.s.PGSQL.{port}").exists():
             return directory
     return _SOCKET_DIRECTORIES[-1]
 

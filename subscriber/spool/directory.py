@@ -86,7 +86,7 @@ class SpoolDirectory:
         """Remove these files and the folder, as far as that goes, and let go of it."""
         with suppress(OSError):
             self.remove(*names)
-            os.rmdir(self.path)
+            Path(self.path).rmdir()
         os.close(self._fd)
 
     @contextmanager

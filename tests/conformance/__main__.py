@@ -97,6 +97,7 @@ def _check_reach(account: Account) -> None:
         env={"PYTHONPATH": str(HERE.parent.parent)},
         capture_output=True,
         text=True,
+        check=False,
         **account.keywords,
     )
     if found.returncode:

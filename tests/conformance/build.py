@@ -145,6 +145,8 @@ def _has_icu() -> bool:
 
 def _run(command: list[str], directory: Path) -> None:
     """Run a command silently unless it fails."""
-    done = subprocess.run(command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    done = subprocess.run(
+        command, cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
+    )
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)} failed:\n{done.stdout[-4000:]}")

@@ -18,7 +18,7 @@ from tests.faults.environment import Scene
 from tests.faults.test_kills import crash
 
 SEED = int(os.environ.get("SUBSCRIBER_SOAK_SEED", random.randrange(10_000)))
-SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", 120))
+SECONDS = float(os.environ.get("SUBSCRIBER_SOAK_SECONDS", "120"))
 
 MODES = ["on", "parallel"]
 ENABLED = "SELECT subtwophasestate::text FROM subscriber.pg_subscription"

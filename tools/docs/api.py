@@ -109,8 +109,8 @@ def _class(name: str, thing: type) -> str:
 
 def _members(thing: type) -> Iterator[tuple[str, Any]]:
     """Yield the class's own public methods and properties that have a docstring."""
-    for member, value in vars(thing).items():
-        value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    for member, attribute in vars(thing).items():
+        value = attribute.__func__ if isinstance(attribute, classmethod | staticmethod) else attribute
         public = not member.startswith("_") and member not in INTERNAL.get(thing.__name__, ())
         described = isinstance(value, property) or inspect.isfunction(value) or hasattr(value, "attrname")
         if public and described and inspect.getdoc(value):

@@ -16,7 +16,7 @@ from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
 
-# severity (NOTICE or WARNING), message, detail, hint
+# Its arguments are the severity (NOTICE or WARNING), the message, the detail and the hint.
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
 
 OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"

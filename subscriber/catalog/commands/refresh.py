@@ -41,7 +41,7 @@ REMOVE_RELATION = """
 DELETE FROM subscriber.subscription_rel r WHERE r.srsubid = $1 AND r.srrelid = $2 RETURNING r.srsubstate::text
 """
 
-# errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
+# The words of errdetail_relkind_not_supported() in src/backend/catalog/pg_class.c
 RELKINDS = {
     "i": "indexes",
     "I": "partitioned indexes",

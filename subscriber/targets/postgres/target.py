@@ -77,7 +77,7 @@ class PostgresTarget(Target):
         self.row_by_row_reasons: Counter[str] = Counter()
         self.on_progress: Callable[[], None] = lambda: None
         self._retry_rows = settings.batch_retry_rows
-        self._batches = BatchApplier(rows, lambda: self.on_progress(), settings)
+        self._batches = BatchApplier(rows, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
         self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
         self._path = Path.GATHERED
         self._reason = ""  # why it is applied row by row

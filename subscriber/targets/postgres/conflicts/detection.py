@@ -53,7 +53,7 @@ class ConflictDetector:
         assert isinstance(note, StatementContext)
         if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
             return
-        if tag.split()[-1] != "0":
+        if tag.rsplit(maxsplit=1)[-1] != "0":
             return
         if not note.mapping.local.has_row_suppressing_trigger:  # else look_for() has told
             self._report_missing(note)
