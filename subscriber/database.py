@@ -15,6 +15,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
@@ -138,5 +139,5 @@ class Database:
 async def _find(connection: Connection, name: str) -> Subscription:
     found = await store.find_subscription(connection, name)
     if found is None:
-        raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+        raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
     return found

@@ -34,6 +34,20 @@ the operator can do. None of ours carries a row value, and none shows a password
 from __future__ import annotations
 
 from subscriber.redaction import redact
+from subscriber.sqlstate import (
+    CONNECTION_FAILURE,
+    DATA_CORRUPTED,
+    DISK_FULL,
+    INTERNAL_ERROR,
+    IO_ERROR,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    PROTOCOL_VIOLATION,
+    SERIALIZATION_FAILURE,
+    SYNTAX_ERROR,
+    UNDEFINED_FUNCTION,
+    UNDEFINED_OBJECT,
+    UNIQUE_VIOLATION,
+)
 
 
 class SubscriberError(Exception):
@@ -43,7 +57,7 @@ class SubscriberError(Exception):
     `detail` and `hint` are None when there is nothing to add.
     """
 
-    sqlstate = "XX000"
+    sqlstate = INTERNAL_ERROR
 
     def __init__(
         self,
@@ -74,19 +88,19 @@ class SubscriberError(Exception):
 class ProtocolError(SubscriberError):
     """The bytes are damaged, or a message came that may not come now."""
 
-    sqlstate = "08P01"
+    sqlstate = PROTOCOL_VIOLATION
 
 
 class ConninfoError(SubscriberError):
     """A connection string cannot be understood, or asks for what we cannot do."""
 
-    sqlstate = "42601"
+    sqlstate = SYNTAX_ERROR
 
 
 class ConnectionLost(SubscriberError):
     """A server could not be reached, or went away."""
 
-    sqlstate = "08006"
+    sqlstate = CONNECTION_FAILURE
 
 
 class EndOfStream(ConnectionLost):
@@ -102,7 +116,7 @@ class ServerError(SubscriberError):
             fields.get("M", "the server reported an error without a message"),
             detail=fields.get("D"),
             hint=fields.get("H"),
-            sqlstate=fields.get("C", "XX000"),
+            sqlstate=fields.get("C", INTERNAL_ERROR),
         )
         self.fields = fields
         self.severity = fields.get("V", fields.get("S", "ERROR"))
@@ -113,19 +127,19 @@ class ServerError(SubscriberError):
 class StatementError(SubscriberError):
     """A SUBSCRIPTION statement is wrong, or refused."""
 
-    sqlstate = "42601"
+    sqlstate = SYNTAX_ERROR
 
 
 class PublisherError(SubscriberError):
     """The publisher cannot serve this subscription as it stands; trying again does not help."""
 
-    sqlstate = "55000"
+    sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class SlotLost(PublisherError):
     """The replication slot is gone or invalidated: a new slot and a new copy are needed."""
 
-    sqlstate = "42704"
+    sqlstate = UNDEFINED_OBJECT
 
 
 class PublisherReplaced(PublisherError):
@@ -139,43 +153,43 @@ class TargetBehind(PublisherError):
 class CatalogMoved(SubscriberError):
     """The database was moved, restored or copied, or its server promoted, and no user has confirmed that yet."""
 
-    sqlstate = "55000"
+    sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class StaleCatalog(SubscriberError):
     """A statement has changed the subscription while a worker was starting."""
 
-    sqlstate = "40001"
+    sqlstate = SERIALIZATION_FAILURE
 
 
 class SpoolError(SubscriberError):
     """A file of the spool, or its folder, cannot be made, read or written."""
 
-    sqlstate = "58030"
+    sqlstate = IO_ERROR
 
 
 class SpoolFull(SpoolError):
     """The spool has no room for the rest of a streamed transaction: its limit, or the disk."""
 
-    sqlstate = "53100"
+    sqlstate = DISK_FULL
 
 
 class ChangeLogError(SubscriberError):
     """The change log cannot be opened, read or written, or has been removed as far as it was asked for."""
 
-    sqlstate = "58030"
+    sqlstate = IO_ERROR
 
 
 class ChangeLogDamaged(ChangeLogError):
     """A file of the change log is damaged, missing, or part of another log; retrying does not help."""
 
-    sqlstate = "XX001"  # data_corrupted
+    sqlstate = DATA_CORRUPTED
 
 
 class ApplyError(SubscriberError):
     """A change cannot be applied to the target."""
 
-    sqlstate = "55000"
+    sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class MappingError(ApplyError):
@@ -189,13 +203,13 @@ class HookError(MappingError):
 class HooksMissing(HookError):
     """The subscription has hooks, and this program is not the one that has them."""
 
-    sqlstate = "42883"
+    sqlstate = UNDEFINED_FUNCTION
 
 
 class ConflictError(ApplyError):
     """A change is refused because of a row that the target has; `exact_detail` has the rows' values."""
 
-    sqlstate = "23505"
+    sqlstate = UNIQUE_VIOLATION
 
     def __init__(self, message: str, *, detail: str, exact_detail: str, conflict_type: str) -> None:
         """`conflict_type` is one of PostgreSQL's names, as "insert_exists"."""

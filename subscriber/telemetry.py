@@ -25,6 +25,7 @@ from subscriber.display import printable
 from subscriber.errors import ConflictError, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.redaction import redact
+from subscriber.sqlstate import CLASS_DATA_EXCEPTION
 
 # PostgreSQL's levels, on the standard library's scale.
 DEBUG, LOG, WARNING, ERROR, FATAL = logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR, logging.CRITICAL
@@ -147,7 +148,7 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
     if not isinstance(error, ServerError):
         return exact
     message = exact.message
-    if error.sqlstate.startswith("22"):
+    if error.sqlstate.startswith(CLASS_DATA_EXCEPTION):
         message = re.sub(r'".*"', '"…"', message, flags=re.DOTALL)
     where = error.fields.get("W")
     context = tuple(_server_context(line) if line == where else line for line in exact.context)

@@ -21,6 +21,7 @@ from subscriber.display import sql_identifier, sql_literal, sql_name
 from subscriber.errors import MappingError
 from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import Relation, ReplicaIdentity
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +290,7 @@ def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> Non
         "which could do there whatever the session's role may do",
         detail=f"{'; '.join(code.what for code in exceeded[:CODES_SHOWN])}{more}.",
         hint=how_to_trust(owners),
-        sqlstate="42501",
+        sqlstate=INSUFFICIENT_PRIVILEGE,
     )
 
 

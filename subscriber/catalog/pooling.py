@@ -11,6 +11,7 @@ import asyncpg
 from subscriber.catalog.connection import Connection
 from subscriber.connection.connect import connect
 from subscriber.errors import StatementError
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
 
 _BACKEND = "SELECT pg_catalog.pg_backend_pid()"
 # A prepared statement that is missing, or exists already: another backend answers.
@@ -43,5 +44,5 @@ async def refuse_transaction_mode(connection: Connection, target: str) -> None:
         "the target is a connection pooler in transaction mode",
         detail="Each session needs a backend of its own, which has its locks, settings and replication origin.",
         hint="Connect to the server itself, or to a pooler with pool_mode = session.",
-        sqlstate="0A000",
+        sqlstate=FEATURE_NOT_SUPPORTED,
     )

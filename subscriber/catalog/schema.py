@@ -20,6 +20,7 @@ import asyncpg
 from subscriber.catalog import locks
 from subscriber.catalog.connection import translate
 from subscriber.errors import ServerError, StatementError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 UPGRADE_POLL = 0.02  # seconds
 UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
@@ -106,7 +107,7 @@ def scripts() -> Path:
     for folder in (package / "_migrations", package.parent / "migrations"):
         if (folder / "env.py").is_file():
             return folder
-    raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate="58P01")
+    raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate=UNDEFINED_FILE)
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:
@@ -161,7 +162,7 @@ async def _refuse_a_strangers(connection: asyncpg.Connection) -> None:
             f'schema "subscriber" belongs to role "{owner}", which is no superuser',
             detail="Code of its owner would run with superuser's rights.",
             hint=f'Connect as "{owner}".',
-            sqlstate="42501",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
         )
 
 
@@ -171,14 +172,14 @@ async def _refuse_what_cannot_work(connection: asyncpg.Connection) -> None:
         raise StatementError(
             f'schema "subscriber" is at revision {revision}, but this program knows only {HEAD}',
             hint="Upgrade the subscriber program: a newer one has been used on this database.",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if not await connection.fetchval(MAY_UPGRADE):
         raise StatementError(
             'permission denied to create or upgrade schema "subscriber"',
             detail="Only superusers, its owner, or to create it roles with CREATE on the database may do so.",
             hint="Run any subscriber command once on this database as a superuser, or as the schema's owner.",
-            sqlstate="42501",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
         )
 
 

@@ -27,6 +27,7 @@ from subscriber.protocol import messages
 from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT
 from subscriber.protocol.tuple_data import UNCHANGED as _UNCHANGED_STATUS
+from subscriber.sqlstate import DATA_EXCEPTION, INVALID_BINARY_REPRESENTATION
 
 Values = dict[str, Any]
 
@@ -199,7 +200,7 @@ class Row(RowData, Mapping[str, Any]):
             raise SubscriberError(
                 f'column "{name}" of {self.relation} was sent in binary',
                 hint="Ask for the stream without binary to read values as text.",
-                sqlstate="22P03",
+                sqlstate=INVALID_BINARY_REPRESENTATION,
             )
         return value.decode("utf-8", "surrogateescape")
 
@@ -288,5 +289,5 @@ def _unreadable(relation: Relation, column: Column) -> SubscriberError:
         f'a value of column "{column.name}" of {relation} cannot be a Python object',
         detail=f"Its type is {column.type_name}.",
         hint="Read it with row.text() or row.raw().",
-        sqlstate="22000",
+        sqlstate=DATA_EXCEPTION,
     )

@@ -11,6 +11,7 @@ from subscriber.change_stream.kind import Kind
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class Transaction:
@@ -85,7 +86,7 @@ class Transaction:
             raise SubscriberError(
                 f"transaction {state.xid} cannot be acknowledged: the stream is closed",
                 hint="It comes again when its slot is streamed from the next time.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         if not state.exhausted:
             await state.skip_rest()

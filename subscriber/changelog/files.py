@@ -53,6 +53,7 @@ from subscriber.changelog.segment import (
 )
 from subscriber.errors import ChangeLogDamaged, ChangeLogError
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 IDENTITY = "log.json"
 DURABLE = "durable"
@@ -78,7 +79,7 @@ def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeL
     return ChangeLogError(
         f'could not read file "{path}"{f" at offset {offset}" if offset is not None else ""}: {error.strerror}',
         hint="Check the file system, and that the user of this process may read the directory and its files.",
-        sqlstate="42501" if error.errno in (errno.EACCES, errno.EPERM) else "58030",  # insufficient_privilege, io_error
+        sqlstate=INSUFFICIENT_PRIVILEGE if error.errno in (errno.EACCES, errno.EPERM) else IO_ERROR,
     )
 
 

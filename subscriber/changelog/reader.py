@@ -70,6 +70,7 @@ from subscriber.protocol.messages import (
     Type,
     Update,
 )
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 PIECE = 8 * 1024 * 1024  # bytes
 _COMMIT = 0x43  # C
@@ -128,7 +129,7 @@ class ChangeLog:
             raise ChangeLogError(
                 f'there is no change log in "{self.directory}"',
                 hint="Let `subscriber archive` write one there.",
-                sqlstate="58P01",
+                sqlstate=UNDEFINED_FILE,
             )
         self.identity = identity
 
@@ -195,7 +196,7 @@ class ChangeLog:
                 f"the change log has nothing before {first}",
                 detail=f"Changes after {start} were asked for.",
                 hint="Keep more of the log (--keep-size, --keep-age), or begin with a new copy of the tables.",
-                sqlstate="58P01",
+                sqlstate=UNDEFINED_FILE,
             )
 
     def pieces(self, start: Lsn, end: Lsn, *, size: int = PIECE) -> list[Piece]:
@@ -212,7 +213,7 @@ class ChangeLog:
                 f"the change log ends at {durable.position}",
                 detail=f"Changes up to {end} were asked for.",
                 hint="Start `subscriber archive`, which continues the log, and try again.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         pieces: list[Piece] = []
         for file in files:
@@ -356,7 +357,7 @@ def _opened(directory: Path, segment: Lsn) -> SegmentReader:
         f'the segment that starts at {segment} is not in the change log in "{directory}" any more',
         detail=f"Changes that were committed after {segment} are missing.",
         hint="Keep more of the log (--keep-size, --keep-age), and make a new copy of the tables for this reader.",
-        sqlstate="58P01",
+        sqlstate=UNDEFINED_FILE,
     )
 
 

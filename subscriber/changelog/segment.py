@@ -32,6 +32,7 @@ from typing import NamedTuple
 
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED
 
 MESSAGES = 0x4D  # M
 POSITION = 0x50  # P
@@ -116,7 +117,7 @@ def decode_header(data: bytes) -> tuple[int, Lsn]:
         raise ChangeLogError(
             f"the change log has format {version}, but this program knows only {VERSION}",
             hint="Upgrade the subscriber program: a newer one has written this log.",
-            sqlstate="0A000",
+            sqlstate=FEATURE_NOT_SUPPORTED,
         )
     return system_id, Lsn(start)
 

@@ -66,6 +66,7 @@ from subscriber.changelog.segment import (
 )
 from subscriber.errors import ChangeLogError
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
 
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
@@ -158,7 +159,7 @@ class ChangeLogWriter:
             raise ChangeLogError(
                 f'another process writes the change log in "{self.directory}"',
                 hint="Stop the other `subscriber archive`, or use another directory.",
-                sqlstate="55006",
+                sqlstate=OBJECT_IN_USE,
             ) from None
 
     def create(self, identity: Identity) -> None:
@@ -344,7 +345,7 @@ class ChangeLogWriter:
             detail=f'The file is "{file}", whose last whole transaction ends at offset {self._boundary}.',
             hint="Make room, or correct what the system refuses; `subscriber archive` then continues the log. "
             "The publisher keeps everything that is not stored.",
-            sqlstate="53100" if error.errno in (errno.ENOSPC, errno.EDQUOT) else "58030",  # disk_full, io_error
+            sqlstate=DISK_FULL if error.errno in (errno.ENOSPC, errno.EDQUOT) else IO_ERROR,
         )
 
     def _record(self, position: Lsn) -> None:

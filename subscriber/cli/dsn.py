@@ -11,6 +11,7 @@ import typer
 
 from subscriber.cli.environment import APPLY_VARIABLE, SOURCE_VARIABLE, TARGET_VARIABLE
 from subscriber.errors import ConninfoError
+from subscriber.sqlstate import UNDEFINED_FILE
 
 
 def read_dsn(value: str | None) -> str | None:
@@ -38,7 +39,7 @@ def read_dsn(value: str | None) -> str | None:
             line = file.readline().strip()
     except OSError as error:
         raise ConninfoError(
-            f'could not open connection string file "{name}": {error.strerror}', sqlstate="58P01"
+            f'could not open connection string file "{name}": {error.strerror}', sqlstate=UNDEFINED_FILE
         ) from None
     if not line:
         raise ConninfoError(f'connection string file "{name}" has nothing in its first line')

@@ -37,6 +37,7 @@ from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import UNDEFINED_FILE
 from subscriber.worker.supervision.launcher import Launcher
 
 try:
@@ -50,7 +51,9 @@ try:
     from subscriber.cli.status import prometheus
 except ModuleNotFoundError as error:
     raise SubscriberError(
-        f"{error.name} is not installed", hint="Install it with: pip install 'pgsubscriber[status]'", sqlstate="58P01"
+        f"{error.name} is not installed",
+        hint="Install it with: pip install 'pgsubscriber[status]'",
+        sqlstate=UNDEFINED_FILE,
     ) from None
 
 LOCAL = "127.0.0.1"

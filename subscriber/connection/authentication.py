@@ -33,8 +33,7 @@ import asyncpg.protocol
 
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import PublisherError
-
-PASSWORD_REQUIRED = "2F003"
+from subscriber.sqlstate import PROHIBITED_SQL_STATEMENT_ATTEMPTED
 
 # AuthenticationRequest messages, by their code.
 _OK = 0
@@ -54,7 +53,7 @@ def check_conninfo(conninfo: Conninfo) -> None:
         raise PublisherError(
             "password is required",
             detail="Non-superusers must provide a password in the connection string.",
-            sqlstate=PASSWORD_REQUIRED,
+            sqlstate=PROHIBITED_SQL_STATEMENT_ATTEMPTED,
         )
 
 
@@ -65,7 +64,7 @@ def not_requested() -> PublisherError:
         detail="Non-superuser cannot connect if the server does not request a password.",
         hint="Target server's authentication method must be changed, "
         "or set password_required=false in the subscription parameters.",
-        sqlstate=PASSWORD_REQUIRED,
+        sqlstate=PROHIBITED_SQL_STATEMENT_ATTEMPTED,
     )
 
 

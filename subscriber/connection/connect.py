@@ -32,6 +32,7 @@ from subscriber.connection.hosts import HostSpec, integer, targets
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, LATER, known
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
+from subscriber.sqlstate import CANNOT_CONNECT_NOW, FEATURE_NOT_SUPPORTED, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeout says otherwise
 
@@ -52,7 +53,6 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "scram_server_key": (),
     "min_protocol_version": ("3.0",),
 }
-_CANNOT_CONNECT_NOW = "57P03"
 
 
 def check(parameters: Mapping[str, str]) -> None:
@@ -65,16 +65,19 @@ def check(parameters: Mapping[str, str]) -> None:
         ("sslnegotiation", parameters.get("sslnegotiation", "postgres"), ("postgres", "direct")),
     ):
         if value not in values:
-            raise ConninfoError(f'invalid {keyword} value: "{value}"', sqlstate="08001")
+            raise ConninfoError(
+                f'invalid {keyword} value: "{value}"', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+            )
     if parameters.get("sslrootcert") == tls.SYSTEM and mode not in ("verify-full", "disable"):
         raise ConninfoError(
-            f'weak sslmode "{mode}" may not be used with sslrootcert=system (use "verify-full")', sqlstate="08001"
+            f'weak sslmode "{mode}" may not be used with sslrootcert=system (use "verify-full")',
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         )
     if parameters.get("sslnegotiation") == "direct" and SSL_MODES.index(mode) < SSL_MODES.index("require"):
         raise ConninfoError(
             f'weak sslmode "{mode}" may not be used with sslnegotiation=direct '
             '(use "require", "verify-ca", or "verify-full")',
-            sqlstate="08001",
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         )
     for keyword, harmless in _UNSUPPORTED.items():
         if parameters.get(keyword, "") not in ("", *harmless):
@@ -82,7 +85,7 @@ def check(parameters: Mapping[str, str]) -> None:
                 f'connection option "{keyword}" cannot be honoured by this client',
                 detail=f"Values that need nothing of it are: {', '.join(harmless) or 'none'}.",
                 hint="Leave the option out.",
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )
 
 
@@ -182,7 +185,7 @@ async def connect(
             except ConnectionLost as error:
                 failures.append(error)
             except ConnectError as error:
-                if error.sqlstate != _CANNOT_CONNECT_NOW:
+                if error.sqlstate != CANNOT_CONNECT_NOW:
                     raise
                 failures.append(error)
             else:

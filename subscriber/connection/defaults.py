@@ -18,6 +18,7 @@ from pathlib import Path
 from subscriber.connection.conninfo import Conninfo
 from subscriber.errors import ConninfoError
 from subscriber.redaction import KEYWORDS
+from subscriber.sqlstate import SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 # Every keyword has the variable PG<KEYWORD>, with these exceptions; None: it has none.
 _VARIABLES: dict[str, str | None] = {
@@ -71,7 +72,9 @@ def complete(conninfo: Conninfo) -> dict[str, str]:
         try:
             parameters["user"] = getpass.getuser()
         except (OSError, KeyError):
-            raise ConninfoError(f"could not look up local user ID {os.getuid()}", sqlstate="08001") from None
+            raise ConninfoError(
+                f"could not look up local user ID {os.getuid()}", sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+            ) from None
     parameters.setdefault("dbname", parameters["user"])
     parameters.setdefault("sslmode", "verify-full" if parameters.get("sslrootcert") == "system" else "prefer")
     return parameters
@@ -81,7 +84,9 @@ def _service(name: str) -> dict[str, str]:
     if given := os.environ.get("PGSERVICEFILE"):
         files = [Path(given)]
         if not files[0].is_file():
-            raise ConninfoError(f'service file "{given}" not found', sqlstate="08001")
+            raise ConninfoError(
+                f'service file "{given}" not found', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+            )
     else:
         home = os.environ.get("HOME")
         files = [Path(home) / ".pg_service.conf"] if home else []
@@ -89,7 +94,9 @@ def _service(name: str) -> dict[str, str]:
     for file in files:
         if file.is_file() and (found := _service_entry(file, name)) is not None:
             return found
-    raise ConninfoError(f'definition of service "{name}" not found', sqlstate="08001")
+    raise ConninfoError(
+        f'definition of service "{name}" not found', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+    )
 
 
 def _service_entry(file: Path, name: str) -> dict[str, str] | None:
@@ -106,11 +113,14 @@ def _service_entry(file: Path, name: str) -> dict[str, str] | None:
         elif found is not None:
             keyword, separator, value = line.partition("=")
             if not separator or keyword not in KEYWORDS:
-                raise ConninfoError(f'syntax error in service file "{file}", line {number}', sqlstate="08001")
+                raise ConninfoError(
+                    f'syntax error in service file "{file}", line {number}',
+                    sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+                )
             if keyword == "service":
                 raise ConninfoError(
                     f'nested "service" specifications not supported in service file "{file}", line {number}',
-                    sqlstate="08001",
+                    sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
                 )
             found.setdefault(keyword, value)
     return found

@@ -12,11 +12,11 @@ import asyncpg
 from subscriber.connection.hosts import HostSpec
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, SubscriberError
 from subscriber.redaction import redact
+from subscriber.sqlstate import PROTOCOL_VIOLATION, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 _ATTEMPT = re.compile(r"\[Errno (\d+)\] Connect call failed \('([^']*)'")
 
 _UNSUPPORTED_PARAMETER = "unsupported startup parameter: "  # PgBouncer's words, which it does not translate
-_PROTOCOL_VIOLATION = "08P01"
 
 
 class ConnectError(ServerError):
@@ -53,7 +53,7 @@ def translate(error: Exception, target: HostSpec, *, replication: bool = False) 
         case OSError():
             return _network_failure(error, target)
         case asyncpg.ClientConfigurationError():
-            return ConninfoError(str(error), sqlstate="08001")
+            return ConninfoError(str(error), sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION)
         case asyncpg.InterfaceError() | asyncpg.InternalClientError() | ValueError():
             return ConnectionLost(where + str(error))
     return ConnectionLost(f"{where}the server's answer could not be read: {type(error).__name__}: {error}")
@@ -67,7 +67,7 @@ def _is_answer(error: asyncpg.PostgresError) -> bool:
 def _refused(error: ConnectError, *, replication: bool) -> ConnectError:
     """Add a hint to what PgBouncer says, which speaks English only."""
     name = error.message.removeprefix(_UNSUPPORTED_PARAMETER)
-    if name == error.message or error.sqlstate != _PROTOCOL_VIOLATION or error.hint is not None:
+    if name == error.message or error.sqlstate != PROTOCOL_VIOLATION or error.hint is not None:
         return error
     if replication:
         error.hint = (

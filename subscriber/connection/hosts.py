@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from subscriber.errors import ConninfoError
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 _SOCKET_DIRECTORIES = ("/var/run/postgresql", "/tmp")  # where servers put their sockets unless told otherwise
 
@@ -48,19 +49,25 @@ def targets(parameters: Mapping[str, str]) -> list[HostSpec]:
     hosts = _elements(parameters.get("host"))
     count = len(addresses) or len(hosts) or 1
     if hosts and len(hosts) != count:
-        raise ConninfoError(f"could not match {len(hosts)} host names to {count} hostaddr values", sqlstate="08001")
+        raise ConninfoError(
+            f"could not match {len(hosts)} host names to {count} hostaddr values",
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+        )
     ports = _elements(parameters.get("port")) or [""]
     if len(ports) == 1:
         ports *= count
     if len(ports) != count:
-        raise ConninfoError(f"could not match {len(ports)} port numbers to {count} hosts", sqlstate="08001")
+        raise ConninfoError(
+            f"could not match {len(ports)} port numbers to {count} hosts",
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+        )
     found = []
     for host, address, text in zip(hosts or [""] * count, addresses or [""] * count, ports, strict=True):
         port = integer("port", text or "5432")
         if not 1 <= port <= 65535:
-            raise ConninfoError(f'invalid port number: "{text}"', sqlstate="08001")
+            raise ConninfoError(f'invalid port number: "{text}"', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION)
         if host.startswith("@"):
-            raise ConninfoError("sockets in the abstract namespace are not supported", sqlstate="0A000")
+            raise ConninfoError("sockets in the abstract namespace are not supported", sqlstate=FEATURE_NOT_SUPPORTED)
         found.append(HostSpec(host if host or address else _default_directory(port), port, address))
     return found
 
@@ -81,5 +88,6 @@ def integer(keyword: str, text: str) -> int:
         return int(text)
     except ValueError:
         raise ConninfoError(
-            f'invalid integer value "{text}" for connection option "{keyword}"', sqlstate="08001"
+            f'invalid integer value "{text}" for connection option "{keyword}"',
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
         ) from None

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from subscriber.errors import ConninfoError
+from subscriber.sqlstate import SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
 SYSTEM = "system"  # sslrootcert=system: the operating system's certificate authorities
 
@@ -71,7 +72,7 @@ def _load_authorities(result: ssl.SSLContext, parameters: Mapping[str, str], mod
                 f'root certificate file "{given or "~/.postgresql/root.crt"}" does not exist',
                 hint="Either provide the file, use the system's trusted roots with sslrootcert=system, "
                 "or change sslmode to disable server certificate verification.",
-                sqlstate="08001",
+                sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
             )
         result.check_hostname, result.verify_mode = False, ssl.CERT_NONE
         return
@@ -99,9 +100,14 @@ def _load(what: str, path: str, load: Any) -> None:
     try:
         load()
     except ssl.SSLError as error:
-        raise ConninfoError(f'could not read {what} "{path}": {error.reason or error}', sqlstate="08001") from None
+        raise ConninfoError(
+            f'could not read {what} "{path}": {error.reason or error}',
+            sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
+        ) from None
     except OSError as error:
-        raise ConninfoError(f'could not read {what} "{path}": {error.strerror}', sqlstate="08001") from None
+        raise ConninfoError(
+            f'could not read {what} "{path}": {error.strerror}', sqlstate=SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
+        ) from None
 
 
 def _version(name: str) -> ssl.TLSVersion:

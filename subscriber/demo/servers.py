@@ -37,6 +37,7 @@ import anyio
 import anyio.to_thread
 
 from subscriber.errors import SubscriberError
+from subscriber.sqlstate import SYSTEM_ERROR
 
 START_TIMEOUT = 60.0  # seconds; a start takes 0.05, recovery after kill9() takes longer
 STOP_TIMEOUT = 30.0  # seconds until a fast stop becomes an immediate one
@@ -59,7 +60,7 @@ SETTINGS: Mapping[str, str] = {
 class ServersError(SubscriberError):
     """A server for the demo or the tests could not be set up, started or stopped."""
 
-    sqlstate = "58000"
+    sqlstate = SYSTEM_ERROR
 
 
 @dataclass(frozen=True, slots=True)

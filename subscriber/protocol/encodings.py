@@ -14,6 +14,7 @@ Source: src/common/encnames.c; the chapter "Character Set Support" of the docume
 from __future__ import annotations
 
 from subscriber.errors import ProtocolError
+from subscriber.sqlstate import UNTRANSLATABLE_CHARACTER
 
 UTF8 = "utf-8"  # Python's name; the default everywhere
 ERRORS = "surrogateescape"
@@ -64,5 +65,5 @@ def encode(text: str, codec: str = UTF8) -> bytes:
     except UnicodeEncodeError as error:
         raise ProtocolError(
             f"character U+{ord(text[error.start]):04X} has no equivalent in the encoding of the session, {codec}",
-            sqlstate="22P05",
+            sqlstate=UNTRANSLATABLE_CHARACTER,
         ) from None

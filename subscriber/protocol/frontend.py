@@ -16,6 +16,7 @@ from subscriber._speedups import compiled
 from subscriber.errors import ProtocolError
 from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.reader import Reader
+from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE
 
 LARGE = 256 * 1024  # bytes; what is longer is not put together with other things, since that takes a copy of it
 
@@ -39,7 +40,7 @@ def c_string(text: str, codec: str = UTF8) -> bytes:
     """Raises ProtocolError for text with a NUL, at which a server would stop reading."""
     data = encode(text, codec)
     if b"\0" in data:
-        raise ProtocolError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate="22021")
+        raise ProtocolError('invalid byte sequence for encoding "UTF8": 0x00', sqlstate=CHARACTER_NOT_IN_REPERTOIRE)
     return data + b"\0"
 
 

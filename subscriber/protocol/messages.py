@@ -22,6 +22,7 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.tuple_data import TupleData
+from subscriber.sqlstate import DATETIME_FIELD_OVERFLOW
 
 EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -31,7 +32,7 @@ def moment(microseconds: int) -> datetime:
     try:
         return EPOCH + timedelta(microseconds=microseconds)
     except OverflowError:
-        raise ProtocolError("timestamp out of range", sqlstate="22008") from None
+        raise ProtocolError("timestamp out of range", sqlstate=DATETIME_FIELD_OVERFLOW) from None
 
 
 class OldPart(Enum):

@@ -26,11 +26,10 @@ from subscriber.publisher.answers import count, modifier, oid, parsing
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.quoting import literal, literals
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
+from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 # Values must not depend on what the publisher's role or database has set.
 SETTINGS = {"datestyle": "ISO", "intervalstyle": "postgres", "extra_float_digits": "3"}
-
-UNDEFINED_OBJECT = "42704"
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,7 +295,7 @@ class Publisher:
                     f"table {sql_name(*table)} has a name that cannot be read",
                     detail=f"It has bytes that are no characters of the encoding {self.session.encoding} here.",
                     hint="Rename the table on the publisher.",
-                    sqlstate="22021",
+                    sqlstate=CHARACTER_NOT_IN_REPERTOIRE,
                 )
         return [table for table in found if table[0] != OWN_SCHEMA]
 
@@ -394,7 +393,7 @@ def prefixed(error: ServerError, failure: str) -> ServerError:
 def _different_column_lists(table: tuple[str, str]) -> PublisherError:
     return PublisherError(
         f'cannot use different column lists for table "{table[0]}.{table[1]}" in different publications',
-        sqlstate="0A000",
+        sqlstate=FEATURE_NOT_SUPPORTED,
     )
 
 

@@ -39,14 +39,13 @@ from subscriber.lsn import Lsn
 from subscriber.protocol import copy_data
 from subscriber.publisher import commands
 from subscriber.publisher.commands import StreamOptions
-from subscriber.publisher.connection import UNDEFINED_OBJECT, Publisher, SlotInfo, SystemIdentity, prefixed
+from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity, prefixed
 from subscriber.publisher.own_schema import OwnSchemaFilter
 from subscriber.settings import DEFAULTS
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_OBJECT
 
 EPOCH = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
 
-OBJECT_NOT_IN_PREREQUISITE_STATE = "55000"
-UNDEFINED_FILE = "58P01"
 
 _COPY_AGAIN = (
     "Drop the subscription and create it again with a fresh copy of its tables; "
@@ -196,7 +195,7 @@ async def check_publications(publisher: Publisher, publications: Sequence[str]) 
         raise PublisherError(
             f'publication "{missing[0]}" does not exist on the publisher',
             hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
-            sqlstate="42704",
+            sqlstate=UNDEFINED_OBJECT,
         )
 
 

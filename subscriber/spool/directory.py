@@ -19,6 +19,7 @@ from itertools import takewhile
 from pathlib import Path
 
 from subscriber.errors import SpoolError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 _OURS = re.compile(r"\d+-[0-9a-f]{8}\.(changes|subxacts)")
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -37,7 +38,7 @@ class SpoolDirectory:
             raise SpoolError(
                 f'spool folder "{path}" is a symbolic link',
                 hint="Name the folder itself, or remove the link.",
-                sqlstate="42501",
+                sqlstate=INSUFFICIENT_PRIVILEGE,
             )
         missing = list(takewhile(lambda folder: not folder.exists(), (path, *path.parents)))
         for folder in reversed(missing):
@@ -104,12 +105,12 @@ def _check(path: Path, status: os.stat_result) -> None:
             f'spool folder "{path}" belongs to another user',
             detail=f"It is owned by uid {status.st_uid}; this process runs as uid {os.geteuid()}.",
             hint="Name another folder for the spool, or start as the user who owns it.",
-            sqlstate="42501",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
         )
     if status.st_mode & 0o077:
         raise SpoolError(
             f'spool folder "{path}" has invalid permissions',
             detail=f"Others may use it (mode {stat.S_IMODE(status.st_mode):04o}); it should be u=rwx (0700).",
             hint="If nothing else is kept there, chmod 0700 it; else name another folder for the spool.",
-            sqlstate="42501",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
         )

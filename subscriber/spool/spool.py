@@ -39,17 +39,25 @@ from subscriber.settings import DEFAULTS
 from subscriber.spool.directory import SpoolDirectory
 from subscriber.spool.record_format import HEADER, HEADER_SIZE, Record, end, first, split
 from subscriber.spool.subxact_index import INDEX_ENTRIES, SubxactIndex
+from subscriber.sqlstate import (
+    CONFIGURATION_LIMIT_EXCEEDED,
+    DISK_FULL,
+    DUPLICATE_FILE,
+    INSUFFICIENT_PRIVILEGE,
+    INSUFFICIENT_RESOURCES,
+    UNDEFINED_FILE,
+)
 
 _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _SQLSTATES = {  # as errcode_for_file_access() has them
-    **dict.fromkeys(_FULL, "53100"),
-    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "42501"),
-    **dict.fromkeys((errno.ENFILE, errno.EMFILE), "53000"),
-    errno.ENOENT: "58P01",
-    errno.EEXIST: "58P02",
+    **dict.fromkeys(_FULL, DISK_FULL),
+    **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), INSUFFICIENT_PRIVILEGE),
+    **dict.fromkeys((errno.ENFILE, errno.EMFILE), INSUFFICIENT_RESOURCES),
+    errno.ENOENT: UNDEFINED_FILE,
+    errno.EEXIST: DUPLICATE_FILE,
 }
 _pack = HEADER.pack
 
@@ -341,7 +349,7 @@ class SpooledTransaction:
             f"transaction {self.xid} has {self.changes} changes in {self.size} bytes so far.",
             hint="Raise the limit, or have the publisher keep large transactions until they commit: "
             "ALTER SUBSCRIPTION … SET (streaming = off).",
-            sqlstate="53400",
+            sqlstate=CONFIGURATION_LIMIT_EXCEEDED,
         )
 
     def _damaged(self, file: str, offset: int) -> SpoolError:

@@ -6,25 +6,36 @@ PostgreSQL's own messages stay as they are; this only fills in a hint where ther
 from __future__ import annotations
 
 from subscriber.errors import ServerError
+from subscriber.sqlstate import (
+    CLASS_INVALID_AUTHORIZATION,
+    DISK_FULL,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_CATALOG_NAME,
+    INVALID_PASSWORD,
+    OBJECT_IN_USE,
+    READ_ONLY_SQL_TRANSACTION,
+    TOO_MANY_CONNECTIONS,
+)
 
 _CONNECTION = "Correct the subscription's connection: ALTER SUBSCRIPTION … CONNECTION '…'."
 
 # Said by the publisher while a worker connects. The longest prefix that fits counts.
 REFUSALS = {
-    "28P01": f"The password is not, or no longer, that of the role. {_CONNECTION}",
-    "28": "The publisher's pg_hba.conf has no line for this role, database and address, or the role may not log in or "
-    f"has no REPLICATION attribute. {_CONNECTION}",
-    "3D000": _CONNECTION,
-    "42501": "On the publisher: ALTER ROLE … WITH REPLICATION.",
-    "53300": "The publisher has no connection or walsender left: see its max_connections and max_wal_senders.",
+    INVALID_PASSWORD: f"The password is not, or no longer, that of the role. {_CONNECTION}",
+    CLASS_INVALID_AUTHORIZATION: "The publisher's pg_hba.conf has no line for this role, database and address, or the "
+    f"role may not log in or has no REPLICATION attribute. {_CONNECTION}",
+    INVALID_CATALOG_NAME: _CONNECTION,
+    INSUFFICIENT_PRIVILEGE: "On the publisher: ALTER ROLE … WITH REPLICATION.",
+    TOO_MANY_CONNECTIONS: "The publisher has no connection or walsender left: see its max_connections and "
+    "max_wal_senders.",
 }
 
 # Said by either server later on.
 _LATER = {
-    "55006": "Somebody else reads from the slot: the walsender of a connection that the publisher has not missed yet, "
-    "and then it goes on by itself; or another subscriber, and then one of the two needs a slot of its own.",
-    "25006": "The target is a standby. It goes on by itself once the target takes writes.",
-    "53100": "Make room on the target. It goes on by itself.",
+    OBJECT_IN_USE: "Somebody else reads from the slot: the walsender of a connection that the publisher has not missed "
+    "yet, and then it goes on by itself; or another subscriber, and then one of the two needs a slot of its own.",
+    READ_ONLY_SQL_TRANSACTION: "The target is a standby. It goes on by itself once the target takes writes.",
+    DISK_FULL: "Make room on the target. It goes on by itself.",
 }
 
 

@@ -24,10 +24,11 @@ from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import CLASS_INSUFFICIENT_RESOURCES, FOREIGN_KEY_VIOLATION, READ_ONLY_SQL_TRANSACTION
 from subscriber.worker.recovery import Recovery
 
-FOREIGN_KEY_VIOLATION = "23503"
-CANNOT_WRITE = ("25006", "53")  # read-only, or full: who applies changes says so, and the board waits
+# The target is read-only or full. The apply worker reports that; the board of statistics waits.
+CANNOT_WRITE = (READ_ONLY_SQL_TRANSACTION, CLASS_INSUFFICIENT_RESOURCES)
 TABLE_SYNC = "table synchronization"
 HEARTBEAT = 5.0  # seconds between two writes of a row that has not changed
 MAX_SAMPLES = 1000  # positions received and not durable, one a second

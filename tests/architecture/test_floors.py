@@ -54,7 +54,7 @@ FLOORS: list[set[str]] = [
     {"telemetry", "failpoints", "settings"},
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups"},
-    {"redaction", "display", "deprecated_names"},
+    {"redaction", "display", "deprecated_names", "sqlstate"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -12,8 +12,8 @@ import pytest
 from subscriber.catalog import progress_records, replication_names, stats, store, table_names, worker_sessions
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import SUBSCRIPTION_ALTERED
 from subscriber.subscription import OPTIONS, Streaming, TwoPhaseState
-from subscriber.targets.postgres.session.progress import ALTERED
 from subscriber.worker.supervision.supervisor import SETTINGS
 from tests.plugins.fix_cluster import Database
 
@@ -104,7 +104,7 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
                 with pytest.raises(asyncpg.PostgresError, match="the subscription has been altered") as raised:
                     async with database.transaction():
                         await database.execute(check, subid, before.generation)
-                assert raised.value.sqlstate == ALTERED
+                assert raised.value.sqlstate == SUBSCRIPTION_ALTERED
             await database.execute(f"UPDATE subscriber.subscription SET {column} = {column}")
             assert await database.fetchval("SELECT subgeneration FROM subscriber.subscription") == generation
 

@@ -26,6 +26,7 @@ from enum import StrEnum
 from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, is_ours
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
+from subscriber.sqlstate import INVALID_PARAMETER_VALUE
 
 Table = tuple[str, str]  # schema and name, on the target
 
@@ -216,7 +217,7 @@ class _Reader:
             detail=detail,
             hint=f'Write [schema.table] [conflict_type]: policy, separated by commas; policies are {_NAMES} and "call"'
             " with the name of a function.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
 
     def _accept(self, symbol: str) -> bool:

@@ -28,6 +28,7 @@ from subscriber.protocol import tuple_data
 from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, ReplicaIdentity, Update
 from subscriber.protocol.tuple_data import BINARY, NULL, TEXT, TupleData
+from subscriber.sqlstate import EXTERNAL_ROUTINE_EXCEPTION, FEATURE_NOT_SUPPORTED
 
 Row = tuple[bytes, list[bytes | None]]  # what TupleData.split() gives
 Change = Insert | Update | Delete
@@ -280,7 +281,7 @@ class TableHook:
         return HookError(
             f'{what} of the hook of table "{self._label}" raised {type(error).__name__}',  # whose text may have values
             detail=f"In {frame.name}(), line {frame.lineno} of {frame.filename.rpartition('/')[2]}.",
-            sqlstate="38000",
+            sqlstate=EXTERNAL_ROUTINE_EXCEPTION,
         )
 
     def _cut(self, row: Row) -> TupleData:
@@ -330,7 +331,7 @@ def needs_text(label: str) -> HookError:
     return HookError(
         f'hook of table "{label}" reads values, which are sent in binary',
         hint="ALTER SUBSCRIPTION … SET (binary = false)",
-        sqlstate="0A000",
+        sqlstate=FEATURE_NOT_SUPPORTED,
     )
 
 

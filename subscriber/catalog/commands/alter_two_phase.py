@@ -19,9 +19,8 @@ import asyncpg
 from subscriber.catalog import store
 from subscriber.catalog.commands import worker_shutdown
 from subscriber.errors import StatementError
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
-
-PREREQUISITE_STATE = "55000"
 
 
 async def change(connection: asyncpg.Connection, subscription: Subscription, *, wanted: bool) -> None:
@@ -44,11 +43,13 @@ async def change(connection: asyncpg.Connection, subscription: Subscription, *, 
 async def _check_all_are_over(connection: asyncpg.Connection, subid: int) -> None:
     message = 'cannot disable "two_phase" when prepared transactions exist'
     if await store.has_prepared_transactions(connection, subid):
-        raise StatementError(message, hint="Resolve these transactions and try again.", sqlstate=PREREQUISITE_STATE)
+        raise StatementError(
+            message, hint="Resolve these transactions and try again.", sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
+        )
     if await store.has_committed_ahead(connection, subid):
         raise StatementError(
             message,
             detail="A transaction was committed on the target whose COMMIT PREPARED the subscription has not seen yet.",
             hint="Enable the subscription until it has, and try again.",
-            sqlstate=PREREQUISITE_STATE,
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )

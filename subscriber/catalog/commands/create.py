@@ -16,6 +16,7 @@ from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
+from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION
 from subscriber.subscription import OPTIONS, TwoPhaseState
 
 SEPARATE = "trusted_owners"  # a column of its own privilege
@@ -38,7 +39,7 @@ async def create_subscription(
     options = parse_options(statement.options, FOR_CREATE)
     if options.create_slot and connection.is_in_transaction():
         what = "CREATE SUBSCRIPTION ... WITH (create_slot = true)"
-        raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
+        raise StatementError(f"{what} cannot run inside a transaction block", sqlstate=ACTIVE_SQL_TRANSACTION)
     who = await privileges.current_role(connection)
     privileges.check_create(
         who, password_required=options.password_required, server_major=connection.get_server_version().major

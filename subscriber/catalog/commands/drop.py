@@ -18,6 +18,7 @@ from subscriber.catalog.commands import privileges, publisher_connection, refres
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.errors import StatementError
+from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, CONNECTION_FAILURE
 from subscriber.subscription import Subscription
 
 DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
@@ -38,7 +39,9 @@ async def drop_subscription(
     async with connection.transaction():
         subscription = await privileges.get_owned_subscription(connection, statement.name, to_drop=True)
         if subscription.slot_name is not None and inside:
-            raise StatementError("DROP SUBSCRIPTION cannot run inside a transaction block", sqlstate="25001")
+            raise StatementError(
+                "DROP SUBSCRIPTION cannot run inside a transaction block", sqlstate=ACTIVE_SQL_TRANSACTION
+            )
         may_change = subscription.password_required or (await privileges.current_role(connection)).is_superuser
         disabled = subscription.enabled and may_change and not inside
         if disabled:
@@ -93,5 +96,5 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
             f'could not connect to publisher when attempting to drop replication slot "{slot_name}": {error.reason}',
             hint="Use ALTER SUBSCRIPTION ... DISABLE to disable the subscription, and then use ALTER SUBSCRIPTION ..."
             " SET (slot_name = NONE) to disassociate it from the slot.",
-            sqlstate="08006",
+            sqlstate=CONNECTION_FAILURE,
         ) from error

@@ -51,9 +51,13 @@ from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import (
+    ACTIVE_SQL_TRANSACTION,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_PARAMETER_VALUE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+)
 from subscriber.subscription import OPTIONS, Subscription, TwoPhaseState
-
-PREREQUISITE_STATE = "55000"
 
 SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
 SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2 WHERE subid = $1"
@@ -145,7 +149,7 @@ class _Altering:
     def outside_only(self, what: str) -> None:
         """For what a rollback would not take back."""
         if self.inside:
-            raise StatementError(f"{what} cannot run inside a transaction block", sqlstate="25001")
+            raise StatementError(f"{what} cannot run inside a transaction block", sqlstate=ACTIVE_SQL_TRANSACTION)
 
 
 async def _alter(
@@ -171,7 +175,7 @@ async def _alter(
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
-                raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+                raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
             await connection.execute(SET_ENABLED, subscription.oid, statement.enabled)
         case AlterPublications():
             await _alter_publications(altering, subscription, statement)
@@ -212,13 +216,13 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
         raise StatementError(
             "ALTER SUBSCRIPTION with refresh is not allowed for disabled subscriptions",
             hint=f"Use {advice}." if statement.action == "set" else f"Use {advice} instead.",
-            sqlstate=PREREQUISITE_STATE,
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
         raise StatementError(
             "ALTER SUBSCRIPTION with refresh and copy_data is not allowed when two_phase is enabled",
             hint=f"Use {command} with refresh = false, or with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
-            sqlstate=PREREQUISITE_STATE,
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     altering.outside_only("ALTER SUBSCRIPTION with refresh")
     await refresh(
@@ -235,7 +239,7 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
 async def _alter_refresh(altering: _Altering, subscription: Subscription, statement: AlterRefresh) -> None:
     if not subscription.enabled:
         message = "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"
-        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     options = parse_options(statement.options, FOR_REFRESH)
     if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
         raise StatementError(
@@ -262,7 +266,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     connection, specified = altering.connection, options.specified
     if "slot_name" in specified and options.slot_name is None and subscription.enabled:
         message = "cannot set slot_name = NONE for enabled subscription"
-        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     if "password_required" in specified and not options.password_required:
         who = await privileges.current_role(connection)
         if not who.is_superuser:
@@ -306,12 +310,12 @@ def _check_slot_option(altering: _Altering, subscription: Subscription, option: 
     """For options of the slot, which cannot be changed while somebody reads from it; `slot_too`: not only here."""
     if subscription.enabled:
         message = f'cannot set option "{option}" for enabled subscription'
-        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     if not slot_too:
         return
     if subscription.slot_name is None:
         message = f'cannot set option "{option}" for a subscription that does not have a slot name'
-        raise StatementError(message, sqlstate=PREREQUISITE_STATE)
+        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
     altering.outside_only(f"ALTER SUBSCRIPTION ... SET ({option})")
 
 
@@ -322,7 +326,7 @@ async def _skip(connection: asyncpg.Connection, subscription: Subscription, lsn:
         reached = max(progress or Lsn(0), Lsn.parse(text) if text else Lsn(0))
         if lsn < reached:
             message = f"skip WAL location (LSN {lsn}) must be greater than origin LSN {reached}"
-            raise StatementError(message, sqlstate="22023")
+            raise StatementError(message, sqlstate=INVALID_PARAMETER_VALUE)
     await connection.execute(SET_SKIP_LSN, subscription.oid, str(lsn))
 
 
@@ -332,6 +336,6 @@ async def _change_owner(connection: asyncpg.Connection, subscription: Subscripti
         return
     can_set = "SET" if connection.get_server_version().major >= 16 else "MEMBER"
     if not await connection.fetchval(MAY_BECOME, oid, can_set):
-        raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate="42501")
+        raise StatementError(f'must be able to SET ROLE "{name}"', sqlstate=INSUFFICIENT_PRIVILEGE)
     privileges.check_database(await privileges.current_role(connection))
     await connection.execute(SET_OWNER, subscription.oid, oid)

@@ -9,11 +9,8 @@ import asyncpg
 from subscriber.catalog import store
 from subscriber.catalog.grammar.parser import RoleWord
 from subscriber.errors import StatementError
+from subscriber.sqlstate import DUPLICATE_OBJECT, INSUFFICIENT_PRIVILEGE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
-
-INSUFFICIENT_PRIVILEGE = "42501"
-UNDEFINED_OBJECT = "42704"
-DUPLICATE_OBJECT = "42710"
 
 CALLER = """
 SELECT r.oid, r.rolsuper, pg_catalog.current_database()::text AS database,

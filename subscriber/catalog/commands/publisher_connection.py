@@ -15,6 +15,7 @@ from subscriber.connection.errors import libpq_message
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
+from subscriber.sqlstate import CONNECTION_FAILURE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 # Its arguments are the severity (NOTICE or WARNING), the message, the detail and the hint.
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
@@ -25,7 +26,7 @@ OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current(
 class PublisherUnreachable(StatementError):
     """`reason` is what libpq would say."""
 
-    sqlstate = "08006"
+    sqlstate = CONNECTION_FAILURE
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f'subscription "{name}" could not connect to the publisher: {reason}')
@@ -81,7 +82,7 @@ async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publishe
             detail="The slot's creation would wait for this statement to end.",
             hint="Create the slot first, in the publisher's database: SELECT pg_create_logical_replication_slot("
             f"{sql_literal(slot)}, 'pgoutput'); then use it WITH (create_slot = false).",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
 

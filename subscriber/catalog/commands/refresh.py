@@ -15,6 +15,13 @@ from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.sqlstate import (
+    DUPLICATE_TABLE,
+    INSUFFICIENT_PRIVILEGE,
+    INVALID_SCHEMA_NAME,
+    UNDEFINED_TABLE,
+    WRONG_OBJECT_TYPE,
+)
 from subscriber.subscription import Subscription
 
 LOCAL_RELATIONS = """
@@ -64,11 +71,11 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
     for row in rows:
         schema, name = row["nspname"], row["relname"]
         if not row["has_schema"]:
-            raise StatementError(f'schema "{schema}" does not exist', sqlstate="3F000")
+            raise StatementError(f'schema "{schema}" does not exist', sqlstate=INVALID_SCHEMA_NAME)
         if not row["may_use"]:
-            raise StatementError(f"permission denied for schema {schema}", sqlstate="42501")
+            raise StatementError(f"permission denied for schema {schema}", sqlstate=INSUFFICIENT_PRIVILEGE)
         if row["relid"] is None:
-            raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate="42P01")
+            raise StatementError(f'relation "{schema}.{name}" does not exist', sqlstate=UNDEFINED_TABLE)
         kind = None if row["relkind"] in ("r", "p") else RELKINDS.get(row["relkind"], "this")
         if row["relid"] < FIRST_NORMAL_OID or schema == OWN_SCHEMA:
             kind = "system tables"
@@ -76,7 +83,7 @@ async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, s
             raise StatementError(
                 f'cannot use relation "{schema}.{name}" as logical replication target',
                 detail=f"This operation is not supported for {kind}.",
-                sqlstate="42809",
+                sqlstate=WRONG_OBJECT_TYPE,
             )
     return [row["relid"] for row in rows]
 
@@ -113,7 +120,7 @@ def _require_distinct(tables: list[tuple[str, str]], relids: list[int], known: d
         if relid in taken:
             raise StatementError(
                 f'hooks send tables "{".".join(taken[relid])}" and "{".".join(table)}" to one table of the target',
-                sqlstate="42P07",
+                sqlstate=DUPLICATE_TABLE,
             )
         taken[relid] = table
 

@@ -14,6 +14,7 @@ import asyncpg
 
 from subscriber.catalog import worker_sessions
 from subscriber.errors import StatementError
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 PATIENCE = 30.0  # seconds for a session to end once it was told to: a big transaction may have to be rolled back
 POLL = 0.02  # seconds
@@ -56,7 +57,7 @@ async def check_none_is_running(connection: asyncpg.Connection, subid: int) -> N
         raise StatementError(
             'cannot alter "two_phase" when logical replication worker is still running',
             hint="Try again after some time.",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
 
@@ -65,5 +66,5 @@ def _still_running(living: dict[int, int]) -> StatementError:
         "logical replication worker is still running",
         detail=f"Its sessions on this server are: {', '.join(map(str, living.values()))}.",
         hint="Try again after some time.",
-        sqlstate="55006",
+        sqlstate=OBJECT_IN_USE,
     )

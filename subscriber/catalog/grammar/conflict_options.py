@@ -10,6 +10,7 @@ import asyncpg
 
 from subscriber.apply.conflicts.policy import parse_policies
 from subscriber.errors import StatementError
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import ConflictHistory
 
 COMMIT_TIMES_SINCE = 14  # the target's major version from which a row's origin can be asked for with the time
@@ -28,7 +29,7 @@ def check_history(value: str) -> str:
         raise StatementError(
             f'invalid value for parameter "conflict_history": "{value}"',
             hint=f"Available values: {', '.join(ConflictHistory)}.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
     return value.lower()
 
@@ -40,7 +41,7 @@ async def check_commit_times(connection: asyncpg.Connection, policy: str) -> Non
         return
     if connection.get_server_version().major < COMMIT_TIMES_SINCE:
         message = f'conflict policy "{needing}" needs a target of PostgreSQL {COMMIT_TIMES_SINCE} or newer'
-        raise StatementError(message, sqlstate="0A000")
+        raise StatementError(message, sqlstate=FEATURE_NOT_SUPPORTED)
     if not await connection.fetchval(TRACKS_COMMIT_TIMES):
         raise needs_commit_times(needing)
 
@@ -50,5 +51,5 @@ def needs_commit_times(needing: str) -> StatementError:
         f'conflict policy "{needing}" needs track_commit_timestamp on the target',
         detail="Without it nobody knows when, and by whom, a row of the target was written.",
         hint="Set track_commit_timestamp = on in the target's configuration, and restart it.",
-        sqlstate="55000",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )

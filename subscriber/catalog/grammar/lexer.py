@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from subscriber.errors import StatementError
 from subscriber.redaction import RedactedStatement
+from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE
 
 NAMEDATALEN = 64  # bytes with the terminator
 
@@ -147,7 +148,9 @@ def _utf8(text: str) -> str:
     lead = data[wrong]
     length = 1 if lead < 0xC0 or lead >= 0xF8 else 2 if lead < 0xE0 else 3 if lead < 0xF0 else 4
     shown = " ".join(f"0x{byte:02x}" for byte in data[wrong : wrong + length])
-    raise StatementSyntaxError(f'invalid byte sequence for encoding "UTF8": {shown}', None, sqlstate="22021")
+    raise StatementSyntaxError(
+        f'invalid byte sequence for encoding "UTF8": {shown}', None, sqlstate=CHARACTER_NOT_IN_REPERTOIRE
+    )
 
 
 class _Scanner:

@@ -16,6 +16,14 @@ from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import (
+    DUPLICATE_OBJECT,
+    INVALID_NAME,
+    INVALID_OBJECT_DEFINITION,
+    INVALID_PARAMETER_VALUE,
+    INVALID_TEXT_REPRESENTATION,
+    NAME_TOO_LONG,
+)
 from subscriber.subscription import OPTIONS, CopyEngine, Streaming
 
 MAX_APPLY_SESSIONS = 64
@@ -140,14 +148,14 @@ def _slot_name(option: Option) -> str | None:
 def check_slot_name(name: str) -> None:
     """Raises StatementError unless a replication slot may have that name."""
     if not name:
-        raise StatementError(f'replication slot name "{name}" is too short', sqlstate="42602")
+        raise StatementError(f'replication slot name "{name}" is too short', sqlstate=INVALID_NAME)
     if len(name.encode()) >= NAMEDATALEN:
-        raise StatementError(f'replication slot name "{name}" is too long', sqlstate="42622")
+        raise StatementError(f'replication slot name "{name}" is too long', sqlstate=NAME_TOO_LONG)
     if not all(c.isascii() and (c.islower() or c.isdigit() or c == "_") for c in name):
         raise StatementError(
             f'replication slot name "{name}" contains invalid character',
             hint="Replication slot names may only contain lower case letters, numbers, and the underscore character.",
-            sqlstate="42602",
+            sqlstate=INVALID_NAME,
         )
 
 
@@ -157,7 +165,7 @@ def _synchronous_commit(option: Option) -> str:
         raise StatementError(
             f'invalid value for parameter "synchronous_commit": "{value}"',
             hint=f"Available values: {', '.join(SYNCHRONOUS_COMMIT)}.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
     return value
 
@@ -165,7 +173,7 @@ def _synchronous_commit(option: Option) -> str:
 def _origin(option: Option) -> str:
     value = string(option)
     if value.lower() not in ("none", "any"):
-        raise StatementError(f'unrecognized origin value: "{value}"', sqlstate="22023")
+        raise StatementError(f'unrecognized origin value: "{value}"', sqlstate=INVALID_PARAMETER_VALUE)
     return value
 
 
@@ -177,7 +185,7 @@ def _copy_engine(option: Option) -> CopyEngine:
         raise StatementError(
             f'invalid value for parameter "copy_engine": "{value}"',
             hint=f"Available values: {', '.join(CopyEngine)}.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         ) from None
 
 
@@ -188,7 +196,7 @@ def _apply_sessions(option: Option) -> int:
         raise StatementError(
             f'invalid value for parameter "apply_sessions": "{value}"',
             hint=f"It is a number from 1 to {MAX_APPLY_SESSIONS}.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
     return number
 
@@ -203,7 +211,7 @@ def _trusted_owners(option: Option) -> tuple[str, ...]:
         raise StatementError(
             f'invalid value for parameter "trusted_owners": "{value}"',
             hint="It is a list of roles, as 'alice, \"Bob\"'; '' for none.",
-            sqlstate="22023",
+            sqlstate=INVALID_PARAMETER_VALUE,
         )
     return tuple(dict.fromkeys(name.text for name in names))
 
@@ -215,9 +223,9 @@ def _lsn(option: Option) -> Lsn:
     try:
         lsn = Lsn.parse(value)
     except ValueError as error:
-        raise StatementError(str(error), sqlstate="22P02") from None
+        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
     if not lsn:
-        raise StatementError(f"invalid WAL location (LSN): {value}", sqlstate="22023")
+        raise StatementError(f"invalid WAL location (LSN): {value}", sqlstate=INVALID_PARAMETER_VALUE)
     return lsn
 
 
@@ -240,7 +248,7 @@ def check_publications(publications: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in publications:
         if name in seen:
-            raise StatementError(f'publication name "{name}" used more than once', sqlstate="42710")
+            raise StatementError(f'publication name "{name}" used more than once', sqlstate=DUPLICATE_OBJECT)
         seen.add(name)
 
 
@@ -254,12 +262,14 @@ def merge_publications(
         if add:
             if name in merged:
                 message = f'publication "{name}" is already in subscription "{subscription}"'
-                raise StatementError(message, sqlstate="42710")
+                raise StatementError(message, sqlstate=DUPLICATE_OBJECT)
             merged.append(name)
         elif name in merged:
             merged.remove(name)
         else:
-            raise StatementError(f'publication "{name}" is not in subscription "{subscription}"', sqlstate="42P17")
+            raise StatementError(
+                f'publication "{name}" is not in subscription "{subscription}"', sqlstate=INVALID_OBJECT_DEFINITION
+            )
     if not merged:
-        raise StatementError("cannot drop all the publications from a subscription", sqlstate="42P17")
+        raise StatementError("cannot drop all the publications from a subscription", sqlstate=INVALID_OBJECT_DEFINITION)
     return tuple(merged)

@@ -31,6 +31,7 @@ from subscriber.catalog.grammar.lexer import (
     words,
 )
 from subscriber.errors import StatementError
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, RESERVED_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +237,7 @@ class _Parser:
             raise StatementError(
                 "only CREATE, ALTER and DROP SUBSCRIPTION can be executed here",
                 hint="Use psql for other statements.",
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )
         if start.text == "create":
             return self._create()
@@ -300,7 +301,7 @@ class _Parser:
         elif token.kind is not TokenKind.IDENTIFIER:
             raise syntax_error(token)
         if token.text == "none":
-            raise StatementSyntaxError('role name "none" is reserved', token.position, sqlstate="42939")
+            raise StatementSyntaxError('role name "none" is reserved', token.position, sqlstate=RESERVED_NAME)
         return token.text
 
     def _with(self) -> tuple[Option, ...]:

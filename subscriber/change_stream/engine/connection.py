@@ -37,11 +37,12 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import weigh
 from subscriber.publisher.feedback import limit_status_interval
 from subscriber.settings import Settings
+from subscriber.sqlstate import CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, OBJECT_IN_USE, TOO_MANY_CONNECTIONS
 
 CHUNK = 512  # frames handed out at once; other tasks get a turn in between
 
 # Connections, shutdowns, too many connections, a slot that is still in use by our predecessor.
-_PASSES = ("08", "57P", "53300", "55006")
+_PASSES = (CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, TOO_MANY_CONNECTIONS, OBJECT_IN_USE)
 
 
 class Connection(Protocol):

@@ -24,6 +24,7 @@ from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.protocol.decode import Decoder
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 T = TypeVar("T")
 
@@ -171,7 +172,9 @@ class StreamCore:
     async def call(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
         """Await `call` in a task of the stream, see engine/cancel_safe.py."""
         if self.closed:
-            raise SubscriberError("the stream is closed", hint="Open it again to go on.", sqlstate="55000")
+            raise SubscriberError(
+                "the stream is closed", hint="Open it again to go on.", sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
+            )
         return await self.calls.call(owner, call)
 
     def acknowledge(self, state: TransactionCore) -> None:

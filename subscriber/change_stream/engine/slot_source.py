@@ -41,6 +41,7 @@ from subscriber.publisher.replication_stream import (
     check_publisher,
     check_timeline,
 )
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 Create = Literal["never", "missing", "replace", "temporary"]
 
@@ -151,7 +152,7 @@ class SlotSource:
                 raise PublisherError(
                     f"the publisher is too old for {option}",
                     detail=f"It has version {self.server_version // 10000}; {since // 10000} is needed.",
-                    sqlstate="0A000",
+                    sqlstate=FEATURE_NOT_SUPPORTED,
                 )
 
     async def _find_slot(self, publisher: Publisher, create: Create, *, failover: bool) -> None:
@@ -162,7 +163,7 @@ class SlotSource:
                 f'replication slot "{self.slot}" does not exist on the publisher',
                 hint='Give create="missing" to have it made, or create it there: '
                 f"SELECT pg_create_logical_replication_slot({sql_literal(self.slot)}, 'pgoutput')",
-                sqlstate="42704",
+                sqlstate=UNDEFINED_OBJECT,
             )
         if create == "replace":
             await publisher.drop_slot(self.slot, missing_ok=True)

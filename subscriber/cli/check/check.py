@@ -26,6 +26,7 @@ from subscriber.connection.defaults import complete
 from subscriber.display import json_text, printable
 from subscriber.errors import ServerError, StatementError, SubscriberError
 from subscriber.publisher.connection import SETTINGS, Publisher
+from subscriber.sqlstate import CLASS_INVALID_AUTHORIZATION, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 
 OBSTACLE = 1  # the exit status if a finding is an error
@@ -145,7 +146,7 @@ async def _ask_both(
     if name is not None:
         subscription = await check_collect.find_subscription(target, name)
         if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         source_dsn, publications = subscription.conninfo, subscription.publications
         if subscription.two_phase is not TwoPhaseState.DISABLED:
             facts.two_phase = subscription.two_phase
@@ -244,7 +245,7 @@ async def _try_to_replicate(dsn: str, facts: Facts, *, must_use_password: bool) 
 
 
 def _unreachable(who: str, error: SubscriberError, prefix: str = "") -> Finding:
-    refused = isinstance(error, ServerError) and error.sqlstate.startswith("28")
+    refused = isinstance(error, ServerError) and error.sqlstate.startswith(CLASS_INVALID_AUTHORIZATION)
     return Finding(Level.ERROR, who, prefix + error.message, _HBA if refused else error.hint)
 
 

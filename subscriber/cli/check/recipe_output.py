@@ -27,6 +27,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.scram import new_password, scram_verifier
 from subscriber.display import json_text, printable, shell_word, sql_identifier, sql_literal
 from subscriber.errors import StatementError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, IO_ERROR
 
 # Options of a connection string, besides the user, that identify the client.
 OF_A_PERSON = ("sslcert", "sslkey", "sslpassword", "passfile")
@@ -119,7 +120,7 @@ async def _execute_steps(recipe: Recipe, target_dsn: str, passwords: Mapping[str
                 "permission denied to execute the recipe",
                 detail="Only superusers may do so.",
                 hint="Leave out --execute, and run the printed statements as the administrator of the server.",
-                sqlstate="42501",
+                sqlstate=INSUFFICIENT_PRIVILEGE,
             )
         await ensure_schema(connection)
         async with connection.transaction():
@@ -166,6 +167,6 @@ def write_credentials(directory: Path, strings: Mapping[str, str]) -> list[Path]
         raise StatementError(
             f'could not write connection strings to directory "{directory}": {error.strerror}',
             hint="Name another directory: --credentials DIRECTORY",
-            sqlstate="58030",
+            sqlstate=IO_ERROR,
         ) from None
     return written

@@ -20,6 +20,7 @@ from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import Settings
+from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
 from subscriber.worker.archive.worker import Archiver
 
 MIB = 1024 * 1024
@@ -43,7 +44,7 @@ def position(text: str | None) -> Lsn | None:
     try:
         return None if text is None else Lsn.parse(text)
     except ValueError as error:
-        raise StatementError(str(error), sqlstate="22P02") from None
+        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
 
 
 async def archive(

@@ -28,6 +28,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream, check_publications
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.worker.exception_groups import root_cause
 
 Write = Callable[[str], None]
@@ -82,7 +83,7 @@ async def _check(publisher: Publisher, publications: Sequence[str], slot: str | 
         raise PublisherError(
             f'replication slot "{slot}" does not exist on the publisher',
             hint=f"Create it there: SELECT pg_create_logical_replication_slot({sql_literal(slot)}, 'pgoutput')",
-            sqlstate="42704",
+            sqlstate=UNDEFINED_OBJECT,
         )
 
 

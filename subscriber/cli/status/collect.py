@@ -35,12 +35,18 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
 from subscriber.publisher.quoting import literal
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import (
+    CLASS_CONNECTION_EXCEPTION,
+    CLASS_SERVER_SHUTDOWN,
+    LOCK_NOT_AVAILABLE,
+    TOO_MANY_CONNECTIONS,
+    UNDEFINED_OBJECT,
+)
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-LOCK_NOT_AVAILABLE = "55P03"
 WRONG = 1  # the exit status if a subscription has a problem
 
 Look: TypeAlias = tuple[StatusSnapshot, list[SubscriptionStatus]] | str  # or an error
@@ -150,7 +156,7 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
             raise await _locked(catalog, error) from error
         raise
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
-        raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate="42704")
+        raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate=UNDEFINED_OBJECT)
     return look
 
 
@@ -365,7 +371,9 @@ async def _looks(
         except ConnectionLost as error:
             yield error.message
         except ServerError as error:
-            if not error.sqlstate.startswith(("08", "57P", "53300", LOCK_NOT_AVAILABLE)):
+            if not error.sqlstate.startswith(
+                (CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, TOO_MANY_CONNECTIONS, LOCK_NOT_AVAILABLE)
+            ):
                 raise
             yield error.message
         await anyio.sleep(interval)

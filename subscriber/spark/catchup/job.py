@@ -49,6 +49,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.quoting import identifier, qualified
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
 from subscriber.spark.changes.net_job import RowKeys, net_changes
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.schema_check import guard
@@ -152,11 +153,11 @@ class Backlog:
         """Check that the subscription can be caught up, and create the staging tables."""
         subscription = await store.find_subscription(self._connection, name)
         if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         _check_subscription(subscription, self._log)
         self._subid = subscription.oid
         if not await worker_sessions.register_own(self._connection, self._subid, store.APPLY_WORKER):
-            raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate="55006")
+            raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate=OBJECT_IN_USE)
         self._registered = True
         await table_names.require_all(self._connection, subscription)
         states = await store.load_relation_states(self._connection, self._subid)
@@ -164,20 +165,20 @@ class Backlog:
             raise StatementError(
                 f"{len(unready)} tables of the subscription have not been copied and handed over yet",
                 hint="Let `subscriber run` finish the copy first.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         if encoding_of(self._connection) == "SQL_ASCII":
             raise StatementError(
                 "the change log is in UTF8, and the target's database in SQL_ASCII",
                 detail="The apply worker stores texts in the publisher's encoding.",
                 hint="Enable the subscription, and let its apply worker catch up.",
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )
         if with_hooks := await hooked_tables.sources(self._connection, self._subid):
             raise StatementError(
                 f'{len(with_hooks)} tables of subscription "{name}" have hooks, which only their program has',
                 hint="Enable the subscription, and let that program catch up.",
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )
         claimed = await self._claim(subscription)
         self._log.check(self.position)
@@ -192,12 +193,14 @@ class Backlog:
             raise StatementError(
                 "the change log is from another publisher than the subscription's",
                 detail=f"The log is from system {system_id}, the subscription of {subscription.system_id}.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         claimed = await progress_records.claim(self._connection, self._subid, generation=subscription.generation)
         if claimed is None:
             name = subscription.name
-            raise StatementError(f'subscription "{name}" has not begun to apply changes', sqlstate="55000")
+            raise StatementError(
+                f'subscription "{name}" has not begun to apply changes', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
+            )
         self._claimed, self._row = claimed, claimed.position
         reached = await self._connection.fetchval(_REACHED, self._subid)
         # Between transactions the worker records its position without a commit on the target.
@@ -216,7 +219,7 @@ class Backlog:
                         f'changes of table "{schema}.{name}" must be applied row by row',
                         detail=f"It has {reason}.",
                         hint="Enable the subscription, and let its apply worker catch up.",
-                        sqlstate="0A000",
+                        sqlstate=FEATURE_NOT_SUPPORTED,
                     )
                 stage = Stage(f"catchup_{self._subid}_{number}", table)
                 await self._connection.execute(stage.create())
@@ -299,14 +302,14 @@ def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
         raise StatementError(
             f'subscription "{name}" is enabled',
             hint=f"Disable it first: ALTER SUBSCRIPTION {identifier(name)} DISABLE",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     if set(subscription.publications) != set(log.identity.publications):
         raise StatementError(
             "the change log has other publications than the subscription",
             detail=f"The log has {', '.join(log.identity.publications)}; "
             f"the subscription has {', '.join(subscription.publications)}.",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
     for what, is_so in (
         ("two_phase", subscription.two_phase is not TwoPhaseState.DISABLED),
@@ -318,5 +321,5 @@ def _check_subscription(subscription: Subscription, log: ChangeLog) -> None:
             raise StatementError(
                 f'subscription "{name}" has {what}, which requires row-by-row apply',
                 hint="Enable the subscription, and let its apply worker catch up.",
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )

@@ -33,11 +33,12 @@ from subscriber.publisher.quoting import identifier, qualified
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
+from subscriber.spark.copy.executor import TRANSIENT
+from subscriber.sqlstate import INTERNAL_ERROR
 
 SCHEMA = "subscriber"
 CHUNK = 256 * 1024  # bytes passed to COPY in one piece
 # Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
-TRANSIENT = ("08", "40", "53", "57")
 SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
 
 _CHANGED = "s.kind = 'u'"
@@ -340,7 +341,7 @@ class Merge:
             tag = await connection.execute(self._insert(f"{_NEW} AND s.mask = $2", mask), self._ids, mask)
             count += int(tag.split()[-1])
         if count != rows:
-            raise ApplyError(f"{rows} staged rows were expected, and {count} were inserted", sqlstate="XX000")
+            raise ApplyError(f"{rows} staged rows were expected, and {count} were inserted", sqlstate=INTERNAL_ERROR)
 
     def _delete_equal(self) -> str:
         """Return the DELETE for tables without a key. Of equal rows, it deletes as many as the change log does."""

@@ -29,6 +29,13 @@ from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.publisher.quoting import literal
+from subscriber.sqlstate import (
+    CLASS_CONNECTION_EXCEPTION,
+    CLASS_INSUFFICIENT_RESOURCES,
+    CLASS_OPERATOR_INTERVENTION,
+    CLASS_TRANSACTION_ROLLBACK,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+)
 from subscriber.targets.postgres.session.capabilities import (
     BECOME_REPLICA,
     SET_REPLICA,
@@ -40,7 +47,12 @@ from subscriber.targets.postgres.sql.row_statements import copy_from
 
 APPLICATION_NAME = "subscriber copy"
 # Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
-TRANSIENT = ("08", "40", "53", "57")
+TRANSIENT = (
+    CLASS_CONNECTION_EXCEPTION,
+    CLASS_TRANSACTION_ROLLBACK,
+    CLASS_INSUFFICIENT_RESOURCES,
+    CLASS_OPERATOR_INTERVENTION,
+)
 
 SOURCE_SETTINGS = {
     "datestyle": "ISO",
@@ -250,7 +262,7 @@ async def _lock(tasks: list[PartTask], source: Session) -> None:
             raise SubscriberError(
                 f'table "{task.part.schema}.{task.part.name}" of the publisher was rewritten while it was copied',
                 hint="It will be copied again from the beginning.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
 
 

@@ -70,6 +70,7 @@ from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
 from subscriber.spark.session import MASTER, spark_session
 from subscriber.spark.tasks import run_in_thread
+from subscriber.sqlstate import OBJECT_IN_USE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ async def copy_tables(
             await identity.check(connection)
             subscription = await store.find_subscription(connection, name)
             if subscription is None:
-                raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+                raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
             await table_names.require_all(connection, subscription)
             if not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
                 await _wait_for_handover(connection, subscription, on_progress)
@@ -159,7 +160,7 @@ async def _wait_for_handover(connection: Connection, subscription: Subscription,
         if any(state.state == TableState.DATASYNC for state in states):
             raise SubscriberError(
                 f'the tables of subscription "{subscription.name}" are being copied by another process',
-                sqlstate="55006",
+                sqlstate=OBJECT_IN_USE,
             )
         on_progress("waiting for the launcher to hand tables over", ())
         await anyio.sleep(POLL)

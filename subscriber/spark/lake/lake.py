@@ -43,6 +43,7 @@ from subscriber.protocol.encodings import ERRORS
 from subscriber.spark.changes.net_job import RowKeys, net_changes
 from subscriber.spark.lake import delta
 from subscriber.spark.lake.stage import Staged, ToArrow
+from subscriber.sqlstate import NAME_TOO_LONG, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,11 +119,11 @@ class Lake:
             )
         path = self._path(name)
         if not path.is_dir():
-            raise StatementError(f'the lake has no table "{name}"', sqlstate="42P01")
+            raise StatementError(f'the lake has no table "{name}"', sqlstate=UNDEFINED_TABLE)
         table = DeltaTable(path)
         version = delta.version_at(table, boundaries[-1])
         if version is None:
-            raise StatementError(f'the lake has no table "{name}" as of {boundaries[-1]}', sqlstate="42P01")
+            raise StatementError(f'the lake has no table "{name}" as of {boundaries[-1]}', sqlstate=UNDEFINED_TABLE)
         table.load_as_version(version)
         return table
 
@@ -131,7 +132,7 @@ class Lake:
 
     def _check(self) -> None:
         if not self.exists:
-            raise StatementError(f'there is no lake in "{self.directory}"', sqlstate="58P01")
+            raise StatementError(f'there is no lake in "{self.directory}"', sqlstate=UNDEFINED_FILE)
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -153,7 +154,7 @@ class Lake:
             raise StatementError(
                 f'the lake in "{self.directory}" is fed from another log',
                 detail=f'It is from slot "{fed["slot"]}" of system {fed["system_id"]}.',
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
 
     def put(self, name: str, schema: pa.Schema, position: Lsn, rows: Iterable[pa.RecordBatch] = ()) -> None:
@@ -280,7 +281,7 @@ def _file_name(table: str) -> str:
     if not name.strip("."):  # a name of only dots would be another directory
         name = name.replace(".", f"{_ESCAPE}2E")
     if len(name) > LONGEST_NAME:
-        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate="42622")
+        raise StatementError(f'the name of table "{table}" is too long for a directory', sqlstate=NAME_TOO_LONG)
     return name
 
 

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from subscriber.display import shell_word
 from subscriber.errors import ApplyError
 from subscriber.protocol.messages import RelationColumn
+from subscriber.sqlstate import NUMERIC_VALUE_OUT_OF_RANGE
 
 NUMERIC = 1700
 _TYPES: dict[int, pa.DataType] = {
@@ -56,5 +57,5 @@ def arrow_array(values: Sequence[bytes | None], kind: pa.DataType, label: str) -
         raise ApplyError(
             f'a value of column "{label}" cannot be stored as {kind}',
             hint=f"Keep the column as text: --text {shell_word(label)}",
-            sqlstate="22003",
+            sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
         ) from None

@@ -59,6 +59,7 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Relation, RelationColumn
 from subscriber.spark.sources.arrow_rows import SCHEMA, batches
 from subscriber.spark.sources.arrow_types import arrow_type
+from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_TABLE
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -118,7 +119,7 @@ def typed_changes(
 
     relation = ChangeLog(directory).relation(table)
     if relation is None:
-        raise StatementError(f'the change log has no change of table "{table}"', sqlstate="42P01")
+        raise StatementError(f'the change log has no change of table "{table}"', sqlstate=UNDEFINED_TABLE)
 
     def struct(side: str) -> Column:
         fields = [_typed(f.col(side)[c.name], c, c.name in as_text).alias(c.name) for c in relation.columns]
@@ -190,7 +191,7 @@ def parse(text: str) -> Lsn:
     try:
         return Lsn.parse(text)
     except ValueError as error:
-        raise StatementError(str(error), sqlstate="22P02") from None
+        raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
 
 
 class ChangesReader(DataSourceReader):
@@ -203,7 +204,9 @@ class ChangesReader(DataSourceReader):
         end = parse(self._reading.end) if self._reading.end else last
         if end > last:
             raise StatementError(
-                f"the change log ends at {last}", detail=f"Changes up to {end} were requested.", sqlstate="55000"
+                f"the change log ends at {last}",
+                detail=f"Changes up to {end} were requested.",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         found = self._reading.between(log, self._reading.first(log), end)
         return found or [LogPartition(Piece(Lsn(0), 0, 0, Lsn(0), Lsn(0)))]  # Spark requires at least one

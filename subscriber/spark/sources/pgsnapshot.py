@@ -47,6 +47,7 @@ from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.verification.consistent_snapshot import SETTINGS
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, NUMERIC_VALUE_OUT_OF_RANGE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +129,7 @@ class PgSnapshot(DataSource):
         super().__init__(options)
         for name in ("conninfo", "table"):
             if name not in options:
-                raise SubscriberError(f'pgsnapshot needs the option "{name}"', sqlstate="22023")
+                raise SubscriberError(f'pgsnapshot needs the option "{name}"', sqlstate=INVALID_PARAMETER_VALUE)
         self._table = SnapshotTable(dict(options))
 
     def schema(self) -> StructType:
@@ -225,7 +226,7 @@ class SnapshotTable:
             raise SubscriberError(
                 f"Spark has no type for column{'s' * (len(refused) > 1)} {', '.join(refused)} of {table}",
                 hint=f'Read them as text: .option("text", {names}), or "*" for all such columns.',
-                sqlstate="0A000",
+                sqlstate=FEATURE_NOT_SUPPORTED,
             )
         return columns
 
@@ -260,7 +261,9 @@ class SnapshotTable:
         self, session: Session, selected: str, by: str, columns: Sequence[SnapshotColumn], number: int
     ) -> list[Range]:
         if not any(column.name == by and column.is_integer for column in columns):
-            raise SubscriberError(f'"{by}" is not an integer column of {self._options["table"]}', sqlstate="22023")
+            raise SubscriberError(
+                f'"{by}" is not an integer column of {self._options["table"]}', sqlstate=INVALID_PARAMETER_VALUE
+            )
         name, table = identifier(by), self._options["table"]
         ((low, high),) = await session.rows(f"SELECT min({name}), max({name}) FROM {table}")
         if low is None or high is None:
@@ -343,5 +346,5 @@ def _refused(error: pa.ArrowInvalid, schema: pa.Schema) -> SubscriberError:
     return SubscriberError(
         f'a value of column "{name}" does not fit Spark\'s type for it',
         hint=f'Read the column as text: .option("text", {json_text(name)})',
-        sqlstate="22003",
+        sqlstate=NUMERIC_VALUE_OUT_OF_RANGE,
     )

@@ -27,6 +27,7 @@ from subscriber.publisher.partitions import TablePartition
 from subscriber.publisher.quoting import identifier, literal
 from subscriber.spark.copy.executor import TRANSIENT
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
@@ -171,7 +172,7 @@ async def _answer(connection: Connection, question: ChecksumTask) -> Answer:
             raise SubscriberError(
                 f'table "{part.schema}.{part.name}" was rewritten while it was compared',
                 hint="Compare again after VACUUM FULL, TRUNCATE or the other operation has ended.",
-                sqlstate="55000",
+                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
             )
         with parsing("rows"):
             return [tuple(row) for row in await connection.fetch(question.sql)]

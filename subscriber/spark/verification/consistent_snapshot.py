@@ -31,6 +31,7 @@ from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.quoting import literal
+from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 
 APPLICATION_NAME = "subscriber verify"
@@ -78,7 +79,9 @@ async def common_snapshot(
     """
     async with AsyncExitStack() as stack, catalog.use() as connection:
         if not await worker_sessions.register_own(connection, subscription.oid, pause_requests.HOLDER):
-            raise SubscriberError(f'subscription "{subscription.name}" is being verified already', sqlstate="55006")
+            raise SubscriberError(
+                f'subscription "{subscription.name}" is being verified already', sqlstate=OBJECT_IN_USE
+            )
         source_session = await _open(stack, subscription.conninfo, must_use_password=subscription.must_use_password)
         target_session = await _open(stack, target)
         try:
@@ -145,7 +148,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
         "no snapshot of the publisher could be taken",
         detail="Transactions on the publisher did not end in time.",
         hint="Find them in pg_stat_activity by xact_start.",
-        sqlstate="55000",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )
 
 
@@ -169,5 +172,5 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
         f'the apply worker of subscription "{subscription.name}" does not reach the position of the comparison',
         detail=f"It was requested to stop at {stop_at}." if stop_at else "It does not reach the end of a transaction.",
         hint="To see its state and its waits, run: subscriber status",
-        sqlstate="55000",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
     )

@@ -46,6 +46,7 @@ from subscriber.spark.verification.checksums import (
     differing,
 )
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
+from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
 
@@ -156,7 +157,7 @@ async def verify(
             await identity.check(connection)
             subscription = await store.find_subscription(connection, name)
         if subscription is None:
-            raise StatementError(f'subscription "{name}" does not exist', sqlstate="42704")
+            raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         on_progress("waiting for a common position")
         snapshot = await stack.enter_async_context(common_snapshot(catalog, target, subscription))
         on_progress(f"comparing at {snapshot.lsn}")

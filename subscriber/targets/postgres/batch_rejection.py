@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from subscriber import sqlstate
 from subscriber.apply.batch.table_batch import ChangeKind
 from subscriber.errors import SubscriberError
-from subscriber.targets.postgres.session import schema_check
 from subscriber.targets.postgres.session.statement_context import StatementContext
-from subscriber.targets.postgres.sql import batch_statements
 
 ROW_MISSING = "row missing"  # or not as it was expected to be
 
@@ -16,14 +15,15 @@ def rejection_reason(error: SubscriberError | None) -> str:
     if error is None:
         return "deadlock"
     match error.sqlstate:
-        case batch_statements.WRONG_COUNT if " rows instead of " in error.message:
+        # The error of a cast that batch_statements.py has fail if a statement affects another number of rows.
+        case sqlstate.INVALID_TEXT_REPRESENTATION if " rows instead of " in error.message:
             return ROW_MISSING
-        case "23505":
+        case sqlstate.UNIQUE_VIOLATION:
             return "key exists"
-        case schema_check.CHANGED:
+        case sqlstate.TARGET_TABLE_CHANGED:
             return "table changed"
-        case sqlstate:
-            return f"error {sqlstate}"
+        case other:
+            return f"error {other}"
 
 
 def disable_batched_updates(note: object) -> bool:

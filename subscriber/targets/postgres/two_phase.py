@@ -39,6 +39,7 @@ from subscriber.apply.transaction import RemoteTransaction, TransactionState
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
+from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 
@@ -140,7 +141,7 @@ class TwoPhase:
                 f'prepared transaction with identifier "{gid}" does not exist',
                 detail="The publisher has committed it; it was rolled back on the target by somebody else.",
                 hint="Its changes are lost here. Apply them by hand, then skip it with ALTER SUBSCRIPTION ... SKIP.",
-                sqlstate="42704",
+                sqlstate=UNDEFINED_OBJECT,
             )
             error.context.append(error_context(self._target.origin, message.message_type, transaction=transaction))
             raise error

@@ -13,6 +13,7 @@ from sqlalchemy.sql.expression import UpdateBase
 
 from subscriber.apply.hooks.config import Name
 from subscriber.errors import ApplyError, MappingError
+from subscriber.sqlstate import DATA_EXCEPTION
 from subscriber.targets.sqlalchemy.dialects.mysql import MYSQL
 from subscriber.targets.sqlalchemy.types import Read, reader
 
@@ -121,7 +122,7 @@ class TargetTable:
                     f'a value of column "{name}" of "{self.label}" cannot be kept',
                     detail=f"The column's type on the target is {self.table.columns[name].type!r}.",
                     hint="Make it a text column there: it takes what PostgreSQL writes.",
-                    sqlstate="22000",
+                    sqlstate=DATA_EXCEPTION,
                 ) from None  # whose text may have the value
         return found
 

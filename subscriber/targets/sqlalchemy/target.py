@@ -49,6 +49,7 @@ from subscriber.errors import (
     SubscriberError,
 )
 from subscriber.lsn import Lsn
+from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, EXTERNAL_ROUTINE_EXCEPTION
 from subscriber.targets.sqlalchemy.dialects.mysql import (
     exact_collation,
     lost_hint,
@@ -147,7 +148,9 @@ class SqlTarget:
         except SQLAlchemyError as error:
             raise _translated(error, self._engine.dialect.name) from error
         except UnicodeEncodeError:  # which has the value
-            raise ApplyError("a text cannot be written in the encoding of the target", sqlstate="22021") from None
+            raise ApplyError(
+                "a text cannot be written in the encoding of the target", sqlstate=CHARACTER_NOT_IN_REPERTOIRE
+            ) from None
 
     # --- where it stands ------------------------------------------------------------------------
 
@@ -375,5 +378,5 @@ def _translated(error: SQLAlchemyError, dialect: str) -> SubscriberError:
     return ApplyError(
         f"the target refused a statement: {what}",
         hint=_HINT,
-        sqlstate="38000",
+        sqlstate=EXTERNAL_ROUTINE_EXCEPTION,
     )

@@ -33,6 +33,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.errors import ApplyError
 from subscriber.publisher.quoting import identifier, literal
 from subscriber.settings import Settings
+from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.targets.postgres.two_phase import TwoPhase, gid_prefix
 from subscriber.worker.status import Report
@@ -266,7 +267,7 @@ def _hopeless(gid: str, waits_with: str) -> ApplyError:
         f" for it would never end. Waits for {waits_with}",
         hint="The tables have a constraint or unique index that the publisher's have not. Drop it, or finish the"
         " prepared transaction on the publisher with two_phase off for a time.",
-        sqlstate="55006",
+        sqlstate=OBJECT_IN_USE,
     )
 
 

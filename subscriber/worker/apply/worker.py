@@ -24,6 +24,7 @@ from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
 from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -111,7 +112,7 @@ class ApplyWorker(ApplyHooks):
         subscription = self.subscription
         slot = subscription.slot_name
         if slot is None:
-            raise PublisherError("subscription has no replication slot set", sqlstate="55000")
+            raise PublisherError("subscription has no replication slot set", sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
         config = TargetConfig(
             self._context.apply_target,
             subscription.name,

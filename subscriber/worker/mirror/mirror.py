@@ -37,6 +37,7 @@ from subscriber.publisher.quoting import literal
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
 from subscriber.settings import Settings
+from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 from subscriber.worker.exception_groups import root_cause
@@ -139,7 +140,7 @@ async def _position(
                 raise PublisherError(
                     f'replication slot "{slot}" exists, and the target has no mirror of that name',
                     hint="Choose another name, or drop the slot if nobody needs it.",
-                    sqlstate="42710",
+                    sqlstate=DUPLICATE_OBJECT,
                 )
             await there.begin_mirror(identity.systemid)
         return await _copy(source, slot, publications, publisher, there, create_tables=create_tables)
@@ -161,7 +162,9 @@ async def _copy(
     async with stream(source, slot=slot, publications=publications, create="missing") as begun:
         info = await publisher.slot(slot)
         if begun.snapshot is None or info is None or info.confirmed_flush is None:
-            raise PublisherError(f'replication slot "{slot}" was made by somebody else meanwhile', sqlstate="42710")
+            raise PublisherError(
+                f'replication slot "{slot}" was made by somebody else meanwhile', sqlstate=DUPLICATE_OBJECT
+            )
         session = publisher.session
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         await session.query(f"SET TRANSACTION SNAPSHOT {literal(begun.snapshot)}")

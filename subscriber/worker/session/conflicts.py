@@ -18,6 +18,7 @@ from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
 from subscriber.protocol.messages import Insert, Update
+from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FUNCTION, UNIQUE_VIOLATION
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts import unique_violation
 from subscriber.targets.postgres.conflicts.history import History
@@ -44,7 +45,7 @@ def configure_conflict_policy(
             f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',
             hint="Run the subscription in a program that registers it, with running(resolvers=...), or give the"
             " subscription another conflict_policy.",
-            sqlstate="42883",
+            sqlstate=UNDEFINED_FUNCTION,
         )
     if subscription.decides_conflicts:
         rows.resolution = ConflictResolution(
@@ -62,7 +63,7 @@ def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) 
             f'conflict policy "{needing}" needs replication origins on the target',
             detail="Without them replicated changes look like local ones, written when they were applied.",
             hint="Run the subscription as a role that may use the functions for replication origins.",
-            sqlstate="55000",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
         )
 
 
@@ -78,7 +79,7 @@ async def conflict_from_error(
     violated = (
         isinstance(error, ServerError)
         and error is rows.pipeline.error
-        and error.sqlstate == unique_violation.UNIQUE_VIOLATION
+        and error.sqlstate == UNIQUE_VIOLATION
         and isinstance(note, StatementContext)
     )
     if refusal is None and not violated and not rows.conflicts.has_pending_queries:

@@ -44,6 +44,7 @@ from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.settings import DEFAULTS, Settings
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.context import LauncherContext
@@ -210,7 +211,7 @@ class Launcher:
                         "permission denied to run subscriptions on this database",
                         detail=str(error),
                         hint=f"As the owner of schema subscriber: SELECT subscriber.admit({role}, 'launcher');",
-                        sqlstate="42501",
+                        sqlstate=INSUFFICIENT_PRIVILEGE,
                     ) from error
                 if leads:
                     self.pid = backend.pid

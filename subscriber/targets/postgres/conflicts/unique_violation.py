@@ -16,11 +16,10 @@ from subscriber.apply.conflicts.types import Conflict
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ServerError
 from subscriber.protocol.messages import Insert, Update
+from subscriber.sqlstate import UNIQUE_VIOLATION
 from subscriber.targets.postgres.conflicts.row_lookup import RowLookup, columns_of
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.sql import lookup_queries
-
-UNIQUE_VIOLATION = "23505"
 
 _HAS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')"
 _COMMIT_TIMES_SINCE = 140000  # server version from which the origin can be asked for with the time

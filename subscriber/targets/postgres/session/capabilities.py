@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from subscriber.connection.session import Session
 from subscriber.errors import ServerError
-
-INSUFFICIENT_PRIVILEGE = "42501"
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 
 WITHOUT_REPLICA_ROLE = (
     "session_replication_role cannot be set: ordinary triggers and rules of the tables run for replicated changes, and "

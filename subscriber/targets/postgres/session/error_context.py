@@ -9,13 +9,18 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.display import sql_identifier
 from subscriber.errors import ServerError, StaleCatalog, StaleMapping, SubscriberError
+from subscriber.sqlstate import (
+    FEATURE_NOT_SUPPORTED,
+    INSUFFICIENT_PRIVILEGE,
+    INTERNAL_ERROR,
+    PROGRESS_OUT_OF_STEP,
+    SUBSCRIPTION_ALTERED,
+    TARGET_TABLE_CHANGED,
+)
 from subscriber.targets.postgres.session import schema_check
-from subscriber.targets.postgres.session.progress import ALTERED, OUT_OF_STEP
 from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import StatementContext
 
-INSUFFICIENT_PRIVILEGE = "42501"
-INTERNAL_ERROR = "XX000"
 MOVED = "another session has moved the progress of this subscription"  # as the functions of the schema say it
 
 _MOVES = ("subscriber.advance(", "subscriber.finish_copy(")
@@ -31,10 +36,10 @@ def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, or
     `error` is the pipeline's.
     """
     if _is_overtaken(error):
-        return ServerError({"S": "ERROR", "V": "ERROR", "C": OUT_OF_STEP, "M": MOVED})
-    if error.sqlstate == ALTERED:
+        return ServerError({"S": "ERROR", "V": "ERROR", "C": PROGRESS_OUT_OF_STEP, "M": MOVED})
+    if error.sqlstate == SUBSCRIPTION_ALTERED:
         return StaleCatalog(error.message)
-    if error.sqlstate == schema_check.CHANGED:
+    if error.sqlstate == TARGET_TABLE_CHANGED:
         return StaleMapping(error.message)
     note = pipeline.failed_note
     if not isinstance(note, StatementContext) or note.transaction is None:
@@ -86,7 +91,7 @@ def row_security(error: ServerError, mapping: RelationMapping, acting: RoleSwitc
     return ServerError(
         {
             **error.fields,
-            "C": "0A000",
+            "C": FEATURE_NOT_SUPPORTED,
             "M": f'user "{role}" cannot replicate into relation with row-level security enabled: '
             f'"{mapping.local.name}"',
         }

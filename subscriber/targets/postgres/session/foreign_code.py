@@ -22,6 +22,7 @@ from __future__ import annotations
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, how_to_trust
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.targets.postgres.session import schema_check
 from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import StatementContext
@@ -74,7 +75,7 @@ class ForeignCodeGuard:
                 detail=f'The session\'s role may do more than its owner, "{local.owner}", or the owner of a partition,'
                 " who could attach another one with code of its own.",
                 hint=how_to_trust([local.owner]),
-                sqlstate="42501",
+                sqlstate=INSUFFICIENT_PRIVILEGE,
             )
 
     def begin(self, mapping: RelationMapping) -> None:

@@ -15,6 +15,7 @@ from typing import Any
 from subscriber.apply.relation_map import BatchColumnInfo, ForeignCode, LocalColumn, LocalRelation, Partition
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
+from subscriber.sqlstate import WRONG_OBJECT_TYPE
 
 # Whether the subscription's owner, if one is given, may act as the table's.
 _MAY_SET_ROLE = """
@@ -263,7 +264,7 @@ def parse_relation(schema: str, name: str, found: dict[str, object]) -> LocalRel
         raise MappingError(
             f'cannot use relation "{schema}.{name}" as logical replication target',
             detail=f"This operation is not supported for {_NOT_SUPPORTED.get(kind, 'this kind of relation')}.",
-            sqlstate="42809",
+            sqlstate=WRONG_OBJECT_TYPE,
         )
     columns = _list(found["columns"])
     partitions = _list(found["partitions"])

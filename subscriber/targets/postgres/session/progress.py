@@ -34,10 +34,6 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.connection.pipeline import Pipeline
 from subscriber.lsn import Lsn
 
-OUT_OF_STEP = "SB002"  # SQLSTATE of our own: the record does not say what this session left there
-
-ALTERED = "SB003"  # SQLSTATE of our own: the subscription has other settings than the worker
-
 _ADVANCE = "SELECT subscriber.advance($1, $2, $5, $6, $7, WITH_ORIGIN), subscriber.check_generation($3, $4)"
 _SET_ORIGIN = "SELECT subscriber.set_origin($1, $2, $5, $6), subscriber.check_generation($3, $4)"
 

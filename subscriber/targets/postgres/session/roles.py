@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import MappingError
+from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.session.introspection import Terms
 
@@ -93,7 +94,7 @@ class RoleSwitcher:
                 raise MappingError(
                     f'permission denied for table "{table.schema}.{table.name}"',
                     detail=f'Changes are applied as role "{name}", which lacks {privilege}.',
-                    sqlstate="42501",
+                    sqlstate=INSUFFICIENT_PRIVILEGE,
                 )
 
     def role(self, tables: Sequence[LocalRelation]) -> Role:
@@ -104,7 +105,9 @@ class RoleSwitcher:
         if not self._run_as_owner:
             for table in tables:
                 if not table.may_set_role:
-                    raise MappingError(f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate="42501")
+                    raise MappingError(
+                        f'role "{self.owner}" cannot SET ROLE to "{table.owner}"', sqlstate=INSUFFICIENT_PRIVILEGE
+                    )
             if len({table.owner for table in tables}) == 1:
                 role = tables[0].owner
         if role == self._session_user:

@@ -29,13 +29,24 @@ from dataclasses import dataclass
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import STATEMENTS, Pipeline, Rows
 from subscriber.errors import StaleMapping
+from subscriber.sqlstate import (
+    CLASS_DATA_EXCEPTION,
+    CLASS_FEATURE_NOT_SUPPORTED,
+    CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION,
+    PROTOCOL_VIOLATION,
+    TARGET_TABLE_CHANGED,
+)
 from subscriber.targets.postgres.sql.row_statements import qualified
 
-CHANGED = "SB001"  # SQLSTATE of our own
 # What a statement for the old shape may fail with before the check is reached: names and types that do not
 # fit any more, values that are too large for the old type, binary ones that are too short for the new one (08P01).
 # The next attempt has a fresh mapping and tells.
-OF_AN_OLD_SHAPE = ("42", "22", "0A", "08P01")
+OF_AN_OLD_SHAPE = (
+    CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION,
+    CLASS_DATA_EXCEPTION,
+    CLASS_FEATURE_NOT_SUPPORTED,
+    PROTOCOL_VIOLATION,
+)
 
 _ANALYSED = "'now'::pg_catalog.timestamptz::pg_catalog.text"
 _CHECK = f"""
@@ -45,7 +56,7 @@ SELECT {_ANALYSED}
         AND ($3::pg_catalog.text = ''
              OR pg_catalog.pg_has_role($3::pg_catalog.text::pg_catalog.name, $4::pg_catalog.name, 'MODE')) THEN false
    WHEN SHAPE = $2::pg_catalog.text THEN true
-   ELSE subscriber.raise_error('{CHANGED}', 'the target table has changed its shape') END
+   ELSE subscriber.raise_error('{TARGET_TABLE_CHANGED}', 'the target table has changed its shape') END
 """
 _SHAPE = "subscriber.table_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text)"
 _GUARDED_SHAPE = """subscriber.guarded_shape('RELATION'::pg_catalog.regclass, $3::pg_catalog.text,
@@ -125,7 +136,7 @@ class TableGuard:
         code_of = json.dumps(self.code_of, ensure_ascii=False)
         ((shape,),) = await fetch(_COMPARED, str(self.relid), self.owner, code_of)
         if shape != self.shape:
-            raise StaleMapping("the target table has changed its shape", sqlstate=CHANGED)
+            raise StaleMapping("the target table has changed its shape", sqlstate=TARGET_TABLE_CHANGED)
 
 
 _SET_ROLE = "SELECT pg_catalog.set_config('role', $1, true)"

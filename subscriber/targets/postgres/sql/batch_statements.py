@@ -25,8 +25,6 @@ from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.protocol.row_encoding import columns, copy_rows
 from subscriber.targets.postgres.sql.row_statements import is_null, qualified, quote
 
-WRONG_COUNT = "22P02"  # SQLSTATE of the cast that fails when a step hits another number of rows
-
 _TEXT_OID = 25
 _ARRAY = Struct(">iiiIii")  # its length, dimensions, "may have NULLs", element type, size, lower bound
 _HEAD = _ARRAY.size - 4

@@ -29,6 +29,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import OldPart
 from subscriber.protocol.tuple_data import NULL, UNCHANGED
+from subscriber.sqlstate import UNDEFINED_FUNCTION
 
 NEW, OLD = 0, 1  # which row of the change a parameter comes from
 
@@ -116,7 +117,9 @@ class Builder:
     def _equals(self, row: int, index: int) -> str:
         column = self.mapping.attributes[index]
         if column.equality is None:
-            raise MappingError(f"could not identify an equality operator for type {column.type_name}", sqlstate="42883")
+            raise MappingError(
+                f"could not identify an equality operator for type {column.type_name}", sqlstate=UNDEFINED_FUNCTION
+            )
         stored, sought = quote(column.name), self.parameter(row, index)
         if column.base_type is not None:
             stored += f"::{column.base_type}"

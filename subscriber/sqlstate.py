@@ -1,0 +1,75 @@
+"""The SQLSTATEs that this package raises or reacts to, under PostgreSQL's condition names in upper case.
+
+Source: src/backend/utils/errcodes.txt.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Classes: the first characters of SQLSTATEs, for str.startswith().
+CLASS_CONNECTION_EXCEPTION: Final = "08"
+CLASS_FEATURE_NOT_SUPPORTED: Final = "0A"
+CLASS_DATA_EXCEPTION: Final = "22"
+CLASS_INVALID_AUTHORIZATION: Final = "28"
+CLASS_TRANSACTION_ROLLBACK: Final = "40"
+CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION: Final = "42"
+CLASS_INSUFFICIENT_RESOURCES: Final = "53"
+CLASS_OPERATOR_INTERVENTION: Final = "57"
+# The part of class 57 that is PostgreSQL's own: shutdown, crash, start-up. Without query_canceled (57014).
+CLASS_SERVER_SHUTDOWN: Final = "57P"
+
+SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: Final = "08001"
+CONNECTION_FAILURE: Final = "08006"
+PROTOCOL_VIOLATION: Final = "08P01"
+FEATURE_NOT_SUPPORTED: Final = "0A000"
+DATA_EXCEPTION: Final = "22000"
+NUMERIC_VALUE_OUT_OF_RANGE: Final = "22003"
+DATETIME_FIELD_OVERFLOW: Final = "22008"
+CHARACTER_NOT_IN_REPERTOIRE: Final = "22021"
+INVALID_PARAMETER_VALUE: Final = "22023"
+INVALID_TEXT_REPRESENTATION: Final = "22P02"
+INVALID_BINARY_REPRESENTATION: Final = "22P03"
+UNTRANSLATABLE_CHARACTER: Final = "22P05"
+FOREIGN_KEY_VIOLATION: Final = "23503"
+UNIQUE_VIOLATION: Final = "23505"
+ACTIVE_SQL_TRANSACTION: Final = "25001"
+READ_ONLY_SQL_TRANSACTION: Final = "25006"
+INVALID_PASSWORD: Final = "28P01"
+PROHIBITED_SQL_STATEMENT_ATTEMPTED: Final = "2F003"
+EXTERNAL_ROUTINE_EXCEPTION: Final = "38000"
+INVALID_CATALOG_NAME: Final = "3D000"
+INVALID_SCHEMA_NAME: Final = "3F000"
+SERIALIZATION_FAILURE: Final = "40001"
+DEADLOCK_DETECTED: Final = "40P01"
+INSUFFICIENT_PRIVILEGE: Final = "42501"
+SYNTAX_ERROR: Final = "42601"
+INVALID_NAME: Final = "42602"
+NAME_TOO_LONG: Final = "42622"
+UNDEFINED_OBJECT: Final = "42704"
+DUPLICATE_OBJECT: Final = "42710"
+WRONG_OBJECT_TYPE: Final = "42809"
+UNDEFINED_FUNCTION: Final = "42883"
+RESERVED_NAME: Final = "42939"
+UNDEFINED_TABLE: Final = "42P01"
+DUPLICATE_TABLE: Final = "42P07"
+INVALID_OBJECT_DEFINITION: Final = "42P17"
+INSUFFICIENT_RESOURCES: Final = "53000"
+DISK_FULL: Final = "53100"
+TOO_MANY_CONNECTIONS: Final = "53300"
+CONFIGURATION_LIMIT_EXCEEDED: Final = "53400"
+OBJECT_NOT_IN_PREREQUISITE_STATE: Final = "55000"
+OBJECT_IN_USE: Final = "55006"
+LOCK_NOT_AVAILABLE: Final = "55P03"
+CANNOT_CONNECT_NOW: Final = "57P03"
+SYSTEM_ERROR: Final = "58000"
+IO_ERROR: Final = "58030"
+UNDEFINED_FILE: Final = "58P01"
+DUPLICATE_FILE: Final = "58P02"
+INTERNAL_ERROR: Final = "XX000"
+DATA_CORRUPTED: Final = "XX001"
+
+# Our own, raised by functions of schema "subscriber" and by statements on the target.
+TARGET_TABLE_CHANGED: Final = "SB001"  # the definition differs from the one that the worker has read
+PROGRESS_OUT_OF_STEP: Final = "SB002"  # another session has moved the progress record
+SUBSCRIPTION_ALTERED: Final = "SB003"  # the subscription has other settings than the worker has read

@@ -1,0 +1,33 @@
+"""Values and rules that the package defines in one module, found where another module writes them again."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent.parent / "subscriber"
+FILES = {file.relative_to(PACKAGE).as_posix(): file for file in sorted(PACKAGE.rglob("*.py"))}
+
+# Five characters of an SQLSTATE's alphabet that are no word: a class of PostgreSQL's, then a code.
+_SQLSTATE = re.compile("(?:[0-9][0-9A-Z]|XX|SB|HV|P0)[0-9A-Z]{3}")
+
+
+def strings(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def other_files(*homes: str) -> pytest.MarkDecorator:
+    """Run a test for every file of the package except the homes of the thing."""
+    return pytest.mark.parametrize("name", [name for name in FILES if name not in homes])
+
+
+@other_files("sqlstate.py")
+def test_sqlstates_have_names(name: str) -> None:
+    found = [text for text in strings(ast.parse(FILES[name].read_text())) if _SQLSTATE.fullmatch(text)]
+    assert not found, f"import {found} by name from subscriber.sqlstate"
