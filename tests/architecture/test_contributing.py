@@ -1,0 +1,45 @@
+"""CONTRIBUTING.md names packages, files and names that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.architecture.test_floors import FLOOR
+
+ROOT = Path(__file__).parent.parent.parent
+TEXT = (ROOT / "CONTRIBUTING.md").read_text()
+_QUOTED = re.findall(r"`([\w./]+?)(?::(\w+))?`", TEXT)
+PATHS = sorted({(path, name) for path, name in _QUOTED if "/" in path or path.endswith((".py", ".md"))})
+
+
+def section(title: str) -> str:
+    return TEXT.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+
+
+def test_the_table_of_packages_has_every_room_from_the_roof_down() -> None:
+    cells = [line.split("|")[1] for line in section("The packages").splitlines() if line.startswith("| `")]
+    rooms = [room for cell in cells for room in re.findall(r"`([\w.]+)`", cell)]
+    assert sorted(rooms) == sorted(FLOOR)
+    assert [FLOOR[room] for room in rooms] == sorted(FLOOR.values())
+
+
+@pytest.mark.parametrize(("path", "name"), PATHS)
+def test_a_file_and_a_name_in_it_exist(path: str, name: str) -> None:
+    found = next((place for place in (ROOT / path, ROOT / "subscriber" / path) if place.exists()), None)
+    assert found is not None, f"{path} is neither a file nor a folder"
+    assert not name or re.search(rf"^\s*(?:async )?(?:def|class) {name}\b", found.read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("cell", re.findall(r"`settings\.py`: ((?:`\w+`(?:, )?)+)", TEXT))
+def test_a_setting_exists(cell: str) -> None:
+    settings = (ROOT / "subscriber/settings.py").read_text()
+    for name in re.findall(r"`(\w+)`", cell):
+        assert re.search(rf"^    {name}: ", settings, re.MULTILINE), name
+
+
+def test_links_within_the_page_have_a_heading() -> None:
+    headings = {re.sub(r"[^\w -]", "", line.lstrip("# ").lower()).replace(" ", "-") for line in TEXT.splitlines()}
+    assert set(re.findall(r"\]\(#([\w-]+)\)", TEXT)) <= headings
