@@ -158,7 +158,7 @@ async def test_refresh_adds_and_removes_tables(
     # The leftovers of an interrupted copy.
     subid, relid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription"), "b"
     relid = await database.fetchval("SELECT 'b'::regclass::oid")
-    target_id = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
+    target_id = await database.fetchval("SELECT sync_id FROM subscriber.identity")
     slot = f"pg_{subid}_sync_{relid}_{target_id}"
     await source_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     await database.execute("SELECT subscriber.create_origin($1)", f"pg_{subid}_{relid}")
@@ -183,7 +183,7 @@ async def test_dropping_takes_leftovers_of_table_synchronization_along(
     await run(database, f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p")
     subid = await database.fetchval("SELECT oid FROM subscriber.pg_subscription")
     relid = await database.fetchval("SELECT 'a'::regclass::oid")
-    target_id = await database.fetchval("SELECT system_identifier FROM pg_control_system()")
+    target_id = await database.fetchval("SELECT sync_id FROM subscriber.identity")
     slot = f"pg_{subid}_sync_{relid}_{target_id}"
     await source_db.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
     await database.execute("SELECT subscriber.create_origin($1)", f"pg_{subid}_{relid}")

@@ -47,6 +47,8 @@ async def test_two_starters_at_once_make_one_schema(dsn: str) -> None:
     first, second = await asyncpg.connect(dsn), await asyncpg.connect(dsn)
     await asyncio.gather(schema.ensure_schema(first), schema.ensure_schema(second))
     assert await schema.current_revision(first) == schema.HEAD
+    system = "SELECT i.sync_id = p.system_identifier::text FROM subscriber.identity i, pg_control_system() p"
+    assert await first.fetchval(system)  # as in the names of PostgreSQL's own slots
     assert await locks.try_lock(first, locks.SCHEMA_UPGRADE)
     await locks.unlock(first, locks.SCHEMA_UPGRADE)
     await first.close()

@@ -49,10 +49,10 @@ async def test_slots_with_other_numbers_are_not_ours(pair: Pair, relid: str) -> 
     """A left-over slot is known by a table's OID; others are names of the apply worker's progress, and of origins."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.subscribe("FOR TABLE t")
-    ((subid, system_id),) = await pair.rows(
-        "SELECT subid::bigint, (SELECT system_identifier FROM pg_control_system()) FROM subscriber.subscription"
+    ((subid, sync_id),) = await pair.rows(
+        "SELECT subid::bigint, (SELECT sync_id FROM subscriber.identity) FROM subscriber.subscription"
     )
-    slot = f"pg_{subid}_sync_{relid}_{system_id}"
+    slot = f"pg_{subid}_sync_{relid}_{sync_id}"
     allowed = relid.isalnum()
     if allowed:
         await pair.source.execute(f"SELECT pg_create_logical_replication_slot('{slot}', 'pgoutput')")
