@@ -1,10 +1,25 @@
-"""A subscription as the catalog stores it, and the one table of its options, by PostgreSQL's names."""
+"""A subscription as the catalog stores it, and the table of options of the statements that create and change it.
+
+An option is one field, made by `_option()`. Options that the catalog stores are fields of SubscriptionOptions; options
+that only a statement has are fields of StatementOptions. OPTIONS has the rows of all of them, by name. These parts of
+the program read the table, and need no change for a new option that has a known kind of value:
+
+- catalog/grammar/options.py: the options that each statement takes, and their parsers
+- catalog/tables.py: the columns; a test compares them with what the migrations make
+- catalog/store.py, catalog/commands/: the statements that read and write the columns
+- worker/supervision/supervisor.py: the options whose change restarts the apply worker
+- publisher/commands.py, `subscriber check`: the first version of a publisher that has the option
+- tools/docs: docs/reference/statements.md, catalog.md and python.md
+
+A new option that is stored also needs a migration that adds its column. If a change of the option restarts the worker,
+the migration also replaces the trigger next_generation (migrations/versions/0018_generation.py).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
+from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -55,37 +70,85 @@ class CopyEngine(StrEnum):
     SPARK = "spark"  # subscriber copy, with all tables in parts
 
 
-@dataclass(frozen=True, slots=True)
-class StoredOption:
-    """How an option of CREATE SUBSCRIPTION is stored, and what a change of it means."""
+MAX_APPLY_SESSIONS = 64
 
-    column: str  # of subscriber.subscription
-    type: str  # of the column, as SQL; one of COLUMN_TYPES
-    about: str  # what the catalog's documentation says of the column
-    restarts: bool  # a change restarts the apply worker; the column belongs to the trigger next_generation then
-    alterable: bool = True  # ALTER SUBSCRIPTION … SET writes the column
-    column_default: str | None = None  # as SQL
+
+class OptionStatement(StrEnum):
+    """The statements that take options; the values are the words before the options."""
+
+    CREATE = "CREATE"
+    SET = "SET"
+    PUBLICATION = "SET, ADD, DROP PUBLICATION"
+    REFRESH = "REFRESH PUBLICATION"
+    SKIP = "SKIP"
+
+
+class ValueSyntax(Enum):
+    """How the value of an option is written. Each has a parser in catalog/grammar/options.py."""
+
+    BOOLEAN = auto()
+    CHOICE = auto()  # a member of an enum
+    NUMBER = auto()  # an integer between two limits
+    SLOT_NAME = auto()
+    SYNCHRONOUS_COMMIT = auto()
+    STREAMING = auto()
+    ORIGIN = auto()
+    LSN = auto()
+    CONFLICT_POLICY = auto()
+    ROLES = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class OptionValue:
+    """The values that an option may have."""
+
+    syntax: ValueSyntax
+    description: str  # for the documentation, in Markdown
+    choices: type[StrEnum] | None = None  # of CHOICE
+    limits: tuple[int, int] = (0, 0)  # of NUMBER: the least and the greatest
+
+
+BOOLEAN = OptionValue(ValueSyntax.BOOLEAN, "boolean")
+
+
+def _choice(choices: type[StrEnum]) -> OptionValue:
+    return OptionValue(ValueSyntax.CHOICE, ", ".join(f"`{choice}`" for choice in choices), choices=choices)
+
+
+def _number(least: int, greatest: int) -> OptionValue:
+    return OptionValue(ValueSyntax.NUMBER, f"{least} to {greatest}", limits=(least, greatest))
+
+
+@dataclass(frozen=True, slots=True)
+class OptionColumn:
+    """The column of `subscriber.subscription` that stores an option."""
+
+    name: str
+    type: str = "boolean"  # as SQL; one of COLUMN_TYPES
+    about: str = ""  # for the catalog's documentation; empty: the option's name
+    default: str | None = None  # as SQL
     null: bool = False
+    has_states: bool = False  # ALTER SUBSCRIPTION … SET moves it from state to state, by statements of its own
     read: Callable[[Any], Any] | None = None  # from the column's value to the field's; None: they are the same
     write: Callable[[Any], Any] | None = None  # from the parsed value to the column's; None: they are the same
 
     @property
     def parameter(self) -> str:
-        """The type that a value is sent as. asyncpg needs no codec of its own then."""
+        """The type of a query parameter with the column's value. asyncpg needs no codec of its own then."""
         return COLUMN_TYPES[self.type][0]
-
-    def write_value(self, value: Any) -> Any:
-        """The column's value for a parsed one."""
-        return value if self.write is None else self.write(value)
-
-    def read_value(self, value: Any) -> Any:
-        """The field's value for the column's."""
-        return value if self.read is None else self.read(value)
 
     @property
     def selected(self) -> str:
         """The column in a SELECT list of table `s`."""
-        return COLUMN_TYPES[self.type][1].format(f"s.{self.column}") + f" AS {self.column}"
+        return COLUMN_TYPES[self.type][1].format(f"s.{self.name}") + f" AS {self.name}"
+
+    def write_value(self, value: Any) -> Any:
+        """Return the column's value for a parsed one."""
+        return value if self.write is None else self.write(value)
+
+    def read_value(self, value: Any) -> Any:
+        """Return the field's value for the column's."""
+        return value if self.read is None else self.read(value)
 
 
 # Type of a column -> the type that a parameter is sent as, and the expression that reads it.
@@ -98,22 +161,230 @@ COLUMN_TYPES = {
     "name[]": ("text[]::name[]", "{}::text[]"),
 }
 
+_STORED = (OptionStatement.CREATE, OptionStatement.SET)
 
-def _option(default: Any, column: str, type_: str, *, restarts: bool = False, **how: Any) -> Any:
-    """A field of Subscription that is an option; `how`: the further fields of StoredOption."""
-    return field(default=default, metadata={"option": (column, type_, restarts, how)})
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionOption:
+    """One row of the table: everything that is said of an option."""
+
+    default: Any
+    effect: str  # for the documentation, in Markdown
+    since: int | None  # the first major version of PostgreSQL that has it; None: PostgreSQL does not have it
+    value: OptionValue = BOOLEAN
+    statements: tuple[OptionStatement, ...] = _STORED  # that take it
+    column: OptionColumn | None = None  # None: it is not stored
+    restarts: bool = False  # a change restarts the apply worker
+    default_text: str = ""  # for the documentation, if the default is not a fixed value
+    since_text: str = ""  # for the documentation: what only a later version has
+
+    def is_supported_by(self, server_version: int) -> bool:
+        """True if a publisher of this version (server_version_num) has the option."""
+        return self.since is None or server_version >= self.since * 10000
+
+
+def _option(default: Any, effect: str, since: int | None, value: OptionValue = BOOLEAN, **more: Any) -> Any:
+    """Make a field that is an option; `more` are further fields of SubscriptionOption."""
+    return field(default=default, metadata={"option": SubscriptionOption(default, effect, since, value, **more)})
 
 
 def _two_phase_state(wanted: bool) -> str:
     return (TwoPhaseState.PENDING if wanted else TwoPhaseState.DISABLED).value
 
 
-@dataclass(frozen=True, slots=True)
-class Subscription:
-    """One row of `subscriber.subscription`. Field comments say what None and empty mean.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionOptions:
+    """The options that the catalog stores, with PostgreSQL 18's defaults. Only the default of `binary` differs."""
 
-    The fields made by `_option()` are the table of options: OPTIONS. The parser, the statements of the catalog, its
-    table, and the rule that restarts a worker follow from it.
+    enabled: bool = _option(
+        True,
+        "Whether the launcher runs the subscription.",
+        10,
+        statements=(OptionStatement.CREATE,),  # ALTER SUBSCRIPTION has ENABLE and DISABLE
+        column=OptionColumn("subenabled", about="whether it is to run"),
+    )
+    slot_name: str | None = _option(
+        None,
+        "The slot. With `NONE` the subscription has no slot: it cannot be enabled, and `DROP SUBSCRIPTION` does not "
+        "connect to the publisher.",
+        10,
+        OptionValue(ValueSyntax.SLOT_NAME, "name or `NONE`"),
+        default_text="the subscription's name",
+        column=OptionColumn(
+            "subslotname", "name", about="the slot on the publisher; NULL: `slot_name = NONE`", null=True
+        ),
+        restarts=True,
+    )
+    synchronous_commit: str = _option(
+        "off",
+        "The setting for the worker's transactions on the target. With `off`, only flushed transactions are confirmed.",
+        10,
+        OptionValue(ValueSyntax.SYNCHRONOUS_COMMIT, "`off`, `local`, `remote_write`, `remote_apply`, `on`"),
+        column=OptionColumn("subsynccommit", "text"),
+        restarts=True,
+    )
+    binary: bool | None = _option(
+        None,
+        "Receive values in binary format, if their types have one. Default: if every column has the same built-in "
+        "type on both sides.",
+        14,
+        default_text="depends on the types",
+        column=OptionColumn("subbinary", about="`binary`; NULL: not said", null=True),
+        restarts=True,
+    )
+    streaming: Streaming = _option(
+        Streaming.PARALLEL,
+        "Receive large transactions while they run, and with `parallel` also apply them while they run. Requested "
+        "from publishers that support it: 14 and later, 16 and later for `parallel`.",
+        14,
+        OptionValue(ValueSyntax.STREAMING, "boolean or `parallel`"),
+        since_text="`parallel` 16",
+        column=OptionColumn("substream", '"char"', about="`streaming`: f off, t on, p parallel", read=Streaming),
+        restarts=True,
+    )
+    disable_on_error: bool = _option(
+        False,
+        "Disable the subscription after a permanent error, instead of retrying.",
+        15,
+        column=OptionColumn("subdisableonerr"),
+    )
+    password_required: bool = _option(
+        True,
+        "An owner that is not a superuser must connect with a password. Only superusers can set it to false.",
+        16,
+        column=OptionColumn("subpasswordrequired"),
+        restarts=True,
+    )
+    run_as_owner: bool = _option(
+        False,
+        "Apply changes as the subscription's owner, not as the owner of each table.",
+        16,
+        column=OptionColumn("subrunasowner"),
+        restarts=True,
+    )
+    origin: str = _option(
+        "any",
+        "`none` excludes changes that the publisher itself received by replication.",
+        16,
+        OptionValue(ValueSyntax.ORIGIN, "`any`, `none`"),
+        column=OptionColumn("suborigin", "text"),
+        restarts=True,
+    )
+    failover: bool = _option(
+        False, "Synchronize the slot to the publisher's standbys.", 17, column=OptionColumn("subfailover")
+    )
+    conflict_policy: str = _option(
+        "",
+        "The reactions to conflicts.",
+        None,
+        OptionValue(ValueSyntax.CONFLICT_POLICY, "text"),
+        column=OptionColumn("subconflictpolicy", "text", default="''"),
+        restarts=True,
+    )
+    conflict_history: ConflictHistory = _option(
+        ConflictHistory.DECIDED,
+        "Which conflicts are recorded.",
+        None,
+        _choice(ConflictHistory),
+        column=OptionColumn("subconflicthistory", "text", default="'decided'", read=ConflictHistory),
+        restarts=True,
+    )
+    conflict_log_rows: bool = _option(
+        False,
+        "Record both versions of the row with a conflict.",
+        None,
+        column=OptionColumn("subconflictrows", default="false"),
+        restarts=True,
+    )
+    copy_engine: CopyEngine = _option(
+        CopyEngine.AUTO,
+        "The engine of the initial copy.",
+        None,
+        _choice(CopyEngine),
+        column=OptionColumn("subcopyengine", "text", default="'auto'", read=CopyEngine),
+    )
+    apply_sessions: int = _option(
+        1,
+        "The number of sessions of the target that apply transactions in parallel. They commit in the publisher's "
+        "order.",
+        None,
+        _number(1, MAX_APPLY_SESSIONS),
+        column=OptionColumn("subapplysessions", "integer", default="1"),
+        restarts=True,
+    )
+    trusted_owners: tuple[str, ...] = _option(
+        (),
+        "Owners of tables and functions whose code may run with all rights of the role that applies changes. For "
+        "superusers only.",
+        None,
+        OptionValue(ValueSyntax.ROLES, "roles, separated by commas"),
+        column=OptionColumn("subtrustedowners", "name[]", default="'{}'::name[]", read=tuple, write=list),
+        restarts=True,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatementOptions(SubscriptionOptions):
+    """The options of one statement, each with the value in the statement or its default."""
+
+    connect: bool = _option(
+        True,
+        "Connect to the publisher now. False creates no slot, copies no tables, and leaves the subscription disabled.",
+        10,
+        statements=(OptionStatement.CREATE,),
+    )
+    create_slot: bool = _option(
+        True, "Create the replication slot on the publisher.", 10, statements=(OptionStatement.CREATE,)
+    )
+    copy_data: bool = _option(
+        True,
+        "Copy the existing rows of the tables before changes are applied.",
+        10,
+        statements=(OptionStatement.CREATE, OptionStatement.PUBLICATION, OptionStatement.REFRESH),
+    )
+    refresh: bool = _option(
+        True, "Refresh the subscription's tables immediately.", 10, statements=(OptionStatement.PUBLICATION,)
+    )
+    # A Boolean in statements, and a state in the catalog.
+    two_phase: bool = _option(
+        False,
+        "Prepare transactions on the target when they are prepared on the publisher.",
+        15,
+        since_text="altered since 18",
+        column=OptionColumn(
+            "subtwophasestate",
+            '"char"',
+            about="`two_phase`: d disabled, p pending until all tables are there, e enabled",
+            has_states=True,
+            read=TwoPhaseState,
+            write=_two_phase_state,
+        ),
+    )
+    lsn: Lsn = _option(  # 0: NONE
+        Lsn(0),
+        "For `SKIP`: skip the transaction that finished at this position.",
+        15,
+        OptionValue(ValueSyntax.LSN, "position or `NONE`"),
+        default_text="required",
+        statements=(OptionStatement.SKIP,),
+    )
+    specified: frozenset[str] = frozenset()  # the options that the statement had
+
+
+OPTIONS: Mapping[str, SubscriptionOption] = MappingProxyType(
+    {one.name: one.metadata["option"] for one in fields(StatementOptions) if "option" in one.metadata}
+)
+STORED_OPTIONS: Mapping[str, OptionColumn] = MappingProxyType(
+    {name: option.column for name, option in OPTIONS.items() if option.column is not None}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription(SubscriptionOptions):
+    """One row of `subscriber.subscription`.
+
+    `slot_name` is None after `slot_name = NONE`. `binary` is None if no statement has set it. `conflict_policy` is as
+    the user wrote it, and empty if conflicts are treated as by PostgreSQL.
     """
 
     oid: int
@@ -121,41 +392,7 @@ class Subscription:
     owner: str  # role name
     conninfo: str = field(repr=False)  # as the user wrote it: URI or key=value
     publications: tuple[str, ...]
-    enabled: bool = _option(True, "subenabled", "boolean", alterable=False, about="whether it is to run")
-    slot_name: str | None = _option(  # None: SET (slot_name = NONE)
-        None,
-        "subslotname",
-        "name",
-        restarts=True,
-        null=True,
-        about="the slot on the publisher; NULL: `slot_name = NONE`",
-    )
-    synchronous_commit: str = _option("off", "subsynccommit", "text", restarts=True)
-    binary: bool | None = _option(  # None: not said; binary as long as every table's types allow it
-        None, "subbinary", "boolean", restarts=True, null=True, about="`binary`; NULL: not said"
-    )
-    streaming: Streaming = _option(
-        Streaming.PARALLEL,
-        "substream",
-        '"char"',
-        restarts=True,
-        read=Streaming,
-        about="`streaming`: f off, t on, p parallel",
-    )
-    two_phase: TwoPhaseState = _option(  # ALTER SUBSCRIPTION moves it from state to state
-        TwoPhaseState.DISABLED,
-        "subtwophasestate",
-        '"char"',
-        alterable=False,
-        read=TwoPhaseState,
-        write=_two_phase_state,
-        about="`two_phase`: d disabled, p pending until all tables are there, e enabled",
-    )
-    disable_on_error: bool = _option(False, "subdisableonerr", "boolean")
-    password_required: bool = _option(True, "subpasswordrequired", "boolean", restarts=True)
-    run_as_owner: bool = _option(False, "subrunasowner", "boolean", restarts=True)
-    origin: str = _option("any", "suborigin", "text", restarts=True)  # any or none
-    failover: bool = _option(False, "subfailover", "boolean")
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # the state that the option `two_phase` has led to
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
     system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
@@ -163,26 +400,6 @@ class Subscription:
     timeline_system: str | None = None  # the system identifier that the timeline belongs to
     version: str = ""  # of the row: another one after each statement about it
     generation: int = 0  # of the settings: another one after each statement that restarts the worker
-    # As the user wrote it; empty: what PostgreSQL does.
-    conflict_policy: str = _option("", "subconflictpolicy", "text", restarts=True, column_default="''")
-    conflict_history: ConflictHistory = _option(
-        ConflictHistory.DECIDED,
-        "subconflicthistory",
-        "text",
-        restarts=True,
-        read=ConflictHistory,
-        column_default="'decided'",
-    )
-    conflict_log_rows: bool = _option(False, "subconflictrows", "boolean", restarts=True, column_default="false")
-    copy_engine: CopyEngine = _option(
-        CopyEngine.AUTO, "subcopyengine", "text", read=CopyEngine, column_default="'auto'"
-    )
-    # Roles whose code may run with the rights of the session's role.
-    trusted_owners: tuple[str, ...] = _option(
-        (), "subtrustedowners", "name[]", restarts=True, read=tuple, write=list, column_default="'{}'::name[]"
-    )
-    # Of the target, in which transactions are applied side by side.
-    apply_sessions: int = _option(1, "subapplysessions", "integer", restarts=True, column_default="1")
 
     @property
     def must_use_password(self) -> bool:
@@ -198,15 +415,3 @@ class Subscription:
     def origin_name(self) -> str:
         """The replication origin of the apply worker on the target."""
         return f"pg_{self.oid}"
-
-
-def _options() -> dict[str, StoredOption]:
-    found = {}
-    for one in fields(Subscription):
-        if "option" in one.metadata:
-            column, type_, restarts, how = one.metadata["option"]
-            found[one.name] = StoredOption(column, type_, restarts=restarts, **({"about": f"`{one.name}`"} | how))
-    return found
-
-
-OPTIONS: Mapping[str, StoredOption] = MappingProxyType(_options())  # by the option's name

@@ -27,7 +27,25 @@ UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before 
 # alembic keeps what it works on in its modules: two databases at once, in one process, would mix.
 _upgrading = threading.Lock()
 
-HEAD = "0019"  # the newest script in migrations/versions; a test holds it there
+
+def scripts() -> Path:
+    """Folder of the migrations: inside the package once installed, beside it in a checkout."""
+    package = Path(__file__).resolve().parent.parent
+    for folder in (package / "_migrations", package.parent / "migrations"):
+        if (folder / "env.py").is_file():
+            return folder
+    raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate=UNDEFINED_FILE)
+
+
+def _newest() -> str:
+    """The revision of the newest script, whose file name begins with it. Empty if no migrations are installed."""
+    try:
+        return max(script.name.partition("_")[0] for script in (scripts() / "versions").glob("[0-9]*_*.py"))
+    except StatementError:
+        return ""
+
+
+HEAD = _newest()  # the revision that this program needs
 
 # The schema's revision is in its comment, which outlives a crash; alembic's own table is UNLOGGED since 0013.
 COMMENT = "Subscriptions of the program subscriber. Revision "
@@ -99,15 +117,6 @@ async def current_revision(connection: asyncpg.Connection) -> str | None:
     if revision is None and await connection.fetchval(EXISTS):
         revision = await connection.fetchval(CURRENT)
     return revision
-
-
-def scripts() -> Path:
-    """Folder of the migrations: inside the package once installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
-    for folder in (package / "_migrations", package.parent / "migrations"):
-        if (folder / "env.py").is_file():
-            return folder
-    raise StatementError('the migrations of schema "subscriber" are not installed', sqlstate=UNDEFINED_FILE)
 
 
 async def ensure_schema(connection: asyncpg.Connection) -> None:

@@ -16,13 +16,13 @@ import asyncpg
 
 from subscriber.display import printable_lines
 from subscriber.lsn import Lsn
-from subscriber.subscription import OPTIONS, Subscription, TwoPhaseState
+from subscriber.subscription import STORED_OPTIONS, Subscription, TwoPhaseState
 
 APPLY_WORKER = 0  # the relid of a row that belongs to the apply worker and not to a table
 
 _SUBSCRIPTION = f"""
 SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
-       {", ".join(option.selected for option in OPTIONS.values())},
+       {", ".join(column.selected for column in STORED_OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
        s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
        s.xmin::text AS version
@@ -210,7 +210,7 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         timeline_system=row["subtimelinesystem"],
         version=row["version"],
         generation=row["subgeneration"],
-        **{name: option.read_value(row[option.column]) for name, option in OPTIONS.items()},
+        **{name: column.read_value(row[column.name]) for name, column in STORED_OPTIONS.items()},
     )
 
 

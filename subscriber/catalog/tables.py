@@ -28,7 +28,7 @@ from sqlalchemy.dialects.postgresql import BYTEA, JSONB, OID
 from sqlalchemy.dialects.postgresql.base import ischema_names
 from sqlalchemy.types import UserDefinedType
 
-from subscriber.subscription import OPTIONS
+from subscriber.subscription import STORED_OPTIONS
 
 SCHEMA = "subscriber"
 metadata = MetaData(schema=SCHEMA)
@@ -121,7 +121,12 @@ subscription = Table(
     _column("subowner", OID, "the role that owns it"),
     _column("subconninfo", Text, "the connection string, as it was written"),
     _column("subpublications", ARRAY(Text), "the publications"),
-    *(_column(o.column, _TYPES[o.type], o.about, null=o.null, default=o.column_default) for o in OPTIONS.values()),
+    *(
+        _column(
+            column.name, _TYPES[column.type], column.about or f"`{option}`", null=column.null, default=column.default
+        )
+        for option, column in STORED_OPTIONS.items()
+    ),
     _column("subskiplsn", PgLsn, "what `SKIP` was told; 0/0: nothing", default="'0/0'::pg_lsn"),
     _column("subsystemid", Text, "the publisher's system identifier; NULL: not known yet", null=True),
     _kept(),

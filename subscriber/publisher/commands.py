@@ -10,6 +10,7 @@ from typing import Literal
 
 from subscriber.lsn import Lsn
 from subscriber.publisher import quoting
+from subscriber.subscription import OPTIONS
 
 Snapshot = Literal["export", "use", "nothing"]
 
@@ -63,7 +64,7 @@ def proto_version(server_version: int) -> int:
 
 def negotiated_streaming(options: StreamOptions, server_version: int) -> Literal["off", "on", "parallel"]:
     """What becomes of `streaming` on a server of that version."""
-    if options.streaming == "off" or server_version < 140000:
+    if options.streaming == "off" or not OPTIONS["streaming"].is_supported_by(server_version):
         return "off"
     return "parallel" if options.streaming == "parallel" and server_version >= 160000 else "on"
 
@@ -77,12 +78,12 @@ def start_replication(slot: str, start: Lsn, options: StreamOptions, server_vers
     given = {"proto_version": str(options.proto_version or proto_version(server_version))}
     if (streaming := negotiated_streaming(options, server_version)) != "off":
         given["streaming"] = streaming
-    if options.two_phase and server_version >= 150000:
+    if options.two_phase and OPTIONS["two_phase"].is_supported_by(server_version):
         given["two_phase"] = "on"
-    if options.origin is not None and server_version >= 160000:
+    if options.origin is not None and OPTIONS["origin"].is_supported_by(server_version):
         given["origin"] = options.origin
     given["publication_names"] = names
-    if options.binary and server_version >= 140000:
+    if options.binary and OPTIONS["binary"].is_supported_by(server_version):
         given["binary"] = "true"
     if options.messages and server_version >= 140000:
         given["messages"] = "true"

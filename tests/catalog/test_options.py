@@ -7,14 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.catalog.grammar import options
-from subscriber.catalog.grammar.options import Options, merge_publications, parse_options
+from subscriber.catalog.grammar.options import merge_publications, parse_options
 from subscriber.catalog.grammar.parser import AlterOptions, Option, parse
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.subscription import CopyEngine, Streaming
+from subscriber.subscription import OPTIONS, CopyEngine, StatementOptions, Streaming, ValueSyntax
 
 
-def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> Options:
+def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> StatementOptions:
     (statement,) = parse(f"ALTER SUBSCRIPTION s SET ({text})")
     assert isinstance(statement, AlterOptions)
     return parse_options(statement.options, supported)
@@ -22,11 +22,20 @@ def read(text: str, supported: frozenset[str] = options.FOR_CREATE) -> Options:
 
 def test_defaults_are_postgresql_18s() -> None:
     parsed = parse_options((), options.FOR_CREATE)
-    assert parsed == Options()
+    assert parsed == StatementOptions()
     assert parsed.streaming is Streaming.PARALLEL
     assert parsed.password_required
     assert not parsed.two_phase
     assert parsed.binary is None  # unset, unlike PostgreSQL, whose default is false
+
+
+def test_every_syntax_of_a_value_has_a_parser() -> None:
+    assert set(options.PARSERS) == set(ValueSyntax)
+
+
+def test_an_option_that_a_statement_sets_is_stored() -> None:
+    for name in options.FOR_SET:
+        assert OPTIONS[name].column is not None, name
 
 
 @pytest.mark.parametrize(
@@ -68,11 +77,7 @@ def test_values(text: str, name: str, value: object) -> None:
     assert getattr(read(text), name) == value
 
 
-BOOLEANS = sorted(
-    options.FOR_CREATE
-    - {"slot_name", "synchronous_commit", "streaming", "origin"}
-    - {"conflict_policy", "conflict_history", "copy_engine", "apply_sessions", "trusted_owners"}
-)
+BOOLEANS = sorted(name for name in options.FOR_CREATE if OPTIONS[name].value.syntax is ValueSyntax.BOOLEAN)
 EXCLUSIVE = "are mutually exclusive options"
 SLOT_HINT = "Replication slot names may only contain lower case letters, numbers, and the underscore character."
 

@@ -13,7 +13,7 @@ from subscriber.catalog import progress_records, replication_names, stats, store
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import SUBSCRIPTION_ALTERED
-from subscriber.subscription import OPTIONS, Streaming, TwoPhaseState
+from subscriber.subscription import STORED_OPTIONS, Streaming, TwoPhaseState
 from subscriber.worker.supervision.supervisor import SETTINGS
 from tests.plugins.fix_cluster import Database
 
@@ -86,7 +86,7 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
     database: asyncpg.Connection, subid: int
 ) -> None:
     """A change of a column ends the worker's right to commit exactly if it restarts the worker."""
-    ending = {FIELDS.get(field) or OPTIONS[field].column for field in SETTINGS} | {"subenabled"}
+    ending = {FIELDS.get(field) or STORED_OPTIONS[field].name for field in SETTINGS} | {"subenabled"}
     asked = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = $1 AND table_schema = $2"
     for column, data_type in await database.fetch(asked, "subscription", "subscriber"):
         if column in ("subid", "subgeneration", "kept", "subownername"):

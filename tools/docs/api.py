@@ -126,9 +126,17 @@ def _fields(thing: type) -> list[str]:
         fields = [
             field for field in dataclasses.fields(thing) if not field.name.startswith("_") and field.name not in hidden
         ]
-        return [_described(f"{field.name}: {_type(field.type)}", comments.get(field.name, "")) for field in fields]
+        return [
+            _described(f"{field.name}: {_type(field.type)}", comments.get(field.name) or _effect(field))
+            for field in sorted(fields, key=lambda field: field.name not in thing.__annotations__)  # its own first
+        ]
     members = getattr(thing, "__members__", {})
     return [_described(member, source.member_comments(text, thing.__name__).get(member, "")) for member in members]
+
+
+def _effect(field: dataclasses.Field[Any]) -> str:
+    """Return what the table of options says of a field of Subscription."""
+    return field.metadata["option"].effect if "option" in field.metadata else ""
 
 
 def _described(what: str, says: str) -> str:

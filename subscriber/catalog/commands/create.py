@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import asyncpg
 
@@ -11,25 +12,25 @@ from subscriber.catalog import progress_records, replication_names, stats, store
 from subscriber.catalog.commands import privileges, publisher_connection, refresh
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
-from subscriber.catalog.grammar.options import FOR_CREATE, Options, check_publications, parse_options
+from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
 from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION
-from subscriber.subscription import OPTIONS, TwoPhaseState
+from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
 
 SEPARATE = "trusted_owners"  # a column of its own privilege
-_INSERTED = {name: option for name, option in OPTIONS.items() if name != SEPARATE}
+_INSERTED = {name: column for name, column in STORED_OPTIONS.items() if name != SEPARATE}
 INSERT = f"""
 INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subpublications,
-       {", ".join(option.column for option in _INSERTED.values())})
+       {", ".join(column.name for column in _INSERTED.values())})
 VALUES ($1::text::name, $2::oid, $3, $4::text[],
-       {", ".join(f"${at}::{option.parameter}" for at, option in enumerate(_INSERTED.values(), 5))})
+       {", ".join(f"${at}::{column.parameter}" for at, column in enumerate(_INSERTED.values(), 5))})
 RETURNING subid
 """
-_TRUSTED = OPTIONS[SEPARATE]
-TRUST = f"UPDATE subscriber.subscription SET {_TRUSTED.column} = $2::{_TRUSTED.parameter} WHERE subid = $1"
+_TRUSTED = STORED_OPTIONS[SEPARATE]
+TRUST = f"UPDATE subscriber.subscription SET {_TRUSTED.name} = $2::{_TRUSTED.parameter} WHERE subid = $1"
 
 
 async def create_subscription(
@@ -46,7 +47,7 @@ async def create_subscription(
     )
     await privileges.check_name_is_free(connection, statement.name)
     if "slot_name" not in options.specified:
-        options.slot_name = statement.name
+        options = replace(options, slot_name=statement.name)
     password = options.password_required and not who.is_superuser
     publisher_connection.check_conninfo(statement.conninfo, password=password)
     check_publications(statement.publications)
@@ -79,7 +80,9 @@ async def create_subscription(
         )
 
 
-async def _insert(connection: asyncpg.Connection, statement: CreateSubscription, options: Options, owner: int) -> int:
+async def _insert(
+    connection: asyncpg.Connection, statement: CreateSubscription, options: StatementOptions, owner: int
+) -> int:
     """The catalog's rows, and the origin."""
     try:
         async with connection.transaction():
@@ -89,7 +92,7 @@ async def _insert(connection: asyncpg.Connection, statement: CreateSubscription,
                 owner,
                 statement.conninfo,
                 list(statement.publications),
-                *(option.write_value(getattr(options, name)) for name, option in _INSERTED.items()),
+                *(column.write_value(getattr(options, name)) for name, column in _INSERTED.items()),
             )
             if options.trusted_owners:
                 await connection.execute(TRUST, subid, list(options.trusted_owners))
@@ -141,7 +144,7 @@ async def _ask_publisher(
     publisher: Publisher,
     subid: int,
     statement: CreateSubscription,
-    options: Options,
+    options: StatementOptions,
     slot: _Slot,
     notice: Notice,
     hooks: Hooks | None,

@@ -28,7 +28,6 @@ from subscriber.catalog.grammar.options import (
     FOR_REFRESH,
     FOR_SET,
     FOR_SKIP,
-    Options,
     check_publications,
     merge_publications,
     parse_options,
@@ -57,7 +56,7 @@ from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
     OBJECT_NOT_IN_PREREQUISITE_STATE,
 )
-from subscriber.subscription import OPTIONS, Subscription, TwoPhaseState
+from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscription, TwoPhaseState
 
 SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
 SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2 WHERE subid = $1"
@@ -68,7 +67,7 @@ SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE su
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
 MAY_BECOME = "SELECT pg_catalog.pg_has_role($1::oid, $2::text)"
 
-ALTERABLE = {name: option for name, option in OPTIONS.items() if option.alterable}
+SET_COLUMNS = {name: column for name, column in STORED_OPTIONS.items() if name in FOR_SET and not column.has_states}
 
 
 async def execute(
@@ -258,7 +257,7 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
     )
 
 
-async def _set_options(altering: _Altering, subscription: Subscription, options: Options) -> None:
+async def _set_options(altering: _Altering, subscription: Subscription, options: StatementOptions) -> None:
     """SET (…): the catalog first; then, as no rollback undoes that, the slot on the publisher.
 
     Two options are the slot's too. The worker itself switches two_phase on, when it may, so only false is set here.
@@ -283,11 +282,11 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     await check_commit_times(connection, options.conflict_policy)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required
-    names = [name for name in ALTERABLE if name in specified and not (name == "password_required" and unchanged)]
+    names = [name for name in SET_COLUMNS if name in specified and not (name == "password_required" and unchanged)]
     if names:
-        stored = [ALTERABLE[name] for name in names]
-        settings = ", ".join(f"{option.column} = ${at}::{option.parameter}" for at, option in enumerate(stored, 2))
-        values = [option.write_value(getattr(options, name)) for name, option in zip(names, stored, strict=True)]
+        columns = [SET_COLUMNS[name] for name in names]
+        settings = ", ".join(f"{column.name} = ${at}::{column.parameter}" for at, column in enumerate(columns, 2))
+        values = [column.write_value(getattr(options, name)) for name, column in zip(names, columns, strict=True)]
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
     if "slot_name" in specified:

@@ -10,8 +10,7 @@ import asyncpg
 
 from subscriber.apply.conflicts.policy import parse_policies
 from subscriber.errors import StatementError
-from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, OBJECT_NOT_IN_PREREQUISITE_STATE
-from subscriber.subscription import ConflictHistory
+from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_NOT_IN_PREREQUISITE_STATE
 
 COMMIT_TIMES_SINCE = 14  # the target's major version from which a row's origin can be asked for with the time
 TRACKS_COMMIT_TIMES = "SELECT pg_catalog.current_setting('track_commit_timestamp')::boolean"
@@ -21,17 +20,6 @@ def check_policy(value: str) -> str:
     """The option's value as it is stored. Raises StatementError (22023)."""
     parse_policies(value)
     return value.strip()
-
-
-def check_history(value: str) -> str:
-    """Raises StatementError (22023) unless it is one of ConflictHistory."""
-    if value.lower() not in list(ConflictHistory):
-        raise StatementError(
-            f'invalid value for parameter "conflict_history": "{value}"',
-            hint=f"Available values: {', '.join(ConflictHistory)}.",
-            sqlstate=INVALID_PARAMETER_VALUE,
-        )
-    return value.lower()
 
 
 async def check_commit_times(connection: asyncpg.Connection, policy: str) -> None:

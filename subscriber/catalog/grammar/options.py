@@ -1,4 +1,7 @@
-"""The options of CREATE and ALTER SUBSCRIPTION: which there are, what they may be, which exclude each other.
+"""The options of CREATE and ALTER SUBSCRIPTION: parsers of their values, and which exclude each other.
+
+The table of options is in subscriber/subscription.py. A new option needs a change here only if its value has a new
+syntax, or if it excludes other options.
 
 Pure. Messages and SQLSTATEs are PostgreSQL's, in its order: options are read as they were written, and the first one
 that is wrong is reported. Source: parse_subscription_options() in src/backend/commands/subscriptioncmds.c,
@@ -8,10 +11,11 @@ defGetBoolean() in define.c, ReplicationSlotValidateName() in slot.c.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import replace
+from enum import StrEnum
 from typing import Any
 
-from subscriber.catalog.grammar.conflict_options import check_history, check_policy
+from subscriber.catalog.grammar.conflict_options import check_policy
 from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
 from subscriber.errors import StatementError
@@ -24,64 +28,38 @@ from subscriber.sqlstate import (
     INVALID_TEXT_REPRESENTATION,
     NAME_TOO_LONG,
 )
-from subscriber.subscription import OPTIONS, CopyEngine, Streaming
-
-MAX_APPLY_SESSIONS = 64
+from subscriber.subscription import OPTIONS, OptionStatement, OptionValue, StatementOptions, Streaming, ValueSyntax
 
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
 SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
 
-# CREATE has "enabled", which ALTER has as a statement of its own; SET has "two_phase", which moves from state to state.
-FOR_CREATE = frozenset(OPTIONS) | {"connect", "create_slot", "copy_data"}
-FOR_SET = frozenset(OPTIONS) - {"enabled"}
-FOR_PUBLICATIONS = frozenset({"copy_data", "refresh"})
-FOR_REFRESH = frozenset({"copy_data"})
-FOR_SKIP = frozenset({"lsn"})
+
+def _options_of(statement: OptionStatement) -> frozenset[str]:
+    return frozenset(name for name, option in OPTIONS.items() if statement in option.statements)
 
 
-@dataclass(slots=True)
-class Options:
-    """Every option with its value or PostgreSQL 18's default; `specified` are those the statement had."""
-
-    connect: bool = True
-    enabled: bool = True
-    create_slot: bool = True
-    slot_name: str | None = None  # None: NONE if specified, otherwise CREATE takes the subscription's name
-    copy_data: bool = True
-    synchronous_commit: str = "off"
-    refresh: bool = True
-    binary: bool | None = None  # None: binary where every table's types allow it
-    streaming: Streaming = Streaming.PARALLEL
-    two_phase: bool = False
-    disable_on_error: bool = False
-    password_required: bool = True
-    run_as_owner: bool = False
-    failover: bool = False
-    origin: str = "any"
-    conflict_policy: str = ""
-    conflict_history: str = "decided"
-    conflict_log_rows: bool = False
-    copy_engine: CopyEngine = CopyEngine.AUTO
-    apply_sessions: int = 1
-    trusted_owners: tuple[str, ...] = ()
-    lsn: Lsn = field(default_factory=Lsn)  # 0: NONE
-    specified: set[str] = field(default_factory=set)
+FOR_CREATE = _options_of(OptionStatement.CREATE)
+FOR_SET = _options_of(OptionStatement.SET)
+FOR_PUBLICATIONS = _options_of(OptionStatement.PUBLICATION)
+FOR_REFRESH = _options_of(OptionStatement.REFRESH)
+FOR_SKIP = _options_of(OptionStatement.SKIP)
 
 
-def parse_options(options: Iterable[Option], supported: frozenset[str]) -> Options:
+def parse_options(options: Iterable[Option], supported: frozenset[str]) -> StatementOptions:
     """Check the options of a statement that knows those in `supported` (one of the FOR_ sets)."""
-    parsed = Options()
+    values: dict[str, Any] = {}
     for option in options:
         if option.name not in supported:
             raise StatementError(f'unrecognized subscription parameter: "{option.name}"')
-        if option.name in parsed.specified:
+        if option.name in values:
             raise StatementError("conflicting or redundant options")
-        parsed.specified.add(option.name)
-        setattr(parsed, option.name, _READ.get(option.name, boolean)(option))
+        value = OPTIONS[option.name].value
+        values[option.name] = PARSERS[value.syntax](option, value)
+    parsed = StatementOptions(**values, specified=frozenset(values))
     if "connect" in supported and not parsed.connect:
-        _without_connection(parsed)
+        parsed = _without_connection(parsed)
     if parsed.slot_name is None and "slot_name" in parsed.specified and supported >= FOR_CREATE:
-        _without_slot(parsed)
+        _check_without_slot(parsed)
     return parsed
 
 
@@ -89,15 +67,15 @@ def _exclusive(one: str, other: str) -> StatementError:
     return StatementError(f"{one} and {other} are mutually exclusive options")
 
 
-def _without_connection(parsed: Options) -> None:
+def _without_connection(parsed: StatementOptions) -> StatementOptions:
     """connect = false: nothing that takes a connection may be asked for, and nothing is the default."""
     for name in ("enabled", "create_slot", "copy_data"):
         if name in parsed.specified and getattr(parsed, name):
             raise _exclusive("connect = false", f"{name} = true")
-        setattr(parsed, name, False)
+    return replace(parsed, enabled=False, create_slot=False, copy_data=False)
 
 
-def _without_slot(parsed: Options) -> None:
+def _check_without_slot(parsed: StatementOptions) -> None:
     """slot_name = NONE: what needs a slot must be switched off in the same statement."""
     for name in ("enabled", "create_slot"):
         if getattr(parsed, name):
@@ -177,31 +155,33 @@ def _origin(option: Option) -> str:
     return value
 
 
-def _copy_engine(option: Option) -> CopyEngine:
+def _choice(option: Option, known: OptionValue) -> StrEnum:
+    assert known.choices is not None
     value = string(option)
     try:
-        return CopyEngine(value.lower())
+        return known.choices(value.lower())
     except ValueError:
         raise StatementError(
-            f'invalid value for parameter "copy_engine": "{value}"',
-            hint=f"Available values: {', '.join(CopyEngine)}.",
+            f'invalid value for parameter "{option.name}": "{value}"',
+            hint=f"Available values: {', '.join(known.choices)}.",
             sqlstate=INVALID_PARAMETER_VALUE,
         ) from None
 
 
-def _apply_sessions(option: Option) -> int:
+def _number(option: Option, known: OptionValue) -> int:
+    least, greatest = known.limits
     value = string(option)
-    number = int(value) if value.isascii() and value.isdigit() else 0
-    if not 1 <= number <= MAX_APPLY_SESSIONS:
+    number = int(value) if value.isascii() and value.isdigit() else None
+    if number is None or not least <= number <= greatest:
         raise StatementError(
-            f'invalid value for parameter "apply_sessions": "{value}"',
-            hint=f"It is a number from 1 to {MAX_APPLY_SESSIONS}.",
+            f'invalid value for parameter "{option.name}": "{value}"',
+            hint=f"It is a number from {least} to {greatest}.",
             sqlstate=INVALID_PARAMETER_VALUE,
         )
     return number
 
 
-def _trusted_owners(option: Option) -> tuple[str, ...]:
+def _roles(option: Option) -> tuple[str, ...]:
     """Names of roles, separated by commas, quoted where SQL has to quote them."""
     value = string(option)
     *tokens, _ = tokenize(value)
@@ -209,7 +189,7 @@ def _trusted_owners(option: Option) -> tuple[str, ...]:
     wrong = (tokens and len(tokens) % 2 == 0) or any(comma.source != "," for comma in commas)
     if wrong or any(name.kind not in (TokenKind.WORD, TokenKind.IDENTIFIER) for name in names):
         raise StatementError(
-            f'invalid value for parameter "trusted_owners": "{value}"',
+            f'invalid value for parameter "{option.name}": "{value}"',
             hint="It is a list of roles, as 'alice, \"Bob\"'; '' for none.",
             sqlstate=INVALID_PARAMETER_VALUE,
         )
@@ -229,17 +209,17 @@ def _lsn(option: Option) -> Lsn:
     return lsn
 
 
-_READ: dict[str, Callable[[Option], Any]] = {
-    "slot_name": _slot_name,
-    "synchronous_commit": _synchronous_commit,
-    "streaming": _streaming,
-    "origin": _origin,
-    "conflict_policy": lambda option: check_policy(string(option)),
-    "conflict_history": lambda option: check_history(string(option)),
-    "copy_engine": _copy_engine,
-    "apply_sessions": _apply_sessions,
-    "trusted_owners": _trusted_owners,
-    "lsn": _lsn,
+PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
+    ValueSyntax.BOOLEAN: lambda option, _: boolean(option),
+    ValueSyntax.CHOICE: _choice,
+    ValueSyntax.NUMBER: _number,
+    ValueSyntax.SLOT_NAME: lambda option, _: _slot_name(option),
+    ValueSyntax.SYNCHRONOUS_COMMIT: lambda option, _: _synchronous_commit(option),
+    ValueSyntax.STREAMING: lambda option, _: _streaming(option),
+    ValueSyntax.ORIGIN: lambda option, _: _origin(option),
+    ValueSyntax.LSN: lambda option, _: _lsn(option),
+    ValueSyntax.CONFLICT_POLICY: lambda option, _: check_policy(string(option)),
+    ValueSyntax.ROLES: lambda option, _: _roles(option),
 }
 
 

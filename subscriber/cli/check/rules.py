@@ -25,12 +25,11 @@ from subscriber.cli.check.recipe import apply_statements
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.publisher.quoting import qualified
-from subscriber.subscription import TwoPhaseState
+from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 
 OLDEST = 100000  # the first server version with logical replication
 OLDEST_TESTED = 130000
-OLDEST_TWO_PHASE = 150000  # the first publisher version that sends prepared transactions
 PREPARED = 10  # recommended max_prepared_transactions if the publisher's value is not known
 SYNC_WORKERS = 2  # tables copied at the same time, each with its own slot and walsender
 
@@ -265,9 +264,14 @@ def encoding_findings(publisher: PublisherFacts, target: TargetFacts) -> Iterato
 def two_phase_findings(facts: Facts) -> Iterator[Finding]:
     """Return findings about a subscription that has two_phase, or is to have it."""
     publisher, target = facts.publisher, facts.target
-    if publisher is not None and publisher.version < OLDEST_TWO_PHASE:
+    if publisher is not None and not OPTIONS["two_phase"].is_supported_by(publisher.version):
         message = f"PostgreSQL {publisher.version_text} does not send prepared transactions until they are committed"
-        yield Finding(Level.WARNING, "publisher", message, "Leave two_phase = false, or upgrade it to 15 or later.")
+        yield Finding(
+            Level.WARNING,
+            "publisher",
+            message,
+            f"Leave two_phase = false, or upgrade it to {OPTIONS['two_phase'].since} or later.",
+        )
     slot = facts.slot
     if facts.two_phase is TwoPhaseState.ENABLED and slot is not None and slot.exists and not slot.two_phase:
         message = f'replication slot "{slot.name}" has two_phase off, but the subscription has it on'

@@ -26,9 +26,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.subscription import Subscription
-
-BINARY_SINCE = 140000  # server version of the publisher
+from subscriber.subscription import OPTIONS, Subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +45,8 @@ def choose_format(
     """`text_because` is why an earlier worker of this subscription had to give binary up; None: it had not."""
     if subscription.binary is False:
         return ValueFormat("text")
-    if server_version < BINARY_SINCE:
-        return ValueFormat("text", "the publisher is older than PostgreSQL 14")
+    if not OPTIONS["binary"].is_supported_by(server_version):
+        return ValueFormat("text", f"the publisher is older than PostgreSQL {OPTIONS['binary'].since}")
     if subscription.binary is None:
         reason = _hook_reads_values(hooks) or text_because
         if reason is not None:

@@ -8,9 +8,8 @@ import anyio
 
 from subscriber import telemetry
 from subscriber.catalog import replication_names
-from subscriber.catalog.grammar.options import MAX_APPLY_SESSIONS
 from subscriber.errors import SubscriberError
-from subscriber.subscription import Subscription
+from subscriber.subscription import MAX_APPLY_SESSIONS, Subscription
 from subscriber.targets.postgres.session.statement_context import OnConflict
 from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.context import LauncherContext
