@@ -135,6 +135,7 @@ class FakeTransaction:
         self._add(messages.Delete(None, table.relation.relid, part, table.row(old, keys_only=not whole)))
 
     def truncate(self, *tables: FakeTable, cascade: bool = False, restart_identity: bool = False) -> None:
+        """Truncate the tables."""
         relids = tuple(table.relation.relid for table in tables)
         self._add(messages.Truncate(None, cascade, restart_identity, relids))
 
@@ -336,6 +337,7 @@ class FakePublisher:
     # --- what a Source is -------------------------------------------------------------------------
 
     async def start(self, position: Lsn) -> tuple[_Connection, float]:
+        """Return a connection that sends from `position`, and a wal_sender_timeout of 0: none."""
         self.connections += 1
         self._connection = _Connection(self, max(position, self.confirmed))
         return self._connection, 0.0
@@ -346,7 +348,7 @@ class FakePublisher:
         return [TypeRow(oid, names[oid], "b", 0, ",", ()) for oid in oids if oid in names]
 
     def close(self) -> None:
-        pass
+        """Do nothing: there is no connection to close."""
 
     def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
         """The next frames for a connection that has got `number` of them, and how many that makes then."""

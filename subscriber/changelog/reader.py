@@ -233,8 +233,9 @@ class ChangeLog:
         return reader
 
     def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
-        """How far a reader gets from `start` with so many changes, or bytes: to the first end of a transaction by which
-        they have come, or to end().
+        """Return the position that a reader reaches from `start` with so many changes or bytes.
+
+        It is the first end of a transaction that completes them, or end().
 
         Positions are those of blocks, which hold up to some hundred kilobytes of small transactions. One in which
         `start` lies counts as a whole.

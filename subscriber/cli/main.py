@@ -372,7 +372,6 @@ def _print_errors(*errors: BaseException) -> None:
 
 def _print_bug(error: BaseException) -> None:
     """Print a traceback. It is filtered, because the text of an exception may come from the publisher."""
-
     for line in traceback.format_exception(error):
         sys.stderr.write(printable_lines(redact(line.rstrip("\n")), "") + "\n")
 

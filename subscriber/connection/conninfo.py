@@ -158,7 +158,7 @@ def _quoted_value(text: str, position: int) -> tuple[str, int]:
 
 
 class _UriParser:
-    """postgresql://[user[:password]@][host][:port][,…][/dbname][?keyword=value[&…]]
+    """Parse postgresql://[user[:password]@][host][:port][,…][/dbname][?keyword=value[&…]].
 
     It reads what libpq reads and stumbles where libpq stumbles: this is not RFC 3986's grammar, most of
     all in that several hosts are allowed.

@@ -268,8 +268,11 @@ class Pipeline:
 
     @property
     def waits_for(self) -> weakref.ref[object] | None:
-        """Stands for the next answer that is to come; None: every answer is back. Equal to the one before: none has
-        come. Whoever keeps it does not keep what was sent, which may be a large value."""
+        """Return a token for the next expected answer; None if every answer has arrived.
+
+        Two equal tokens mean that no answer arrived between the calls. A token does not keep the statement, which may
+        contain a large value.
+        """
         return weakref.ref(self._pending[0]) if self._pending else None
 
     def _prepare(self, statement: Statement, note: object) -> bytes:

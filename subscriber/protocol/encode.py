@@ -35,8 +35,10 @@ from subscriber.protocol.tuple_data import TupleData
 
 
 def encode(message: Message) -> bytes:
-    """Encode one message, first byte included. An `xid` that is not None is written: the message is then
-    one from inside a stream block, and an `abort_lsn` that is not None makes it parallel streaming's A.
+    """Encode one message, first byte included.
+
+    An `xid` that is not None is written, as inside a stream block. An `abort_lsn` that is not None makes a stream abort
+    of parallel streaming.
 
     Raises ValueError for what the protocol cannot carry: a number that is too large for its field, a NUL
     byte in a string.

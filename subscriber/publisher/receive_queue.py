@@ -91,6 +91,6 @@ class ReceiveQueue:
         self._arrived.set()
 
     async def wait(self) -> None:
-        """Until something arrives, or has since the last wait()."""
+        """Return as soon as a message arrives, or has arrived since the last call."""
         await self._arrived.wait()
         self._arrived.clear()

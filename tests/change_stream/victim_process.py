@@ -1,4 +1,6 @@
-"""A consumer to be killed: python -m tests.change_stream.victim_process DSN SLOT FILE {once,again} [UNTIL]
+"""A consumer to be killed.
+
+    python -m tests.change_stream.victim_process DSN SLOT FILE {once,again} [UNTIL]
 
 Writes a line for each transaction, `end_lsn xid number,number,…`, in one call, and then acknowledges it. `once` starts
 after the last line of the file; `again` starts at the slot's position.

@@ -1,4 +1,7 @@
-"""A mirror to be killed: python -m tests.mirror.victim_process DSN URL [UNTIL]"""
+"""A mirror to be killed.
+
+python -m tests.mirror.victim_process DSN URL [UNTIL]
+"""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ async def test_binary_values_need_the_same_types(pair: Pair) -> None:
 
 
 async def test_text_and_binary_values_in_one_row(pair: Pair) -> None:
-    """aclitem has no binary form: the publisher sends it as text, COPY is refused, the stream is not."""
+    """Type aclitem has no binary form: the publisher sends it as text, COPY is refused, the stream is not."""
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, a aclitem, n numeric)")
     await pair.subscribe("FOR TABLE t", binary=True, copy_data=False)
     await pair.change("INSERT INTO t VALUES (1, '=r/postgres', 1.5), (2, NULL, 2.5)", "UPDATE t SET n = 3 WHERE id = 1")

@@ -20,7 +20,7 @@ async def third_db(publisher: Server) -> AsyncIterator[Database]:
 
 
 async def test_both_ways_without_going_round(pair: Pair) -> None:
-    """origin = none: replicated changes are not sent on."""
+    """With origin = none, replicated changes are not sent on."""
     await pair.source.needs(16, "a publisher knows origins")
     await pair.target.needs(16, "a publisher knows origins")
     await pair.both("CREATE TABLE t (id int PRIMARY KEY, v text)", "CREATE PUBLICATION p FOR TABLE t")

@@ -1,4 +1,6 @@
-"""Spark jobs on databases whose connection strings have a password; python -m tests.spark.marked_session JSON
+"""Spark jobs on databases whose connection strings have a password.
+
+    python -m tests.spark.marked_session JSON
 
 The JSON is {"source": DSN, "target": DSN, "broken": DSN, "events": DIRECTORY}. It prints all of Spark's output about
 the jobs: plans, errors, descriptions and the pages of its user interface.

@@ -266,7 +266,7 @@ VICTIMS = {
 
 @pytest.mark.timeout(300)
 async def test_a_copy_ends_with_the_launcher_that_has_started_it(faults: Scene) -> None:
-    """kill -9 of the launcher ends the command, its driver, the JVM and the workers. The next launcher continues."""
+    """A kill -9 of the launcher ends the copy, its driver, the JVM and the workers. The next launcher continues."""
     await faults.source.execute(
         "INSERT INTO log (writer, number, text) SELECT 7, i, repeat('y', 500) FROM generate_series(1, 400000) i"
     )

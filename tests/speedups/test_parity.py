@@ -1,4 +1,4 @@
-"""Each compiled function compared with its reference: the same results and errors for any bytes.
+r"""Each compiled function compared with its reference: the same results and errors for any bytes.
 
 A checked build detects reads past the end; reinstall afterwards:
 

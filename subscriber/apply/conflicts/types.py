@@ -209,7 +209,7 @@ def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition |
 
 
 def texts(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:
-    """What was sent of a row, by column of the target; a binary value in hexadecimal, as \\x…."""
+    r"""Return the values that were sent of a row, by column of the target. Binary values are hexadecimal, as \x…."""
     status, values = row.split()
     return {
         column.name: None if status[i] == NULL else _shown(mapping, status[i], values[i])
@@ -260,7 +260,7 @@ def _shown(mapping: RelationMapping, status: int, value: bytes | None, limit: in
 
 
 def _cut(value: bytes, limit: int | None, codec: str) -> str:
-    """What is no text in the session's encoding is shown as \\x…; a character that is cut in two is left out."""
+    r"""Decode a value. Bytes that are no text in the encoding become \x…; a character that is cut in two is dropped."""
     decoder = getincrementaldecoder(codec)("backslashreplace")
     if limit is None or len(value) <= limit:
         return decoder.decode(value, final=True)

@@ -68,7 +68,7 @@ def _exclusive(one: str, other: str) -> StatementError:
 
 
 def _without_connection(parsed: StatementOptions) -> StatementOptions:
-    """connect = false: nothing that takes a connection may be asked for, and nothing is the default."""
+    """With connect = false, refuse options that need a connection, and turn off their defaults."""
     for name in ("enabled", "create_slot", "copy_data"):
         if name in parsed.specified and getattr(parsed, name):
             raise _exclusive("connect = false", f"{name} = true")

@@ -276,7 +276,7 @@ def _table(relation: SubscriptionRel, state: str, worker: WorkerStatus | None, l
 
 
 def state_in_words(status: SubscriptionStatus) -> str:
-    """Return the state as text: `waiting to retry in 3 s`, `stopped: needs you`, …"""
+    """Return the state as text: `waiting to retry in 3 s`, `stopped: needs you` and so on."""
     match status.state:
         case "waiting to retry" if status.retry_in is not None:
             return (

@@ -1,4 +1,6 @@
-"""A Spark driver as a separate process: python -m subscriber.spark.copy.driver_process
+"""A Spark driver as a separate process.
+
+    python -m subscriber.spark.copy.driver_process
 
 It reads its tasks from stdin and writes the results to stdout, both pickled. Its parent may kill it, or may be killed.
 The end of stdin ends the process immediately, and the JVM and the executors with it.

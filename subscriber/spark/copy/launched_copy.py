@@ -1,4 +1,6 @@
-"""The initial copy that the launcher starts, as a separate process: python -m subscriber.spark.copy.launched_copy NAME
+"""The initial copy that the launcher starts, as a separate process.
+
+    python -m subscriber.spark.copy.launched_copy NAME
 
 It does what `subscriber copy NAME` does, and is not that command: a worker may not depend on the commands. The
 connection strings are in the environment, because everybody could read their passwords on the command line. Each error

@@ -80,8 +80,9 @@ class ConfirmedPositionGuard:
 async def resume_confirming(
     catalog: CatalogConnection, subid: int, slot: SlotInfo | None, claimed: ProgressClaim, interval: float
 ) -> ConfirmedPositionGuard:
-    """What a worker that starts continues with. `slot` is None if there is none; `claimed` is its progress record.
-    `interval`: see ConfirmedPositionGuard.
+    """Return the guard with which a starting worker continues.
+
+    `slot` is None if there is none; `claimed` is its progress record. `interval`: see ConfirmedPositionGuard.
 
     Raises TargetBehind if the slot was confirmed further than this target has a record of.
     """

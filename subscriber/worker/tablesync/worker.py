@@ -138,8 +138,9 @@ class TableSync(ApplyHooks):
         self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
     async def _stored_state(self) -> TableState:
-        """As the catalog has it, now that the place is ours: a worker before us may have committed its copy without
-        being told, and its backend may have done so after the tables were loaded.
+        """Read the table's state from the catalog, after this worker has claimed the table.
+
+        An earlier worker may have committed its copy after the tables were loaded, without receiving the result.
         """
         async with self._catalog.use() as connection:
             row = await store.load_relation_state(connection, self.subscription.oid, self.relid)
