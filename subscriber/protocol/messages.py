@@ -14,7 +14,7 @@ Field names are PostgreSQL's (include/replication/logicalproto.h). Everywhere:
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import Enum, StrEnum
 from typing import ClassVar
 
@@ -23,14 +23,13 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.tuple_data import TupleData
 from subscriber.sqlstate import DATETIME_FIELD_OVERFLOW
-
-EPOCH = datetime(2000, 1, 1, tzinfo=UTC)
+from subscriber.timestamps import to_datetime
 
 
 def moment(microseconds: int) -> datetime:
     """Return a message's time. Raises ProtocolError for a year that Python does not have, from 10000 on."""
     try:
-        return EPOCH + timedelta(microseconds=microseconds)
+        return to_datetime(microseconds)
     except OverflowError:
         raise ProtocolError("timestamp out of range", sqlstate=DATETIME_FIELD_OVERFLOW) from None
 

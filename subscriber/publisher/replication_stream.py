@@ -43,9 +43,7 @@ from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity,
 from subscriber.publisher.own_schema import OwnSchemaFilter
 from subscriber.settings import DEFAULTS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_FILE, UNDEFINED_OBJECT
-
-EPOCH = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
-
+from subscriber.timestamps import from_unix
 
 _COPY_AGAIN = (
     "Drop the subscription and create it again with a fresh copy of its tables; "
@@ -119,7 +117,7 @@ class ReplicationStream:
         `flush` is what the publisher may forget. `now` is microseconds since 2000; None: the clock's.
         The transport keeps what the network does not take yet, and never blocks the caller.
         """
-        at = time.time_ns() // 1000 - EPOCH if now is None else now
+        at = from_unix(time.time_ns() // 1000) if now is None else now
         status = copy_data.StandbyStatus(write, flush, apply, at, reply_requested)
         try:
             self.session.send_copy_data(copy_data.encode(status))

@@ -54,7 +54,8 @@ FLOORS: list[set[str]] = [
     {"telemetry", "failpoints", "settings"},
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups"},
-    {"redaction", "display", "deprecated_names", "sqlstate"},
+    {"redaction", "display", "deprecated_names"},
+    {"sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -31,3 +31,12 @@ def other_files(*homes: str) -> pytest.MarkDecorator:
 def test_sqlstates_have_names(name: str) -> None:
     found = [text for text in strings(ast.parse(FILES[name].read_text())) if _SQLSTATE.fullmatch(text)]
     assert not found, f"import {found} by name from subscriber.sqlstate"
+
+
+# A call of datetime or date for PostgreSQL's epoch, and its distance from the Unix epoch.
+_EPOCH = re.compile(r"\b(?:datetime|date)\(2000, 1, 1\b|946_?684_?800")
+
+
+@other_files("timestamps.py")
+def test_the_epoch_has_one_definition(name: str) -> None:
+    assert not _EPOCH.search(FILES[name].read_text()), "import the epoch from subscriber.timestamps"

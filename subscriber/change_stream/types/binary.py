@@ -18,10 +18,8 @@ import asyncpg
 from subscriber._speedups import compiled
 from subscriber.change_stream.types.text import Decode, interval_of
 from subscriber.lsn import Lsn
+from subscriber.timestamps import EPOCH, EPOCH_DAY, EPOCH_WITHOUT_ZONE
 
-_EPOCH = datetime(2000, 1, 1)
-_EPOCH_UTC = _EPOCH.replace(tzinfo=UTC)
-_EPOCH_DAY = date(2000, 1, 1).toordinal()
 _PAST, _FUTURE = -(1 << 63), (1 << 63) - 1  # -infinity and infinity of timestamps
 _PAST_DAY, _FUTURE_DAY = -(1 << 31), (1 << 31) - 1
 
@@ -82,17 +80,17 @@ def parse_date(value: bytes) -> date:
     (days,) = _int32(value)
     if days in (_PAST_DAY, _FUTURE_DAY):
         return date.max if days > 0 else date.min
-    return date.fromordinal(_EPOCH_DAY + days)
+    return date.fromordinal(EPOCH_DAY + days)
 
 
 def parse_time(value: bytes) -> time:
-    return (_EPOCH + timedelta(microseconds=_micros_of_day(_int64(value)[0]))).time()
+    return (EPOCH_WITHOUT_ZONE + timedelta(microseconds=_micros_of_day(_int64(value)[0]))).time()
 
 
 def timetz(value: bytes) -> time:
     micros, west = _timetz(value)  # seconds west of UTC
     zone = timezone(timedelta(seconds=-west))
-    return (_EPOCH + timedelta(microseconds=_micros_of_day(micros))).time().replace(tzinfo=zone)
+    return (EPOCH_WITHOUT_ZONE + timedelta(microseconds=_micros_of_day(micros))).time().replace(tzinfo=zone)
 
 
 def _micros_of_day(micros: int) -> int:
@@ -106,7 +104,7 @@ def timestamp(value: bytes) -> datetime:
     (micros,) = _int64(value)
     if micros in (_PAST, _FUTURE):
         return datetime.max if micros > 0 else datetime.min
-    return _EPOCH + timedelta(microseconds=micros)
+    return EPOCH_WITHOUT_ZONE + timedelta(microseconds=micros)
 
 
 @compiled
@@ -114,7 +112,7 @@ def timestamptz(value: bytes) -> datetime:
     (micros,) = _int64(value)
     if micros in (_PAST, _FUTURE):
         return (datetime.max if micros > 0 else datetime.min).replace(tzinfo=UTC)
-    return _EPOCH_UTC + timedelta(microseconds=micros)
+    return EPOCH + timedelta(microseconds=micros)
 
 
 def interval(value: bytes) -> timedelta:

@@ -11,9 +11,9 @@ import pyarrow as pa
 from subscriber.changelog.reader import LoggedChange
 from subscriber.protocol.messages import Delete, Insert, LogicalMessage, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED, TupleData
+from subscriber.timestamps import to_unix
 
 BATCH = 5_000  # rows
-EPOCH = 946_684_800_000_000  # 2000-01-01 in microseconds since 1970
 
 # Spark's schema and Arrow's must be the same to the letter.
 SCHEMA = """
@@ -55,7 +55,7 @@ def batches(changes: Iterator[LoggedChange]) -> Iterator[pa.RecordBatch]:
 def change_rows(change: LoggedChange) -> Iterator[Row]:
     """The change as values for ARROW's columns."""
     begin, message = change.begin, change.message
-    where = (begin.final_lsn, begin.commit_time + EPOCH, begin.xid, change.number)
+    where = (begin.final_lsn, to_unix(begin.commit_time), begin.xid, change.number)
     if isinstance(message, LogicalMessage):
         yield (*where, "message", None, None, None, None, None, None, message.prefix, message.content)
         return

@@ -23,6 +23,7 @@ from subscriber.targets.postgres.sql.row_statements import (
     replace,
     where_searched,
 )
+from subscriber.timestamps import UNIX_EPOCH_OFFSET_US
 
 # Gives the place of a row, as searched() and holders() return it, to what follows in the transaction.
 SET_PLACE = "SELECT pg_catalog.set_config('subscriber.place', $1, true)"
@@ -44,7 +45,7 @@ SELECT pg_catalog.json_build_array(x.relname, pg_catalog.json_agg(a.attname ORDE
 
 _TEXT_OID = 25
 
-_COMMITTED = "(extract(epoch FROM w.timestamp) * 1000000)::pg_catalog.int8 - 946684800000000"
+_COMMITTED = f"(extract(epoch FROM w.timestamp) * 1000000)::pg_catalog.int8 - {UNIX_EPOCH_OFFSET_US}"
 _TIMED = "LEFT JOIN LATERAL pg_catalog.pg_xact_commit_timestamp_origin(found.xmin) w ON true"
 _NOT_TIMED = "CROSS JOIN (SELECT NULL::pg_catalog.timestamptz, NULL::pg_catalog.oid) w (timestamp, roident)"
 
