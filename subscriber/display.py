@@ -17,6 +17,8 @@ import shlex
 from collections.abc import Callable
 from typing import Any
 
+from subscriber.quoting import identifier, replication_literal
+
 # Separators of lines and paragraphs, characters that change the direction of text or are not seen at all, and halves
 # of surrogate pairs, which stand for bytes that are no UTF-8. Joiners are not among them: some scripts need them.
 _UNSEEN = (
@@ -69,10 +71,8 @@ def _json_escape(found: re.Match[str]) -> str:
 
 def sql_identifier(name: str) -> str:
     """Return a name for SQL, always quoted."""
-    quoted = name.replace('"', '""')
-    if not _unseen.search(name):
-        return f'"{quoted}"'
-    return f'U&"{_unseen.sub(_unicode_escape, quoted.replace(chr(92), chr(92) * 2))}"'
+    quoted = identifier(name)
+    return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(name) else quoted
 
 
 def sql_name(schema: str, name: str) -> str:
@@ -82,10 +82,8 @@ def sql_name(schema: str, name: str) -> str:
 
 def sql_literal(text: str) -> str:
     """Return a string for SQL."""
-    quoted = text.replace("'", "''")
-    if not _unseen.search(text) and "\\" not in text:
-        return f"'{quoted}'"
-    return f"U&'{_unseen.sub(_unicode_escape, quoted.replace(chr(92), chr(92) * 2))}'"
+    quoted = replication_literal(text)
+    return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(text) or "\\" in text else quoted
 
 
 def sql_type(text: str) -> str | None:
@@ -108,6 +106,10 @@ def shell_word(text: str) -> str:
 
 def _again(name: str) -> str:
     return sql_identifier(name[1:-1].replace('""', '"')) if name.startswith('"') else name
+
+
+def _with_unicode_escapes(quoted: str) -> str:
+    return _unseen.sub(_unicode_escape, quoted.replace("\\", "\\\\"))
 
 
 def _unicode_escape(found: re.Match[str]) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
-from subscriber.publisher.quoting import identifier, literal, qualified
+from subscriber.quoting import identifier, literal, qualified
 
 # The text format must not depend on the settings of a role or database.
 SETTINGS = {

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from subscriber import quoting
 from subscriber.lsn import Lsn
-from subscriber.publisher import quoting
 from subscriber.subscription import OPTIONS
 
 Snapshot = Literal["export", "use", "nothing"]

@@ -24,8 +24,8 @@ from subscriber.protocol.messages import ReplicaIdentity
 from subscriber.publisher import commands, tables
 from subscriber.publisher.answers import count, modifier, oid, parsing
 from subscriber.publisher.own_schema import OWN_SCHEMA
-from subscriber.publisher.quoting import literal, literals
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
+from subscriber.quoting import literal, literals
 from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 # Values must not depend on what the publisher's role or database has set.

@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from subscriber.errors import ProtocolError
-from subscriber.publisher.quoting import identifier, qualified
+from subscriber.quoting import identifier, qualified
 
 _TOKEN = re.compile(
     r"""

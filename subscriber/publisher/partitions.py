@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from subscriber.connection.session import Session
 from subscriber.publisher.answers import count, oid, parsing
-from subscriber.publisher.quoting import qualified
+from subscriber.quoting import qualified
 
 BLOCK = 8192  # bytes; only an estimate hangs on it
 MAX_HEAP_BYTES = 32 * 1024**4  # as large as a heap can be, and so the number of its parts is bounded

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from subscriber import quoting
 from subscriber.protocol.messages import Relation, RelationColumn, ReplicaIdentity
-from subscriber.publisher import quoting
 
 
 @dataclass(frozen=True, slots=True)

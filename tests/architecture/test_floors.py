@@ -55,7 +55,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups"},
     {"redaction", "display", "deprecated_names"},
-    {"sqlstate", "timestamps"},
+    {"quoting", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -98,7 +98,7 @@ LIBRARIES: dict[str, set[str]] = {
 STARTS_COMMANDS = {"demo": "it shows the command as a user runs it"}
 
 # Pure rooms know no clock, chance, environment, threads, files or sockets.
-PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction"}
+PURE = {"protocol", "apply", "errors", "lsn", "display", "redaction", "quoting", "sqlstate", "timestamps"}
 IMPURE = {
     *("os", "io", "pathlib", "shutil", "tempfile", "glob", "socket", "ssl", "select", "selectors", "subprocess"),
     *(

@@ -40,3 +40,12 @@ _EPOCH = re.compile(r"\b(?:datetime|date)\(2000, 1, 1\b|946_?684_?800")
 @other_files("timestamps.py")
 def test_the_epoch_has_one_definition(name: str) -> None:
     assert not _EPOCH.search(FILES[name].read_text()), "import the epoch from subscriber.timestamps"
+
+
+# A quote that is doubled. Two other formats double it, too: values of `subscriber tail`, and tsvector.
+_DOUBLED = re.compile(r"""replace\((?:'"', '""'|"'", "''")\)""")
+
+
+@other_files("quoting.py", "cli/change_lines.py", "change_stream/types/binary.py")
+def test_sql_is_quoted_in_one_module(name: str) -> None:
+    assert not _DOUBLED.search(FILES[name].read_text()), "quote names and strings with subscriber.quoting"

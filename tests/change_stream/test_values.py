@@ -13,7 +13,7 @@ import pytest
 from subscriber import Insert, Lsn, SubscriberError, stream
 from subscriber.change_stream.changes import Change
 from subscriber.change_stream.rows import Row
-from subscriber.publisher.quoting import identifier, literal
+from subscriber.quoting import identifier, literal
 from tests.plugins.fix_cluster import Database
 
 # type: values, as SQL literals

@@ -17,7 +17,7 @@ import pytest
 
 from subscriber.demo.servers import Server
 from subscriber.display import sql_literal
-from subscriber.publisher.quoting import identifier
+from subscriber.quoting import identifier
 from tests.environment.beside import NATIVE, OURS, Stage, beside, contents
 
 Connection = asyncpg.Connection

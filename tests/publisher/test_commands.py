@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from subscriber import quoting
 from subscriber.lsn import Lsn
-from subscriber.publisher import commands, quoting
+from subscriber.publisher import commands
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.tables import PublishedColumn, PublishedTable, copies_binary, copy_statement
 

@@ -17,6 +17,7 @@ from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import BINARY, NULL, UNCHANGED, TupleData
+from subscriber.quoting import identifier
 
 VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
 
@@ -239,7 +240,7 @@ def _identity(mapping: RelationMapping, columns: Sequence[str], row: TupleData) 
 
 
 def _quoted(name: str) -> str:
-    return name if _PLAIN_NAME.fullmatch(name) else '"' + name.replace('"', '""') + '"'
+    return name if _PLAIN_NAME.fullmatch(name) else identifier(name)
 
 
 def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:

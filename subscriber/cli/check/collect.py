@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import asyncpg
 
+from subscriber import quoting
 from subscriber.apply.relation_map import ForeignCode
 from subscriber.catalog import schema, store
 from subscriber.catalog.connection import Connection
@@ -26,7 +27,6 @@ from subscriber.cli.check.model import (
 )
 from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
-from subscriber.publisher import quoting
 from subscriber.publisher.answers import count, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA

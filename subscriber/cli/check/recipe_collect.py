@@ -22,7 +22,7 @@ from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.session import Session
 from subscriber.errors import ConninfoError
 from subscriber.publisher.answers import parsing
-from subscriber.publisher.quoting import literal
+from subscriber.quoting import literal
 from subscriber.subscription import Subscription
 
 _TARGET = """

@@ -24,7 +24,7 @@ from subscriber.cli.check.model import (
 from subscriber.cli.check.recipe import apply_statements
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
 from subscriber.publisher.own_schema import OWN_SCHEMA
-from subscriber.publisher.quoting import qualified
+from subscriber.quoting import qualified
 from subscriber.subscription import OPTIONS, TwoPhaseState
 from subscriber.targets.postgres.session.capabilities import WITHOUT_ORIGINS, WITHOUT_REPLICA_ROLE
 

@@ -11,7 +11,7 @@ from subscriber.cli.formatting import count, in_seconds
 from subscriber.connection.connect import connect
 from subscriber.display import json_text, printable
 from subscriber.lsn import Lsn
-from subscriber.publisher.quoting import identifier
+from subscriber.quoting import identifier
 from subscriber.spark.catchup.job import BATCH, CaughtUp, catch_up
 from subscriber.spark.changes.net_job import JAVA_OPTIONS
 from subscriber.spark.session import spark_session

@@ -33,7 +33,7 @@ from subscriber.display import json_text, printable
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
-from subscriber.publisher.quoting import literal
+from subscriber.quoting import literal
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     CLASS_CONNECTION_EXCEPTION,

@@ -46,7 +46,7 @@ from subscriber.connection.connect import connect, open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
-from subscriber.publisher.quoting import identifier, qualified
+from subscriber.quoting import identifier, qualified
 from subscriber.spark.catchup.staging import SCHEMA, SETTINGS, Merge, Stage, StagedPiece, ToStage
 from subscriber.spark.changes.net_job import RowKeys, net_changes
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE, UNDEFINED_OBJECT

@@ -29,7 +29,7 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
-from subscriber.publisher.quoting import identifier, qualified
+from subscriber.quoting import identifier, qualified
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values

@@ -10,7 +10,7 @@ from __future__ import annotations
 from subscriber.apply.relation_map import refuse_exceeded
 from subscriber.catalog.store import SubscriptionRel
 from subscriber.connection.connect import open_session
-from subscriber.publisher.quoting import qualified
+from subscriber.quoting import qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction

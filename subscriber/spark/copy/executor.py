@@ -28,7 +28,7 @@ from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
-from subscriber.publisher.quoting import literal
+from subscriber.quoting import literal
 from subscriber.sqlstate import (
     CLASS_CONNECTION_EXCEPTION,
     CLASS_INSUFFICIENT_RESOURCES,

@@ -35,7 +35,7 @@ from subscriber.connection.connect import open_session
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.index_definition import IndexDefinition
-from subscriber.publisher.quoting import identifier, literal
+from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure
 from subscriber.subscription import Subscription
 

@@ -21,8 +21,8 @@ from subscriber.connection.session import Session
 from subscriber.errors import SubscriberError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import TablePartition, partition_table, whole
-from subscriber.publisher.quoting import identifier, literal, qualified
 from subscriber.publisher.tables import PublishedTable, as_relation, copies_binary
+from subscriber.quoting import identifier, literal, qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME, SOURCE_SETTINGS, Failure, PartTask, first_error
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres import copy_transaction

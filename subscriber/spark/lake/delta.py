@@ -22,7 +22,7 @@ from deltalake import CommitProperties, DeltaTable, Field, Schema, Transaction, 
 
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
-from subscriber.publisher.quoting import identifier
+from subscriber.quoting import identifier
 from subscriber.spark.lake.stage import FROM, OP, STAYS
 
 APPLICATION = "subscriber"

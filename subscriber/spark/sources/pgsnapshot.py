@@ -43,7 +43,7 @@ from subscriber.display import json_text
 from subscriber.errors import SubscriberError
 from subscriber.protocol.messages import RelationColumn
 from subscriber.publisher.partitions import TablePartition, partition_table
-from subscriber.publisher.quoting import identifier, literal
+from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
 from subscriber.spark.verification.consistent_snapshot import SETTINGS

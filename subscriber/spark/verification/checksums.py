@@ -24,7 +24,7 @@ from subscriber.connection.connect import connect
 from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
-from subscriber.publisher.quoting import identifier, literal
+from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.executor import TRANSIENT
 from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE

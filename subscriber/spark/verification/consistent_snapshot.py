@@ -30,7 +30,7 @@ from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.quoting import literal
+from subscriber.quoting import literal
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription
 

@@ -8,6 +8,7 @@ from subscriber.apply.relation_map import LocalRelation, RelationMapping
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.lsn import Lsn
+from subscriber.quoting import identifier, qualified
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session import introspection, schema_check
@@ -15,7 +16,6 @@ from subscriber.targets.postgres.session.capabilities import detect_capabilities
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import NOBODY
 from subscriber.targets.postgres.session.statement_context import StatementContext
-from subscriber.targets.postgres.sql.row_statements import qualified, quote
 
 _FINISH = "SELECT subscriber.finish_copy($1, $2, $3)"
 _SET_TIME = "SELECT subscriber.set_origin($1, $2, '0/0', $3)"
@@ -49,7 +49,7 @@ async def begin(rows: RowApplier, schema: str, name: str) -> LocalRelation:
 async def copy_as(rows: RowApplier, mapping: RelationMapping) -> None:
     """Act as the table's owner, or whoever it is; what comes next is the COPY, on the session itself."""
     role = rows.roles.role([mapping.local])
-    await rows.pipeline.session.query(f"SET LOCAL ROLE {quote(role.name) if role != NOBODY else NOBODY.name}")
+    await rows.pipeline.session.query(f"SET LOCAL ROLE {identifier(role.name) if role != NOBODY else NOBODY.name}")
 
 
 async def end(

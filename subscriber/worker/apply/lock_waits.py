@@ -31,7 +31,7 @@ from subscriber import telemetry
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.errors import ApplyError
-from subscriber.publisher.quoting import identifier, literal
+from subscriber.quoting import identifier, literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.targets.postgres.target import PostgresTarget

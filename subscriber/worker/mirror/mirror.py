@@ -33,9 +33,9 @@ from subscriber.errors import PublisherError, SlotLost
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_text import split_line
 from subscriber.publisher.connection import Publisher
-from subscriber.publisher.quoting import literal
 from subscriber.publisher.replication_stream import check_publisher
 from subscriber.publisher.tables import PublishedTable, as_relation, copy_statement, primary_key_query
+from subscriber.quoting import literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import DUPLICATE_OBJECT
 from subscriber.targets.sqlalchemy.table import SourceColumn, SourceTable, TargetTable

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from subscriber.connection.session import Session
 from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
-from subscriber.publisher.quoting import literal
+from subscriber.quoting import literal
 from subscriber.targets.postgres.session.capabilities import BECOME_REPLICA, TargetCapabilities
 
 # What the built-in worker sets, and what a session through SQL needs besides (each with its reason).

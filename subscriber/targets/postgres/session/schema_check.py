@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.connection.pipeline import STATEMENTS, Pipeline, Rows
 from subscriber.errors import StaleMapping
+from subscriber.quoting import qualified
 from subscriber.sqlstate import (
     CLASS_DATA_EXCEPTION,
     CLASS_FEATURE_NOT_SUPPORTED,
@@ -36,7 +37,6 @@ from subscriber.sqlstate import (
     PROTOCOL_VIOLATION,
     TARGET_TABLE_CHANGED,
 )
-from subscriber.targets.postgres.sql.row_statements import qualified
 
 # What a statement for the old shape may fail with before the check is reached: names and types that do not
 # fit any more, values that are too large for the old type, binary ones that are too short for the new one (08P01).

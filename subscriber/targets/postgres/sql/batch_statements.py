@@ -23,7 +23,8 @@ from struct import Struct
 from subscriber.apply.batch.table_batch import BatchStep, ChangeKind, TableBatch
 from subscriber.apply.relation_map import LocalColumn, RelationMapping
 from subscriber.protocol.row_encoding import columns, copy_rows
-from subscriber.targets.postgres.sql.row_statements import is_null, qualified, quote
+from subscriber.quoting import identifier, qualified
+from subscriber.targets.postgres.sql.row_statements import is_null
 
 _TEXT_OID = 25
 _ARRAY = Struct(">iiiIii")  # its length, dimensions, "may have NULLs", element type, size, lower bound
@@ -37,7 +38,7 @@ COPY_TRAILER = b"\xff\xff"
 def copy(table: TableBatch) -> str:
     """COPY … FROM STDIN for the rows of copy_data()."""
     mapping = table.mapping
-    columns = ", ".join(quote(column.name) for column in mapping.attributes)
+    columns = ", ".join(identifier(column.name) for column in mapping.attributes)
     form = "binary" if table.binary else "text"
     return f"COPY {_name(mapping)} ({columns}) FROM STDIN (FORMAT {form})"
 
@@ -76,7 +77,7 @@ def _change(table: TableBatch, step: BatchStep) -> str:
     assert mapping.search is not None
     keys = len(mapping.search) if step.kind is ChangeKind.KEY_UPDATE else 0
     sets = ", ".join(
-        f"{quote(column.name)} = {value}"
+        f"{identifier(column.name)} = {value}"
         for column, value in zip(sent[keys:], values[keys:], strict=True)
         if not column.identity_always
     )
@@ -155,7 +156,7 @@ def _where(columns: Sequence[LocalColumn], values: Sequence[str]) -> str:
 
 
 def _stored(column: LocalColumn) -> str:
-    stored = f"target.{quote(column.name)}"
+    stored = f"target.{identifier(column.name)}"
     return stored if column.base_type is None else f"{stored}::{column.base_type}"
 
 

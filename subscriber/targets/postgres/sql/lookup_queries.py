@@ -11,6 +11,7 @@ from dataclasses import replace as replace_in_plan
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.protocol.tuple_data import BINARY, NULL, UNCHANGED
+from subscriber.quoting import identifier, qualified
 from subscriber.targets.postgres.sql.row_statements import (
     IS_FOUND,
     IS_FOUND_IN_PARTITION,
@@ -18,8 +19,6 @@ from subscriber.targets.postgres.sql.row_statements import (
     OLD,
     Builder,
     Plan,
-    qualified,
-    quote,
     replace,
     where_searched,
 )
@@ -144,7 +143,7 @@ def update_at_place(mapping: RelationMapping, status: bytes) -> Plan:
         if any(mapping.attributes[index].identity_always for index in sent):
             plan = replace(build, sent, _is_found(build))
         else:
-            sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
+            sets = ", ".join(f"{identifier(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
             plan = build.plan(f"UPDATE {build.only} SET {sets} WHERE {_is_found(build)}", b"UPDATE 1")
         mapping.plans[key] = plan
     assert isinstance(plan, Plan)

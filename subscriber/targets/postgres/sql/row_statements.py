@@ -29,6 +29,7 @@ from subscriber.apply.relation_map import RelationMapping
 from subscriber.errors import MappingError
 from subscriber.protocol.messages import OldPart
 from subscriber.protocol.tuple_data import NULL, UNCHANGED
+from subscriber.quoting import identifier, qualified
 from subscriber.sqlstate import UNDEFINED_FUNCTION
 
 NEW, OLD = 0, 1  # which row of the change a parameter comes from
@@ -69,17 +70,9 @@ class Plan:
     types: tuple[int, ...] = ()  # OIDs of the parameters' types, 0 or none where the server infers it
 
 
-def quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def qualified(schema: str, name: str) -> str:
-    return f"{quote(schema)}.{quote(name)}"
-
-
 def copy_from(schema: str, name: str, columns: Sequence[str], binary: bool) -> str:
     """COPY … FROM STDIN into the columns that the publisher sends, in its order."""
-    listed = f" ({', '.join(map(quote, columns))})" if columns else ""
+    listed = f" ({', '.join(map(identifier, columns))})" if columns else ""
     return f"COPY {qualified(schema, name)}{listed} FROM STDIN{' WITH (FORMAT binary)' if binary else ''}"
 
 
@@ -108,10 +101,10 @@ class Builder:
         conditions = []
         for index, column in enumerate(self.mapping.attributes):
             if status[index] == NULL:
-                conditions.append(is_null(quote(column.name)))
+                conditions.append(is_null(identifier(column.name)))
             else:
                 conditions.append(self._equals(row, index))
-        conditions += [is_null(quote(column.name)) for column in self.mapping.local_only]
+        conditions += [is_null(identifier(column.name)) for column in self.mapping.local_only]
         return " AND ".join(conditions) or "true"
 
     def _equals(self, row: int, index: int) -> str:
@@ -120,7 +113,7 @@ class Builder:
             raise MappingError(
                 f"could not identify an equality operator for type {column.type_name}", sqlstate=UNDEFINED_FUNCTION
             )
-        stored, sought = quote(column.name), self.parameter(row, index)
+        stored, sought = identifier(column.name), self.parameter(row, index)
         if column.base_type is not None:
             stored += f"::{column.base_type}"
         if column.search_cast is not None:
@@ -146,7 +139,7 @@ def _insert(mapping: RelationMapping) -> Plan:
     build = Builder(mapping)
     if not mapping.attributes:
         return build.plan(f"INSERT INTO {build.table} DEFAULT VALUES", b"INSERT 0 1")
-    columns = ", ".join(quote(column.name) for column in mapping.attributes)
+    columns = ", ".join(identifier(column.name) for column in mapping.attributes)
     values = ", ".join(build.parameter(NEW, index) for index in range(len(mapping.attributes)))
     sql = f"INSERT INTO {build.table} ({columns}) OVERRIDING SYSTEM VALUE VALUES ({values})"
     return build.plan(sql, b"INSERT 0 1")
@@ -181,7 +174,7 @@ def _update(mapping: RelationMapping, row: int, new_status: bytes, identity_chan
     sent = [i for i in sent if not mapping.attributes[i].identity_always]
     if not sent:  # nothing that UPDATE may set: only see whether the row is there
         return lock(mapping, row)
-    sets = ", ".join(f"{quote(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
+    sets = ", ".join(f"{identifier(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
     where = where_searched(build, row)
     return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
 
@@ -192,9 +185,9 @@ def replace(build: Builder, sent: list[int], where: str) -> Plan:
     given = {mapping.attributes[i].name: i for i in sent}
     columns = [column.name for column in mapping.local.columns if not column.generated]
     values = ", ".join(
-        build.parameter(NEW, given[name]) if name in given else f"gone.{quote(name)}" for name in columns
+        build.parameter(NEW, given[name]) if name in given else f"gone.{identifier(name)}" for name in columns
     )
-    names = ", ".join(quote(name) for name in columns)
+    names = ", ".join(identifier(name) for name in columns)
     return build.plan(
         f"WITH gone AS (DELETE FROM {build.only} WHERE {where} RETURNING *) "
         f"INSERT INTO {build.table} ({names}) OVERRIDING SYSTEM VALUE SELECT {values} FROM gone",
@@ -212,7 +205,7 @@ def replace_if_changed(mapping: RelationMapping, index: int, status: bytes) -> P
     if (plan := mapping.plans.get(key)) is None:
         require_search(mapping)
         build = Builder(mapping)
-        name = quote(mapping.attributes[index].name)
+        name = identifier(mapping.attributes[index].name)
         condition = f" AND {name} <> {build.parameter(NEW, index)}"
         sent = [i for i in range(len(mapping.attributes)) if status[i] != UNCHANGED]
         plan = mapping.plans[key] = replace(build, sent, where_searched(build, NEW) + condition)
@@ -306,7 +299,7 @@ def find_partition(mapping: RelationMapping, status: bytes) -> Plan:
         given = index is not None and status[index] != UNCHANGED
         value = build.parameter(OLD, index) if given and index is not None else "NULL"
         # A domain may refuse NULL.
-        columns.append(f"{value}::{column.base_type or column.type_name} AS {quote(column.name)}")
+        columns.append(f"{value}::{column.base_type or column.type_name} AS {identifier(column.name)}")
     cases = " ".join(
         f"WHEN {partition.constraint or 'true'} THEN {number}"
         for number, partition in enumerate(mapping.local.partitions)
