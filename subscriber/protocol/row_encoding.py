@@ -10,13 +10,13 @@ import struct
 from collections.abc import Sequence
 
 from subscriber._speedups import compiled
+from subscriber.protocol.copy_text import NULL_FIELD, escape
 from subscriber.protocol.row_extraction import NULL_CELL, VALUES, Cells, split_rows
 from subscriber.protocol.tuple_data import BINARY
 
 AnyRow = Cells | bytes
 
 _COUNT = struct.Struct(">H")
-_NULL = b"\\N"
 
 
 def cells_of(row: AnyRow, form: int) -> Cells:
@@ -37,7 +37,7 @@ def copy_rows(rows: Sequence[AnyRow], form: int) -> bytes:
     cut = [cells_of(row, form) for row in rows]
     if form == BINARY:
         return b"".join([_COUNT.pack(len(row)) + b"".join(row) for row in cut])  # type: ignore[arg-type]
-    lines = [[_NULL if cell == NULL_CELL else cell[4:] for cell in row] for row in cut]  # type: ignore[index]
+    lines = [[NULL_FIELD if cell == NULL_CELL else cell[4:] for cell in row] for row in cut]  # type: ignore[index]
     data = b"\n".join([b"\t".join(line) for line in lines]) + b"\n"
     nulls = sum([row.count(NULL_CELL) for row in cut])
     tabs = sum([len(row) - 1 for row in cut])
@@ -50,8 +50,8 @@ def copy_rows(rows: Sequence[AnyRow], form: int) -> bytes:
 def _escaped(cell: bytes | None) -> bytes:
     assert cell is not None
     if cell == NULL_CELL:
-        return _NULL
-    return cell[4:].replace(b"\\", b"\\\\").replace(b"\t", b"\\t").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+        return NULL_FIELD
+    return escape(cell[4:])
 
 
 @compiled

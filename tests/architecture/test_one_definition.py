@@ -49,3 +49,14 @@ _DOUBLED = re.compile(r"""replace\((?:'"', '""'|"'", "''")\)""")
 @other_files("quoting.py", "cli/change_lines.py", "change_stream/types/binary.py")
 def test_sql_is_quoted_in_one_module(name: str) -> None:
     assert not _DOUBLED.search(FILES[name].read_text()), "quote names and strings with subscriber.quoting"
+
+
+# The fields of a NULL and of a tab in COPY's text format.
+_COPY_TEXT = {rb"\N", rb"\t"}
+
+
+@other_files("protocol/copy_text.py")
+def test_copy_text_is_escaped_in_one_module(name: str) -> None:
+    tree = ast.parse(FILES[name].read_text())
+    found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
+    assert not found, "read and write COPY's text format with subscriber.protocol.copy_text"

@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from subscriber.apply.relation_map import LocalColumn, LocalRelation
+from subscriber.protocol.copy_text import split_values
 from subscriber.spark.catchup.staging import Stage, StagingLines
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.raw_rows import UNCHANGED, Value, raw_row, values
-from subscriber.spark.lake.load import _split
 
 
 def stage(*names: str) -> Stage:
@@ -31,7 +31,7 @@ def test_every_value_comes_back_as_it_was(rows: list[tuple[Value, Value]]) -> No
             net.lacking.add(key)
     assert Net.load(net.dump()) == net
     lines = StagingLines(stage("id", "local", "a", "b"), net)
-    found = [_split(line) for line in lines.lines()]
+    found = [split_values(line) for line in lines.lines()]
     assert lines.columns == ["part", "kind", "mask", "o1", "c1", "c3", "c4"]
     for (key, raw), (_, *front, origin, identity, a, b) in zip(net.rows.items(), found, strict=True):
         sent, row = [identity, a, b], values(raw, 3)

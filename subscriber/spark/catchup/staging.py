@@ -29,6 +29,7 @@ from subscriber.catalog.connection import Connection, translate
 from subscriber.connection.connect import connect
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ApplyError, ConnectionLost, MappingError, SubscriberError
+from subscriber.protocol.copy_text import join_fields
 from subscriber.quoting import identifier, qualified
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
@@ -38,13 +39,11 @@ from subscriber.sqlstate import INTERNAL_ERROR
 
 SCHEMA = "subscriber"
 CHUNK = 256 * 1024  # bytes passed to COPY in one piece
-# Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
 SETTINGS = {"session_replication_role": "replica", "row_security": "off", **NO_TIMEOUTS}
 
 _CHANGED = "s.kind = 'u'"
 _NEW = "s.kind = 'i'"
 _FEWER = "s.kind = '-'"
-_ESCAPES = ((b"\\", b"\\\\"), (b"\t", b"\\t"), (b"\n", b"\\n"), (b"\r", b"\\r"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +179,7 @@ class StagingLines:
 
     def _line(self, kind: bytes, origin: Values, row: Values, *, lacking: bool = False) -> bytes:
         mask = self._mask(row) if lacking else self._empty
-        cells = (*origin, *row)
-        line = b"\t".join([value if isinstance(value, bytes) else b"\\N" for value in cells])
-        if _needs_escapes(line, cells):
-            line = b"\t".join([_escaped(value) if isinstance(value, bytes) else b"\\N" for value in cells])
-        return b"%b\t%b\t%b\t%b\n" % (self._prefix, kind, mask, line)
+        return b"%b\t%b\t%b\t%b\n" % (self._prefix, kind, mask, join_fields((*origin, *row)))
 
     def _mask(self, row: Values) -> bytes:
         marks = bytearray(self._empty_mask)
@@ -202,27 +197,6 @@ class StagingLines:
         return StagedPiece(
             self._part, net.truncated, net.moved, frozenset(self._masked), new, changed, len(net.gone), fewer
         )
-
-
-def _needs_escapes(line: bytes, cells: Values) -> bool:
-    """Return True if a value of the line needs escapes.
-
-    Counts the characters that are special for COPY in the whole line, and compares with those that separators and NULLs
-    use.
-    """
-    return (
-        line.count(b"\t") >= len(cells)
-        or b"\n" in line
-        or b"\r" in line
-        or (b"\\" in line and line.count(b"\\") > sum(not isinstance(value, bytes) for value in cells))
-    )
-
-
-def _escaped(value: bytes) -> bytes:
-    for plain, escape in _ESCAPES:
-        if plain in value:
-            value = value.replace(plain, escape)
-    return value
 
 
 # --- merging --------------------------------------------------------------------------------------

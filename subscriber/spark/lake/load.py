@@ -20,6 +20,7 @@ from anyio.lowlevel import EventLoopToken, current_token
 from subscriber.changelog.reader import ChangeLog
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
+from subscriber.protocol.copy_text import split_values
 from subscriber.protocol.messages import Relation
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.tables import as_relation, copy_statement
@@ -28,8 +29,6 @@ from subscriber.spark.lake.stage import ToArrow
 from subscriber.spark.sources.arrow_types import arrow_array
 
 CHUNK = 20_000  # rows in a record batch
-
-_ESCAPES = {b"b": b"\b", b"f": b"\f", b"n": b"\n", b"r": b"\r", b"t": b"\t", b"v": b"\v"}
 
 
 async def load(
@@ -102,7 +101,7 @@ class _Rows:
         rows: list[list[bytes | None]] = []
         count = 0
         while lines := anyio.from_thread.run(_next, payloads, token=loop):
-            rows += [_split(line) for line in lines]
+            rows += [split_values(line) for line in lines]
             if len(rows) >= CHUNK:
                 count += len(rows)
                 yield self._batch(rows)
@@ -124,25 +123,3 @@ class _Rows:
 async def _next(payloads: AsyncIterator[list[bytes]]) -> list[bytes]:
     """Return the next lines; empty at the end."""
     return await anext(payloads, [])
-
-
-def _split(line: bytes) -> list[bytes | None]:
-    """Split a line of COPY's text format into values."""
-    return [None if field == b"\\N" else _unescaped(field) for field in line.removesuffix(b"\n").split(b"\t")]
-
-
-def _unescaped(field: bytes) -> bytes:
-    if b"\\" not in field:
-        return field
-    first, *rest = field.split(b"\\")
-    parts, escaped = [first], False
-    for part in rest:
-        if escaped:  # the backslash before this part was escaped by the one before it
-            parts.append(part)
-            escaped = False
-        elif part:
-            parts.append(_ESCAPES.get(part[:1], part[:1]) + part[1:])
-        else:
-            parts.append(b"\\")
-            escaped = True
-    return b"".join(parts)
