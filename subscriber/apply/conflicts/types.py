@@ -116,6 +116,7 @@ class Conflict:
 
     @property
     def message(self) -> str:
+        """The message of the conflict's log entry, in PostgreSQL's words."""
         return f'conflict detected on relation "{self.relation}": conflict={self.type}'
 
 

@@ -64,10 +64,10 @@ from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
 from subscriber.spark.copy.driver_process import run_driver
-from subscriber.spark.copy.emptying import empty
 from subscriber.spark.copy.executor import APPLICATION_NAME, Failure, PartTask, copy_parts
 from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.plan import PART_BYTES, TablePlan, bundle, plan_tables, spread
+from subscriber.spark.copy.row_removal import empty
 from subscriber.spark.session import MASTER, spark_session
 from subscriber.spark.tasks import run_in_thread
 from subscriber.sqlstate import OBJECT_IN_USE, UNDEFINED_OBJECT

@@ -1,0 +1,90 @@
+"""Names: of modules, of classes, of public methods, and of the errors that docstrings list."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import inspect
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import subscriber
+from tools.docs.api import INTERNAL
+
+ROOT = Path(__file__).parent.parent.parent
+PACKAGE = ROOT / "subscriber"
+TREES = {file.relative_to(PACKAGE).as_posix(): ast.parse(file.read_text()) for file in sorted(PACKAGE.rglob("*.py"))}
+
+# Modules and packages whose last word ends in -ing, and why: a name is a noun, and these are nouns of the field.
+NOUNS = {
+    "pooling": "connection pooling",
+    "formatting": "how values are formatted",
+    "row_encoding": "an encoding of rows",
+    "quoting": "quoting of SQL identifiers and literals",
+    "staging": "the staging area of a catch-up",
+    "testing": "the usual name of a module for the tests of users",
+    "streaming": "the option `streaming`",
+}
+# Classes that two files define, and why.
+TWINS = dict.fromkeys(
+    ("Delete", "Insert", "Relation", "Truncate", "Update"), "a message of pgoutput, and what a program receives of it"
+)
+DEFINED_IN = defaultdict(set)
+for _file, _tree in TREES.items():
+    for _node in ast.walk(_tree):
+        if isinstance(_node, ast.ClassDef):
+            DEFINED_IN[_node.name].add(_file)
+
+
+def test_a_module_is_named_by_a_noun() -> None:
+    names = {file.removesuffix(".py").removesuffix("/__init__").rpartition("/")[2] for file in TREES}
+    assert {name for name in names if name.endswith("ing")} == NOUNS.keys()
+
+
+def test_a_class_name_is_used_once() -> None:
+    assert {name for name, files in DEFINED_IN.items() if len(files) > 1} == TWINS.keys()
+
+
+@pytest.mark.parametrize("name", [name for name in subscriber.__all__ if inspect.isclass(getattr(subscriber, name))])
+def test_public_methods_are_documented(name: str) -> None:
+    page = (ROOT / "docs/reference/python.md").read_text()
+    section = re.split(r"\n###? ", page.partition(f"\n### subscriber.{name}\n")[2])[0]
+    documented = set(re.findall(r"^#### (\w+)$", section, re.MULTILINE)) | INTERNAL.get(name, set())
+    assert set(_public_methods(getattr(subscriber, name))) <= documented
+
+
+def _public_methods(thing: type) -> Iterator[str]:
+    for name, value in vars(thing).items():
+        function = getattr(value, "fget", None) or getattr(value, "__func__", value)
+        if not name.startswith("_") and inspect.isfunction(function) and function.__name__ == name:
+            yield name
+
+
+@pytest.mark.parametrize("file", TREES)
+def test_errors_in_docstrings_exist(file: str) -> None:
+    unknown = [name for docstring in _docstrings(TREES[file]) for name in _raised(docstring) if not _exists(name)]
+    assert not unknown, f"{file} lists errors that do not exist: {unknown}"
+
+
+def _docstrings(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def _raised(docstring: str) -> Iterator[str]:
+    """Yield the classes of the section Raises, and the class that follows the word in a sentence."""
+    section = re.split(r"\n(?=\S)", docstring.partition("Raises:\n")[2])[0]
+    for names in re.findall(r"^    (\w[\w., ]*?)(?: \([^)]*\))?: ", section, re.MULTILINE):
+        yield from re.split(r", | or ", names)
+    yield from re.findall(r"\bRaises ((?:\w+\.)*[A-Z]\w+)", docstring)
+
+
+def _exists(name: str) -> bool:
+    module, _, last = name.rpartition(".")
+    return hasattr(import_module(module), last) if module else name in DEFINED_IN or hasattr(builtins, name)
