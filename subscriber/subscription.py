@@ -23,6 +23,7 @@ from enum import Enum, StrEnum, auto
 from types import MappingProxyType
 from typing import Any, Literal
 
+from subscriber.catalog.names import apply_origin
 from subscriber.lsn import Lsn
 
 
@@ -414,4 +415,4 @@ class Subscription(SubscriptionOptions):
     @property
     def origin_name(self) -> str:
         """The replication origin of the apply worker on the target."""
-        return f"pg_{self.oid}"
+        return apply_origin(self.oid)

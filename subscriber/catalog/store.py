@@ -14,6 +14,7 @@ from datetime import datetime
 
 import asyncpg
 
+from subscriber.catalog.names import prepared_prefix
 from subscriber.display import printable_lines
 from subscriber.lsn import Lsn
 from subscriber.subscription import STORED_OPTIONS, Subscription, TwoPhaseState
@@ -47,7 +48,7 @@ UPDATE subscriber.subscription s SET subtwophasestate = 'e' WHERE s.subid = $1 A
 # The database's own: other databases of the cluster have other subscriptions.
 PREPARED_HERE = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database()
-                  AND starts_with(x.gid, 'pg_gid_' || $1::oid || '_'))
+                  AND starts_with(x.gid, $1::text))
 """
 COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
 FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
@@ -259,7 +260,7 @@ async def enable_two_phase(connection: asyncpg.Connection, subid: int) -> bool:
 
 async def has_prepared_transactions(connection: asyncpg.Connection, subid: int) -> bool:
     """Whether a transaction of the subscription is prepared on the target, `pg_gid_<subid>_<xid>`."""
-    return bool(await connection.fetchval(PREPARED_HERE, subid))
+    return bool(await connection.fetchval(PREPARED_HERE, prepared_prefix(subid)))
 
 
 async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> bool:

@@ -8,17 +8,15 @@ notices; or by a sync worker that is just clearing up. The supervisor then looks
 
 from __future__ import annotations
 
-import re
-
 from subscriber import telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, progress_records, replication_names
+from subscriber.catalog import copy_jobs, names, origins, progress_records
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
-from subscriber.catalog.replication_names import table_sync_slot
 from subscriber.publisher.answers import MAX_OID, parsing
 from subscriber.publisher.connection import Publisher
+from subscriber.quoting import literal
 from subscriber.worker.table_states import TableStates
 
 _PROGRESS = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
@@ -38,9 +36,7 @@ async def drop_leftover_slots(
     async with catalog.use() as connection, connection.transaction():
         relids = {row["relid"] for row in await connection.fetch(_PROGRESS, subid) if _done(tables, row["relid"])}
         for relid in relids | leftover.keys():
-            await replication_names.drop_origin(
-                connection, replication_names.table_sync_origin(subid, relid), missing_ok=True
-            )
+            await origins.drop_origin(connection, names.table_sync_origin(subid, relid), missing_ok=True)
             await progress_records.remove(connection, subid, relid)
         if tables.bulk is not None and _done(tables, COPY_JOB_RELID):
             await copy_jobs.remove(connection, tables.bulk.copyid)
@@ -54,22 +50,20 @@ async def _leftover_slots(
 
     The numbers below every table's OID are those of other origins and progress rows, and no slot has them.
     """
-    prefix = f"pg_{subid}_sync_"
-    name = re.compile(f"{prefix}([0-9]{{1,10}})_{re.escape(sync_id)}", re.ASCII)
+    prefix = literal(names.table_sync_slot_prefix(subid))
     rows = await publisher.session.rows(
-        f"SELECT slot_name, active FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, '{prefix}')"
+        f"SELECT slot_name, active FROM pg_catalog.pg_replication_slots WHERE starts_with(slot_name, {prefix})"
     )
     free, all_free = {}, True
     with parsing("leftover replication slots"):
         for slot, active in rows:
-            found = name.fullmatch(slot or "")
-            if found is None or not FIRST_NORMAL_OID <= int(found[1]) <= MAX_OID:
+            relid = names.table_of_sync_slot(slot or "", subid, sync_id)
+            if relid is None or not FIRST_NORMAL_OID <= relid <= MAX_OID:
                 continue
-            relid = int(found[1])
             if _done(tables, relid):
                 all_free = all_free and active == "f"
                 if active == "f":
-                    free[relid] = table_sync_slot(subid, relid, sync_id)
+                    free[relid] = names.table_sync_slot(subid, relid, sync_id)
     return free, all_free
 
 

@@ -60,3 +60,12 @@ def test_copy_text_is_escaped_in_one_module(name: str) -> None:
     tree = ast.parse(FILES[name].read_text())
     found = [node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and node.value in _COPY_TEXT]
     assert not found, "read and write COPY's text format with subscriber.protocol.copy_text"
+
+
+# The name of a slot, origin, savepoint or prepared transaction of a subscription, as an f-string or SQL builds it.
+_OWN_NAME = re.compile(r"pg_\{|pg_(?:gid|sp)_\{|'\^?pg(?:\\?_gid\\?)?_' \|\|")
+
+
+@other_files("catalog/names.py")
+def test_names_of_slots_and_origins_are_made_in_one_module(name: str) -> None:
+    assert not _OWN_NAME.search(FILES[name].read_text()), "take the name from subscriber.catalog.names"

@@ -17,7 +17,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, StaticPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog import locks, replication_names, schema, stats, store, worker_sessions
+from subscriber.catalog import locks, origins, schema, stats, store, worker_sessions
 from subscriber.catalog.commands import create, drop, execute, privileges, publisher_connection, refresh
 from subscriber.catalog.tables import SCHEMA, metadata
 from subscriber.errors import StatementError
@@ -132,7 +132,7 @@ async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Co
         create,
         drop,
         locks,
-        replication_names,
+        origins,
         privileges,
         refresh,
         schema,

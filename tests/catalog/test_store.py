@@ -9,7 +9,7 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from subscriber.catalog import progress_records, replication_names, stats, store, table_names, worker_sessions
+from subscriber.catalog import names, origins, progress_records, stats, store, table_names, worker_sessions
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import SUBSCRIPTION_ALTERED
@@ -201,18 +201,18 @@ async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, sub
 
 
 async def test_origins_have_postgresqls_names(database: asyncpg.Connection, subid: int) -> None:
-    name = replication_names.apply_origin(subid)
-    created = await replication_names.create_origin(database, name)
-    assert await replication_names.create_origin(database, name) == created
+    name = names.apply_origin(subid)
+    created = await origins.create_origin(database, name)
+    assert await origins.create_origin(database, name) == created
     assert await database.fetchval("SELECT pg_replication_origin_oid($1)", name) == created
     await database.execute("SELECT pg_replication_origin_session_setup($1)", name)
     await database.execute("SELECT pg_replication_origin_session_reset()")
-    assert await replication_names.drop_origin(database, name)
-    assert not await replication_names.drop_origin(database, name, missing_ok=True)
+    assert await origins.drop_origin(database, name)
+    assert not await origins.drop_origin(database, name, missing_ok=True)
     with pytest.raises(asyncpg.UndefinedObjectError):
-        await replication_names.drop_origin(database, name)
+        await origins.drop_origin(database, name)
     with pytest.raises(asyncpg.PostgresError, match="is not the name of a subscription's replication origin"):
-        await replication_names.create_origin(database, "pg_1")
+        await origins.create_origin(database, "pg_1")
 
 
 async def test_a_place_is_taken_once_and_lasts_as_long_as_the_backend(

@@ -6,7 +6,7 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import replication_names, store, worker_sessions
+from subscriber.catalog import names, origins, store, worker_sessions
 from subscriber.catalog.commands.execute import execute
 from subscriber.errors import ConnectionLost, StatementError
 from subscriber.subscription import TwoPhaseState
@@ -213,8 +213,8 @@ async def test_dropping_takes_parallel_apply_workers_along(
 ) -> None:
     """One hanging worker has its lock and its origin; one has ended and left its origin."""
     for number in (1, 2):
-        await replication_names.create_origin(database, replication_names.table_sync_origin(enabled, number))
-    assert await replication_names.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
+        await origins.create_origin(database, names.table_sync_origin(enabled, number))
+    assert await origins.find_origins(database, enabled) == [f"pg_{enabled}{end}" for end in ("", "_1", "_2")]
     worker = await target_db.connect()
     assert await worker_sessions.register_own(worker, enabled, 1)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{enabled}_1")
@@ -222,4 +222,4 @@ async def test_dropping_takes_parallel_apply_workers_along(
     async with database.transaction():  # where workers are not asked to go, but ended
         await run(database, "DROP SUBSCRIPTION s")
     assert worker.is_closed()
-    assert await replication_names.find_origins(database, enabled) == []
+    assert await origins.find_origins(database, enabled) == []

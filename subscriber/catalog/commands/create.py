@@ -8,7 +8,7 @@ from dataclasses import replace
 import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import progress_records, replication_names, stats, store
+from subscriber.catalog import names, origins, progress_records, stats, store
 from subscriber.catalog.commands import privileges, publisher_connection, refresh
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
@@ -100,7 +100,7 @@ async def _insert(
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})
     await progress_records.save(connection, subid, store.APPLY_WORKER, Lsn(0))
-    await replication_names.create_origin(connection, replication_names.apply_origin(subid))
+    await origins.create_origin(connection, names.apply_origin(subid))
     return subid
 
 

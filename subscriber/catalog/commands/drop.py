@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import copy_jobs, identity, replication_names, store
+from subscriber.catalog import copy_jobs, identity, names, origins, store
 from subscriber.catalog.commands import privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
@@ -70,14 +70,14 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
         unfinished.append(copy_jobs.COPY_JOB_RELID)
     bound = await identity.is_bound(connection)
     # The original of a copy in the same cluster has origins and slots of the same names.
-    for origin in await replication_names.find_origins(connection, subid) if bound else ():
-        await replication_names.drop_origin(connection, origin, missing_ok=True)
+    for origin in await origins.find_origins(connection, subid) if bound else ():
+        await origins.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
     await store.delete_prepared(connection, subid)
     await connection.execute(DELETE, subid)
     if slot_name is None and not (unfinished and bound):
         return
-    sync_slots = [replication_names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
+    sync_slots = [names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]
     password = subscription.must_use_password
     try:
         async with publisher_connection.connect_to_publisher(

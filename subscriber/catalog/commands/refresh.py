@@ -9,9 +9,10 @@ import asyncpg
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import hooked_tables, identity, progress_records, replication_names, store, table_names
+from subscriber.catalog import hooked_tables, identity, origins, progress_records, store, table_names
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
@@ -165,7 +166,7 @@ async def refresh(
         ]
         sync_id = await identity.sync_id(connection)
         for row in begun:
-            slot = replication_names.table_sync_slot(subid, row["relid"], sync_id)
+            slot = table_sync_slot(subid, row["relid"], sync_id)
             await publisher_connection.drop_slot(publisher, slot, notice, missing_ok=True)
 
 
@@ -179,5 +180,5 @@ async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, 
     await store.remove_worker(connection, subid, relid)
     if state == "r":
         return False
-    await replication_names.drop_origin(connection, replication_names.table_sync_origin(subid, relid), missing_ok=True)
+    await origins.drop_origin(connection, table_sync_origin(subid, relid), missing_ok=True)
     return True

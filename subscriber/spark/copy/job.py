@@ -51,8 +51,9 @@ from subscriber.catalog import (
     copy_jobs,
     hooked_tables,
     identity,
+    names,
+    origins,
     progress_records,
-    replication_names,
     store,
     table_names,
     worker_sessions,
@@ -206,7 +207,7 @@ class _Keeper:
             stack.callback(publisher.session.abort)
             async with self._catalog.use() as connection:
                 sync_id = await identity.sync_id(connection)
-            slot = replication_names.table_sync_slot(self._subid, COPY_JOB_RELID, sync_id)
+            slot = names.table_sync_slot(self._subid, COPY_JOB_RELID, sync_id)
             tables = []
             if await self._clear_up(publisher, slot) and not (tables := await self._claim_tables(publisher, sync_id)):
                 await self._withdraw()
@@ -277,8 +278,8 @@ class _Keeper:
         if not left:
             async with connection.transaction():
                 await progress_records.remove(connection, self._subid, COPY_JOB_RELID)
-                origin = replication_names.table_sync_origin(self._subid, COPY_JOB_RELID)
-                await replication_names.drop_origin(connection, origin, missing_ok=True)
+                origin = names.table_sync_origin(self._subid, COPY_JOB_RELID)
+                await origins.drop_origin(connection, origin, missing_ok=True)
 
     async def _withdraw(self) -> None:
         """Remove the announced copy, because there is nothing to copy."""
@@ -316,7 +317,7 @@ class _Keeper:
                     await worker_sessions.release(connection, self._subid, table.relid, connection.get_server_pid())
         for table in claimed:
             if table.state == TableState.DATASYNC:  # the worker that left the table in this state has also left a slot
-                leftover = replication_names.table_sync_slot(self._subid, table.relid, sync_id)
+                leftover = names.table_sync_slot(self._subid, table.relid, sync_id)
                 await publisher.drop_slot(leftover, missing_ok=True, wait=True)
         return claimed
 
@@ -331,9 +332,7 @@ class _Keeper:
         """Record that a copy starts at `lsn`."""
         async with self._catalog.use() as connection, connection.transaction():
             copy = await copy_jobs.add(connection, self._subid, lsn, parts)
-            await replication_names.create_origin(
-                connection, replication_names.table_sync_origin(self._subid, COPY_JOB_RELID)
-            )
+            await origins.create_origin(connection, names.table_sync_origin(self._subid, COPY_JOB_RELID))
             await progress_records.save(connection, self._subid, COPY_JOB_RELID, lsn)
             await store.set_relation_states(connection, self._subid, list(parts), TableState.DATASYNC)
         return copy

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber.catalog import pause_requests, replication_names, store, worker_sessions
+from subscriber.catalog import names, pause_requests, store, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
@@ -153,7 +153,7 @@ async def _source_at_rest(connection: Connection, subscription: Subscription, se
 
 
 def _slot_name(subscription: Subscription, publisher: Publisher) -> str:
-    return replication_names.table_sync_slot(subscription.oid, pause_requests.HOLDER, str(publisher.session.pid))
+    return names.table_sync_slot(subscription.oid, pause_requests.HOLDER, str(publisher.session.pid))
 
 
 async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn) -> Lsn:

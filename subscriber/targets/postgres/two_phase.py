@@ -31,11 +31,10 @@ Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransacti
 
 from __future__ import annotations
 
-import re
-
 from subscriber import telemetry
 from subscriber.apply.error_context import error_context
 from subscriber.apply.transaction import RemoteTransaction, TransactionState
+from subscriber.catalog import names
 from subscriber.errors import ApplyError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import CommitPrepared, RollbackPrepared, moment
@@ -43,19 +42,14 @@ from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.targets.postgres.target import PostgresTarget
 
-_PREPARED = r"""
+_PREPARED = """
 SELECT gid FROM pg_catalog.pg_prepared_xacts
- WHERE database = pg_catalog.current_database() AND gid LIKE 'pg\_gid\_' || $1 || '\_%'
+ WHERE database = pg_catalog.current_database() AND pg_catalog.strpos(gid, $1) = 1
 """
 _MARK = "SELECT subscriber.mark_prepared($1, $2, $3, $4)"
 _NOTE = "SELECT subscriber.note_prepared($1, $2, $3, $4, $5, $6, $7)"
 _FIND = "SELECT f.committed, f.prepare_end_lsn FROM subscriber.find_prepared($1, $2, $3) f"
 _FORGET = "SELECT subscriber.forget_prepared($1, $2, $3)"
-
-
-def gid_prefix(subid: int) -> str:
-    """What the names of all transactions begin with that a subscription has prepared on the target."""
-    return f"pg_gid_{subid}_"
 
 
 class TwoPhase:
@@ -68,10 +62,8 @@ class TwoPhase:
 
     async def load(self) -> None:
         """Find out what is prepared; when the worker has its locks, and before its first message."""
-        rows = await self._target.rows.pipeline.rows(_PREPARED, str(self._subid))
-        # Whoever may prepare a transaction on the target chooses its name.
-        ours = re.compile(f"{gid_prefix(self._subid)}[0-9]{{1,10}}", re.ASCII)
-        self._prepared = {name for (name,) in rows if name is not None and ours.fullmatch(name)}
+        rows = await self._target.rows.pipeline.rows(_PREPARED, names.prepared_prefix(self._subid))
+        self._prepared = {name for (name,) in rows if name is not None and names.is_prepared_gid(name, self._subid)}
 
     def is_prepared(self, xid: int) -> bool:
         """Whether the publisher's transaction `xid` waits here, prepared."""
@@ -87,7 +79,7 @@ class TwoPhase:
         self._prepared.discard(name)
 
     def gid(self, xid: int) -> str:
-        return f"{gid_prefix(self._subid)}{xid}"
+        return names.prepared_gid(self._subid, xid)
 
     async def prepare(
         self, transaction: RemoteTransaction, end_lsn: Lsn, session: PostgresTarget | None = None

@@ -30,12 +30,13 @@ import anyio
 from subscriber import telemetry
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.names import prepared_prefix
 from subscriber.errors import ApplyError
 from subscriber.quoting import identifier, literal
 from subscriber.settings import Settings
 from subscriber.sqlstate import OBJECT_IN_USE
 from subscriber.targets.postgres.target import PostgresTarget
-from subscriber.targets.postgres.two_phase import TwoPhase, gid_prefix
+from subscriber.targets.postgres.two_phase import TwoPhase
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.parallel_worker import ParallelWorker, Pool
 
@@ -90,7 +91,7 @@ class LockWaitMonitor:
         self._rolled_back = rolled_back
         self._target = target
         self._subid = subid
-        self._prefix = gid_prefix(subid)
+        self._prefix = prepared_prefix(subid)
         self._catalog = catalog
         self._report = report
         self._workers: list[ParallelWorker] = pool.workers if pool is not None else []

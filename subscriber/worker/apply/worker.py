@@ -14,7 +14,7 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog import progress_records, store
-from subscriber.catalog.replication_names import apply_origin
+from subscriber.catalog.names import apply_origin
 from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach

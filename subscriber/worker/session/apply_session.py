@@ -20,7 +20,7 @@ import asyncpg
 
 from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
-from subscriber.catalog import progress_records, replication_names, store, worker_sessions
+from subscriber.catalog import names, progress_records, store, worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
@@ -65,8 +65,8 @@ class TargetConfig:
         """The name of its replication origin."""
         subid = self.subscription.oid
         if not self.number:
-            return replication_names.apply_origin(subid)
-        return replication_names.table_sync_origin(subid, self.number)
+            return names.apply_origin(subid)
+        return names.table_sync_origin(subid, self.number)
 
 
 @asynccontextmanager

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 import anyio
 
 from subscriber import telemetry
-from subscriber.catalog import replication_names
+from subscriber.catalog import names, origins
 from subscriber.errors import SubscriberError
 from subscriber.subscription import MAX_APPLY_SESSIONS, Subscription
 from subscriber.targets.postgres.session.statement_context import OnConflict
@@ -58,7 +58,7 @@ class ApplySessions:
         """Those of more sessions than these, of which there once were more: servers have room for few."""
         subid = self._subscription.oid
         numbers = range(FIRST + further, FIRST + MAX_APPLY_SESSIONS - 1)
-        gone = {replication_names.table_sync_origin(subid, number) for number in numbers}
+        gone = {names.table_sync_origin(subid, number) for number in numbers}
         async with self._context.catalog.use() as connection:
-            for name in gone.intersection(await replication_names.find_origins(connection, subid)):
-                await replication_names.drop_origin(connection, name, missing_ok=True)
+            for name in gone.intersection(await origins.find_origins(connection, subid)):
+                await origins.drop_origin(connection, name, missing_ok=True)

@@ -45,6 +45,7 @@ from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.dispatcher import Dispatcher
 from subscriber.apply.relation_map import RelationMap
 from subscriber.apply.transaction import RemoteTransaction
+from subscriber.catalog import names
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import StaleCatalog, StaleMapping, SubscriberError, TextNeeded
 from subscriber.failpoints import Point, reach
@@ -248,7 +249,7 @@ class Assignment:
         self._back.set()
 
     def _name(self, xid: int) -> str:
-        return f"pg_sp_{self._subid}_{xid}"
+        return names.subtransaction_savepoint(self._subid, xid)
 
 
 def _runs(records: Sequence[spool_format.Record], most: int) -> Iterator[Sequence[spool_format.Record]]:

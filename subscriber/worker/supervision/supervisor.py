@@ -19,7 +19,7 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, pause_requests, replication_names, store, table_names
+from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_requests, store, table_names
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
@@ -389,8 +389,8 @@ class Supervisor:
         if table is not None and table.state in (TableState.INIT, TableState.DATASYNC):
             with suppress(SubscriberError):
                 async with self._context.catalog.use() as connection:
-                    name = replication_names.table_sync_origin(self.subscription.oid, relid)
-                    await replication_names.drop_origin(connection, name, missing_ok=True)
+                    name = names.table_sync_origin(self.subscription.oid, relid)
+                    await origins.drop_origin(connection, name, missing_ok=True)
 
     def _reuse_sessions(self) -> SyncSessions:
         """Those of a sync worker before, if they are fit, or new ones."""

@@ -38,7 +38,7 @@ from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, progress_records, replication_names, store
+from subscriber.catalog import copy_jobs, names, origins, progress_records, store
 from subscriber.connection.session import Session, joined
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -91,7 +91,7 @@ class TableSync(ApplyHooks):
         self.schema, self.table = tables.names[self.relids[0]]
         if len(self.relids) > 1:
             self.table += f" and {len(self.relids) - 1} more"
-        self.slot = replication_names.table_sync_slot(subscription.oid, relid, sync_id)
+        self.slot = names.table_sync_slot(subscription.oid, relid, sync_id)
         self._target = context.apply_target
         self._catalog = context.catalog
         self._flusher = context.flusher
@@ -103,7 +103,7 @@ class TableSync(ApplyHooks):
 
     async def run(self, sessions: SyncSessions) -> None:
         """`sessions` are to be closed if this raises anything; they may be used again if not."""
-        origin = replication_names.table_sync_origin(self.subscription.oid, self.relid)
+        origin = names.table_sync_origin(self.subscription.oid, self.relid)
         publisher = await sessions.publisher(self.slot)
         async with sessions.target(self.table, self.relid, self._conflict) as target:
             self._report.status.pid = target.rows.pipeline.session.pid
@@ -127,7 +127,7 @@ class TableSync(ApplyHooks):
         if state is TableState.DATASYNC:
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
-            await replication_names.create_origin(connection, origin)
+            await origins.create_origin(connection, origin)
             await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         reach(Point.DATASYNC_STORED)
@@ -302,7 +302,7 @@ class TableSync(ApplyHooks):
         await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
         reach(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
-            await replication_names.drop_origin(connection, origin, missing_ok=True)
+            await origins.drop_origin(connection, origin, missing_ok=True)
             await progress_records.remove(connection, self.subscription.oid, self.relid)
             if self._copyid is not None:  # last of all: then there may be another copy, with the same names
                 await copy_jobs.remove(connection, self._copyid)
@@ -318,7 +318,7 @@ class TableSync(ApplyHooks):
 
     def _conflict(self, found: Conflict, note: StatementContext) -> None:
         self._report.counts[f"confl_{found.type}"] += 1
-        log_conflict(replication_names.table_sync_origin(self.subscription.oid, self.relid), found, note)
+        log_conflict(names.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
     def log(self, what: str) -> None:
         telemetry.log(

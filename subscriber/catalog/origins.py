@@ -1,7 +1,4 @@
-"""Replication origins on the target, named as PostgreSQL names its own: `pg_<subid>` and `pg_<subid>_<relid>`.
-
-An origin belongs to one session at a time, so parallel apply workers have theirs, `pg_<subid>_<n>` with n from 1:
-no table's OID is below 16384.
+"""Replication origins on the target; names.py has their names.
 
 pg_replication_origin_create() refuses names that begin with "pg_". So an origin is created under a name of
 its own and renamed by an UPDATE of the system catalog, which superusers may do. Function
@@ -13,27 +10,14 @@ from __future__ import annotations
 
 import asyncpg
 
+from subscriber.catalog import names
+
 ALL = """
 SELECT o.roname FROM pg_catalog.pg_replication_origin o
- WHERE o.roname ~ ('^pg_' || $1::oid || '(_[0-9]+)?$') ORDER BY length(o.roname), o.roname
+ WHERE o.roname ~ $1::text ORDER BY length(o.roname), o.roname
 """
 CREATE = "SELECT subscriber.create_origin($1::text)"
 DROP = "SELECT subscriber.drop_origin($1::text)"
-
-
-def apply_origin(subid: int) -> str:
-    """The origin of a subscription's apply worker."""
-    return f"pg_{subid}"
-
-
-def table_sync_origin(subid: int, relid: int) -> str:
-    """The origin of the worker that synchronizes target table `relid`, or of parallel apply worker number `relid`."""
-    return f"pg_{subid}_{relid}"
-
-
-def table_sync_slot(subid: int, relid: int, sync_id: str) -> str:
-    """The publisher's slot for that worker; `sync_id` is the target's (catalog/identity.py)."""
-    return f"pg_{subid}_sync_{relid}_{sync_id}"
 
 
 async def create_origin(connection: asyncpg.Connection, name: str) -> int | None:
@@ -48,7 +32,7 @@ async def create_origin(connection: asyncpg.Connection, name: str) -> int | None
 
 async def find_origins(connection: asyncpg.Connection, subid: int) -> list[str]:
     """Names of all origins there are of the subscription: of its workers that live, and of those that are gone."""
-    return [row["roname"] for row in await connection.fetch(ALL, subid)]
+    return [row["roname"] for row in await connection.fetch(ALL, names.origin_pattern(subid))]
 
 
 async def drop_origin(connection: asyncpg.Connection, name: str, missing_ok: bool = False) -> bool:
