@@ -9,9 +9,12 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 # The old module, the new one, and what to import instead.
 MOVED = {
@@ -26,8 +29,11 @@ MOVED = {
 }
 
 
-class _Finder(MetaPathFinder, Loader):
-    """Asked after all others: an old name has no file any more."""
+class _Finder:
+    """Finds and loads old names, after all other finders: an old name has no file.
+
+    It implements the protocols of importlib.abc, which takes longer to import than the rest of package subscriber.
+    """
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -35,7 +41,7 @@ class _Finder(MetaPathFinder, Loader):
         if fullname not in MOVED:
             return None
         package = any(name.startswith(f"{fullname}.") for name in MOVED)
-        return ModuleSpec(fullname, self, is_package=package)
+        return ModuleSpec(fullname, cast("Loader", self), is_package=package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         # Not the new module itself, whose name and spec the import system would overwrite.

@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import pytest
 from hypothesis import settings
+
+from tests.cache import cache_directory
+
+# Tests start the command hundreds of times. Where Python may write no bytecode, as in many containers, each start would
+# compile the package again, which takes longer than the rest of it.
+if os.environ.pop("PYTHONDONTWRITEBYTECODE", None):
+    os.environ.setdefault("PYTHONPYCACHEPREFIX", str(cache_directory("bytecode")))
 
 settings.register_profile("few", max_examples=15)  # for tests that run a second time
 
