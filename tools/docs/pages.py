@@ -23,6 +23,7 @@ EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 ELSEWHERE = {
     "README.md": "index.md",
     "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
     "LICENSE": "licence.md",
     "SECURITY.md": "reporting.md",
     "benchmarks/README.md": "benchmarks.md",
