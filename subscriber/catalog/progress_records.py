@@ -11,6 +11,8 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.lsn import Lsn
 
 PROGRESS = "SELECT remote_lsn::text AS remote_lsn FROM subscriber.progress WHERE subid = $1 AND relid = $2"
+APPLY_PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
+TABLES = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 SAVE_PROGRESS = "SELECT subscriber.set_progress($1::oid, $2::oid, $3::text::pg_lsn)"
 REMOVE_PROGRESS = "SELECT subscriber.remove_progress($1::oid, $2::oid)"
 CLAIM_PROGRESS = """
@@ -24,6 +26,17 @@ async def load(connection: asyncpg.Connection, subid: int, relid: int = 0) -> Ls
     """The position of a worker; None before the first one was saved."""
     row = await connection.fetchrow(PROGRESS, subid, relid)
     return None if row is None else _lsn(row["remote_lsn"])
+
+
+async def load_all(connection: asyncpg.Connection) -> dict[int, Lsn]:
+    """Return the positions of all apply workers that have one, by subscription."""
+    rows = await connection.fetch(APPLY_PROGRESS)
+    return {subid: Lsn.parse(position) for subid, position in rows if position is not None}
+
+
+async def load_tables(connection: asyncpg.Connection, subid: int) -> set[int]:
+    """Return the tables and parallel apply workers of a subscription that have a record, by their number."""
+    return {row["relid"] for row in await connection.fetch(TABLES, subid)}
 
 
 async def save(connection: asyncpg.Connection, subid: int, relid: int, remote_lsn: Lsn) -> None:

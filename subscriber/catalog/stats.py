@@ -16,6 +16,12 @@ SELECT $1::oid, {", ".join(f"${number}::bigint" for number in range(2, 2 + len(C
  WHERE EXISTS (SELECT FROM subscriber.subscription s WHERE s.subid = $1)
 ON CONFLICT (subid) DO UPDATE SET {", ".join(f"{name} = t.{name} + excluded.{name}" for name in COUNTERS)}
 """
+LOAD_STATS = f"SELECT subid::bigint, {', '.join(COUNTERS)} FROM subscriber.subscription_stats"
+
+
+async def load_stats(connection: asyncpg.Connection) -> dict[int, tuple[int, ...]]:
+    """Return the counters of all subscriptions that have some, in the order of COUNTERS."""
+    return {row[0]: tuple(row)[1:] for row in await connection.fetch(LOAD_STATS)}
 
 
 async def add_stats(connection: asyncpg.Connection, subid: int, counts: Mapping[str, int]) -> None:

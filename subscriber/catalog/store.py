@@ -51,6 +51,9 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_
                   AND starts_with(x.gid, $1::text))
 """
 COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
+PREPARED = """
+SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
+"""
 FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
 
 RELATION_STATES = """
@@ -94,6 +97,10 @@ SELECT max(reached.lsn)::text
         SELECT r.srsublsn FROM subscriber.subscription_rel r
          WHERE r.srsubid = $1 AND r.srsubstate IN ('f', 's', 'r')) reached
 """
+
+# A table's own position is one that the other tables had reached when it was handed over. All changes before it are on
+# the target.
+HANDED_OVER = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
 
 REPORT_WORKER = """
 INSERT INTO subscriber.worker AS w (subid, relid, worker_type, pid, state, received_lsn, last_msg_send_time,
@@ -271,6 +278,11 @@ async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> boo
     return bool(await connection.fetchval(COMMITTED_AHEAD, subid))
 
 
+async def load_prepared(connection: asyncpg.Connection) -> list[asyncpg.Record]:
+    """Return subid, gid, publisher_gid and prepared_at of the transactions that are prepared, oldest first."""
+    return list(await connection.fetch(PREPARED))
+
+
 async def delete_prepared(connection: asyncpg.Connection, subid: int) -> None:
     """Remove what is noted about prepared transactions; they themselves stay prepared."""
     await connection.execute(FORGET_PREPARED, subid)
@@ -335,6 +347,18 @@ async def forget_publisher(connection: asyncpg.Connection, subid: int) -> None:
 async def load_reached(connection: asyncpg.Connection, subid: int) -> Lsn:
     """Return the highest position of changes of the publisher that were applied or copied."""
     return _lsn(await connection.fetchval(REACHED, subid)) or Lsn(0)
+
+
+def relation_sources_query(subid: int) -> str:
+    """Return a query without parameters: OID, state, and the source's schema and table of each table with hooks."""
+    return (
+        f"SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel WHERE srsubid = {subid}"
+    )
+
+
+async def load_handed_over(connection: asyncpg.Connection, subid: int) -> Lsn:
+    """Return the highest position at which a table was handed over to the apply worker."""
+    return _lsn(await connection.fetchval(HANDED_OVER, subid)) or Lsn(0)
 
 
 async def report_worker(connection: asyncpg.Connection, status: WorkerStatus) -> None:

@@ -40,6 +40,24 @@ SELECT l.pid, pg_catalog.date_part('epoch', pg_catalog.clock_timestamp() - l.ren
   FROM subscriber.launcher l WHERE EXISTS (SELECT FROM pg_catalog.pg_stat_activity a WHERE a.pid = l.pid)
 """
 
+# Not included: waits of one session of a subscription for another session of the same subscription.
+LOCK_WAITS = """
+WITH ours AS (
+    SELECT s.subid, s.pid FROM subscriber.session s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid
+     WHERE a.usesysid = s.role AND coalesce(a.backend_start = s.backend_start, true)
+), waits AS (
+    SELECT o.subid, o.pid, extract(epoch FROM pg_catalog.clock_timestamp() - min(l.waitstart))::float8 AS seconds
+      FROM ours o JOIN pg_catalog.pg_locks l ON l.pid = o.pid AND NOT l.granted GROUP BY o.subid, o.pid
+)
+SELECT w.subid::bigint, w.pid, w.seconds,
+       ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
+                    ELSE pg_catalog.format('process %s ("%s")', b.pid, a.application_name) END
+               FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid))) b (pid)
+               LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
+              WHERE b.pid NOT IN (SELECT o.pid FROM ours o WHERE o.subid = w.subid) ORDER BY b.pid)
+  FROM waits w WHERE w.seconds > $1 ORDER BY w.seconds DESC
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Backend:
@@ -145,3 +163,11 @@ async def leader(connection: asyncpg.Connection) -> Leader | None:
     """The launcher that leads; None if there is none, or its backend has ended."""
     row = await connection.fetchrow(LEADER)
     return None if row is None else Leader(row["pid"], row["age"])
+
+
+async def load_lock_waits(connection: asyncpg.Connection, seconds: float) -> list[asyncpg.Record]:
+    """Return the sessions that have waited longer than `seconds` for a lock, longest first.
+
+    Each row has the subscription, the process ID, the seconds, and descriptions of the sessions that hold the lock.
+    """
+    return list(await connection.fetch(LOCK_WAITS, seconds))

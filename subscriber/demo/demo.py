@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from subscriber.catalog import progress_records
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import assess_all, read_catalog
@@ -48,12 +49,12 @@ LOOK = 0.3  # seconds between two status checks
 DIFFERENT = 1  # the exit status
 
 # Sums that pgbench keeps equal in each transaction, and the position of the target.
-_BALANCES = """
+_BALANCES = f"""
 SELECT (SELECT coalesce(sum(abalance), 0) FROM public.pgbench_accounts),
        (SELECT coalesce(sum(tbalance), 0) FROM public.pgbench_tellers),
        (SELECT coalesce(sum(bbalance), 0) FROM public.pgbench_branches),
        (SELECT coalesce(sum(delta), 0) FROM public.pgbench_history),
-       (SELECT remote_lsn::text FROM subscriber.progress WHERE relid = 0)
+       (SELECT p.remote_lsn FROM ({progress_records.APPLY_PROGRESS}) p)
 """
 _CONFLICT = "conflict detected on relation"  # in the worker's log only if a change was applied to the wrong row
 

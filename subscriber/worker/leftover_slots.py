@@ -19,8 +19,6 @@ from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literal
 from subscriber.worker.table_states import TableStates
 
-_PROGRESS = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
-
 
 async def drop_leftover_slots(
     publisher: Publisher, catalog: CatalogConnection, subid: int, sync_id: str, tables: TableStates
@@ -34,7 +32,7 @@ async def drop_leftover_slots(
         if await publisher.drop_slot(slot, missing_ok=True):
             telemetry.log(telemetry.LOG, f'dropped leftover replication slot "{slot}" on publisher', slot=slot)
     async with catalog.use() as connection, connection.transaction():
-        relids = {row["relid"] for row in await connection.fetch(_PROGRESS, subid) if _done(tables, row["relid"])}
+        relids = {relid for relid in await progress_records.load_tables(connection, subid) if _done(tables, relid)}
         for relid in relids | leftover.keys():
             await origins.drop_origin(connection, names.table_sync_origin(subid, relid), missing_ok=True)
             await progress_records.remove(connection, subid, relid)

@@ -69,3 +69,16 @@ _OWN_NAME = re.compile(r"pg_\{|pg_(?:gid|sp)_\{|'\^?pg(?:\\?_gid\\?)?_' \|\|")
 @other_files("catalog/names.py")
 def test_names_of_slots_and_origins_are_made_in_one_module(name: str) -> None:
     assert not _OWN_NAME.search(FILES[name].read_text()), "take the name from subscriber.catalog.names"
+
+
+# A table or view of ours in a statement; a name before a parenthesis is a function.
+_OWN_TABLE = re.compile(r"\b(?:FROM|JOIN|INTO|UPDATE|TABLE)\s+(?:ONLY\s+)?subscriber\.\w+\b(?!\()", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.startswith("catalog/")])
+def test_statements_on_our_tables_are_in_the_catalog(name: str) -> None:
+    tree = ast.parse(FILES[name].read_text())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    prose = {ast.get_docstring(node, clean=False) for node in ast.walk(tree) if isinstance(node, documented)}
+    found = [text for text in strings(tree) if text not in prose and _OWN_TABLE.search(text)]
+    assert not found, "move the statement to the module of package catalog that owns the table"

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
-from subscriber.catalog import hooked_tables, identity, schema, stats, store, table_names, worker_sessions
+from subscriber.catalog import (
+    hooked_tables,
+    identity,
+    progress_records,
+    schema,
+    stats,
+    store,
+    table_names,
+    worker_sessions,
+)
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.cli.status import table_states
 from subscriber.cli.status.model import (
@@ -52,30 +61,6 @@ WRONG = 1  # the exit status if a subscription has a problem
 Look: TypeAlias = tuple[StatusSnapshot, list[SubscriptionStatus]] | str  # or an error
 
 _NOW = "SELECT pg_catalog.clock_timestamp()"
-_PROGRESS = """
-SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0 AND remote_lsn IS NOT NULL
-"""
-_STATS = f"SELECT subid::bigint, {', '.join(stats.COUNTERS)} FROM subscriber.subscription_stats"
-_PREPARED = """
-SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
-"""
-# Not included: waits of one session of a subscription for another session of the same subscription.
-_LOCK_WAITS = """
-WITH ours AS (
-    SELECT s.subid, s.pid FROM subscriber.session s JOIN pg_catalog.pg_stat_activity a ON a.pid = s.pid
-     WHERE a.usesysid = s.role AND coalesce(a.backend_start = s.backend_start, true)
-), waits AS (
-    SELECT o.subid, o.pid, extract(epoch FROM pg_catalog.clock_timestamp() - min(l.waitstart))::float8 AS seconds
-      FROM ours o JOIN pg_catalog.pg_locks l ON l.pid = o.pid AND NOT l.granted GROUP BY o.subid, o.pid
-)
-SELECT w.subid::bigint, w.pid, w.seconds,
-       ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
-                    ELSE pg_catalog.format('process %s ("%s")', b.pid, a.application_name) END
-               FROM (SELECT DISTINCT pg_catalog.unnest(pg_catalog.pg_blocking_pids(w.pid))) b (pid)
-               LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = b.pid
-              WHERE b.pid NOT IN (SELECT o.pid FROM ours o WHERE o.subid = w.subid) ORDER BY b.pid)
-  FROM waits w WHERE w.seconds > $1 ORDER BY w.seconds DESC
-"""
 _PUBLISHER = """
 WITH wal AS (SELECT CASE WHEN pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_last_wal_replay_lsn()
                          ELSE pg_catalog.pg_current_wal_lsn() END AS position)
@@ -179,11 +164,11 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
     now = await connection.fetchval(_NOW)
     leader = await worker_sessions.leader(connection)
     prepared: dict[int, list[Prepared]] = {}
-    for subid, *values in await connection.fetch(_PREPARED):
+    for subid, *values in await store.load_prepared(connection):
         prepared.setdefault(subid, []).append(Prepared(*values))
-    counted = {row[0]: tuple(row)[1:] for row in await connection.fetch(_STATS)}
+    counted = await stats.load_stats(connection)
     lock_waits: dict[int, list[LockWait]] = {}
-    for subid, pid, waited, holders in await connection.fetch(_LOCK_WAITS, LOCK_PATIENCE):
+    for subid, pid, waited, holders in await worker_sessions.load_lock_waits(connection, LOCK_PATIENCE):
         if holders:
             lock_waits.setdefault(subid, []).append(LockWait(pid, waited, tuple(holders)))
     return StatusSnapshot(
@@ -192,7 +177,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         subscriptions=subscriptions,
         workers=await store.load_workers(connection),
         relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
-        progress={subid: Lsn.parse(position) for subid, position in await connection.fetch(_PROGRESS)},
+        progress=await progress_records.load_all(connection),
         errors={subid: (apply, sync) for subid, (apply, sync, *_) in counted.items()},
         conflicts={
             subid: dict(zip(stats.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in counted.items()

@@ -61,9 +61,6 @@ BATCH = 1_000_000  # changes
 
 _ADVANCE = "SELECT subscriber.advance($1::oid, $2, $3::text::pg_lsn, $4::text::pg_lsn, $5::timestamptz, true)"
 _BIND_ORIGIN = "SELECT subscriber.bind_origin($1::oid, $2, 0)"
-# A table's own position is one that the other tables had reached when it was handed over. All changes before it are on
-# the target.
-_REACHED = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
 _ONE_BY_ONE = {
     "partitioned": "partitions",
     "trigger": "a trigger that fires for replicated changes",
@@ -202,9 +199,9 @@ class Backlog:
                 f'subscription "{name}" has not begun to apply changes', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
             )
         self._claimed, self._row = claimed, claimed.position
-        reached = await self._connection.fetchval(_REACHED, self._subid)
+        reached = await store.load_handed_over(self._connection, self._subid)
         # Between transactions the worker records its position without a commit on the target.
-        self.position = max(self._row, claimed.confirmed or Lsn(0), Lsn.parse(reached or "0/0"))
+        self.position = max(self._row, claimed.confirmed or Lsn(0), reached)
         return claimed
 
     async def _make_stages(self, tables: Sequence[tuple[str, str]], terms: Terms) -> None:

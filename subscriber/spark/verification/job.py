@@ -218,10 +218,7 @@ class _Compare:
         """Return, in the target's snapshot, the state by OID, and the published tables that have hooks."""
         session = self._snapshot.target_session
         await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
-        found = await session.rows(
-            "SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel"
-            f" WHERE srsubid = {self._subscription.oid}"
-        )
+        found = await session.rows(store.relation_sources_query(self._subscription.oid))
         await session.query("SET LOCAL row_security = off")
         with_hooks: set[tuple[str | None, str | None]] = {
             (schema, name) for _, _, schema, name in found if name is not None
