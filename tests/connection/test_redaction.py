@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from time import perf_counter
+from time import process_time
 
 import pytest
 from hypothesis import assume, given, settings
@@ -201,9 +201,9 @@ MEGABYTE = 1 << 20
 )
 def test_long_texts_take_no_long_time(piece: str) -> None:
     text = piece * (MEGABYTE // len(piece))
-    began = perf_counter()
+    began = process_time()
     redact(text)
-    assert perf_counter() - began < 5
+    assert process_time() - began < 5
 
 
 @given(text=st.lists(st.sampled_from([*SECRETS, "a", "x", ":", "/", "//", "'", '"', "=", "@", " ", "Pwd", "passwort"])))
