@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
 from subscriber.settings import DEFAULTS, Settings
-from subscriber.worker.retry import Backoff, Reaction
+from subscriber.worker.retry import Reaction, RetryDelay
 
 
 class Recovery:
@@ -31,7 +31,7 @@ class Recovery:
         self.error: str | None = None
         self.error_hint: str | None = None
         self.error_time: datetime | None = None
-        self._backoff = Backoff(settings)
+        self._backoff = RetryDelay(settings)
         self._max_silent_retries = settings.max_silent_retries
         self._failing = False  # an attempt has failed, with or without a word, and the worker is not past that
         self._silent = 0

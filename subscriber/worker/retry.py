@@ -17,7 +17,6 @@ The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5
 
 from __future__ import annotations
 
-import random
 from enum import Enum
 
 from subscriber.errors import (
@@ -31,6 +30,7 @@ from subscriber.errors import (
     StaleMapping,
     TextNeeded,
 )
+from subscriber.publisher.reconnect import Backoff
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import (
     CLASS_CONNECTION_EXCEPTION,
@@ -81,27 +81,32 @@ def reaction(error: BaseException) -> Reaction:
             return Reaction.INTERVAL
 
 
-class Backoff:
-    """The wait before the next attempt, in seconds; reset() after a good start."""
+class RetryDelay:
+    """The delay before the next attempt, by the reaction to the error; reset() after a good start."""
 
     def __init__(self, settings: Settings = DEFAULTS) -> None:
         self._interval = settings.retry_interval
-        self._first = settings.first_retry_delay
-        self._failures = 0
+        self._short = settings.first_retry_delay
+        self._backoff = Backoff(settings)
 
     def reset(self) -> None:
-        self._failures = 0
+        """Start the back-off again with its first delay."""
+        self._backoff.reset()
 
     def next(self, how: Reaction) -> float:
-        """0 for "at once"; raises ValueError for "stop"."""
-        if how is Reaction.STOP:
-            raise ValueError("a permanent error has no next attempt")
-        if how is Reaction.IMMEDIATE:
-            return 0.0
-        if how is Reaction.SHORT_DELAY:
-            return self._first
-        if how is Reaction.INTERVAL:
-            return self._interval
-        delay = min(self._interval, self._first * 2.0 ** min(self._failures, 10))
-        self._failures += 1
-        return delay * random.uniform(0.5, 1.0)  # so that many workers do not come back together
+        """Return the delay in seconds; 0 for IMMEDIATE.
+
+        Raises:
+            ValueError: the reaction is STOP.
+        """
+        match how:
+            case Reaction.STOP:
+                raise ValueError("a permanent error has no next attempt")
+            case Reaction.IMMEDIATE:
+                return 0.0
+            case Reaction.SHORT_DELAY:
+                return self._short
+            case Reaction.INTERVAL:
+                return self._interval
+            case Reaction.BACKOFF:
+                return self._backoff.next()

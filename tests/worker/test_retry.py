@@ -25,7 +25,7 @@ from subscriber.errors import (
 )
 from subscriber.settings import Settings
 from subscriber.worker.exception_groups import iter_leaf_exceptions, root_cause
-from subscriber.worker.retry import Backoff, Reaction, reaction
+from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 
 def server_error(sqlstate: str) -> ServerError:
@@ -80,7 +80,7 @@ def test_reactions(error: BaseException, expected: Reaction) -> None:
 
 
 def test_waits() -> None:
-    backoff = Backoff(Settings(first_retry_delay=0.3, retry_interval=7))
+    backoff = RetryDelay(Settings(first_retry_delay=0.3, retry_interval=7))
     assert backoff.next(Reaction.IMMEDIATE) == 0.0
     assert backoff.next(Reaction.SHORT_DELAY) == 0.3
     assert backoff.next(Reaction.INTERVAL) == 7
@@ -90,7 +90,7 @@ def test_waits() -> None:
 
 def test_waits_after_transient_errors_grow_and_begin_anew() -> None:
     settings = Settings()
-    backoff = Backoff(settings)
+    backoff = RetryDelay(settings)
     full = settings.first_retry_delay
     for _ in range(2000):
         assert full / 2 <= backoff.next(Reaction.BACKOFF) <= full
@@ -101,7 +101,7 @@ def test_waits_after_transient_errors_grow_and_begin_anew() -> None:
 
 
 def test_workers_do_not_come_back_together() -> None:
-    assert len({Backoff().next(Reaction.BACKOFF) for _ in range(20)}) > 1
+    assert len({RetryDelay().next(Reaction.BACKOFF) for _ in range(20)}) > 1
 
 
 def test_the_cause_of_several_errors() -> None:

@@ -36,6 +36,7 @@ from subscriber.errors import ConnectionLost, ServerError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.copy_data import weigh
 from subscriber.publisher.feedback import limit_status_interval
+from subscriber.publisher.reconnect import Backoff
 from subscriber.settings import Settings
 from subscriber.sqlstate import CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, OBJECT_IN_USE, TOO_MANY_CONNECTIONS
 
@@ -147,8 +148,7 @@ class ReconnectingStream:
 
     async def run(self) -> None:
         """Until cancelled, or an error that does not pass; that is what receive() raises then."""
-        settings = self._settings
-        wait = settings.first_retry_delay
+        backoff = Backoff(self._settings)
         while True:
             try:
                 await self._follow()
@@ -157,9 +157,10 @@ class ReconnectingStream:
                     self._error = error
                     self.wake()
                     return
-                wait = settings.first_retry_delay if self._connected else min(settings.retry_interval, wait * 2)
+                if self._connected:
+                    backoff.reset()
                 telemetry.log_error(error, telemetry.WARNING, event="stream.lost")
-            await anyio.sleep(wait)
+            await anyio.sleep(backoff.next())
 
     async def _follow(self) -> None:
         """One connection, from its beginning to the error that ends it."""

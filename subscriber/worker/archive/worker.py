@@ -55,7 +55,7 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.exception_groups import root_cause
-from subscriber.worker.retry import Backoff, Reaction, reaction
+from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 SPOOL = "spool"  # the folder, in the log's, for streamed transactions
 STOP_TIMEOUT = 2.0  # seconds for the publisher to finish what it is sending when we stop
@@ -85,7 +85,7 @@ class Archiver:
 
     async def run(self) -> None:
         """Until `until`, an error that trying again cannot help, or cancelled."""
-        backoff, failed = Backoff(self._settings), False
+        backoff, failed = RetryDelay(self._settings), False
         while not self._done():
             try:
                 if failed:  # the files are looked at anew, as after a crash
@@ -104,7 +104,7 @@ class Archiver:
     def _done(self) -> bool:
         return self._until is not None and self._writer.identity is not None and self._writer.position >= self._until
 
-    async def _session(self, backoff: Backoff) -> None:
+    async def _session(self, backoff: RetryDelay) -> None:
         publisher = await Publisher.connect(self._source, application_name=self._slot)
         try:
             # Text that other programs will read, whenever that may be.

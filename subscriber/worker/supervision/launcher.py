@@ -51,7 +51,7 @@ from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import add_hint
 from subscriber.worker.exception_groups import is_cancelled, root_cause
 from subscriber.worker.recovery import Recovery
-from subscriber.worker.retry import TRANSIENT, Backoff, Reaction
+from subscriber.worker.retry import TRANSIENT, Reaction, RetryDelay
 from subscriber.worker.status import CANNOT_WRITE, Board
 from subscriber.worker.supervision.session_waits import SessionWaitMonitor
 from subscriber.worker.supervision.supervisor import Supervisor
@@ -99,7 +99,7 @@ class Launcher:
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
         """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
         settings = self._settings
-        backoff = Backoff(settings)
+        backoff = RetryDelay(settings)
         telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
         while True:
             started = monotonic()
