@@ -8,10 +8,13 @@ from contextlib import asynccontextmanager
 import anyio
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import progress_records, store
 from subscriber.catalog.commands import execute as _execute
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription, load_subscriptions
+from subscriber.catalog.store.workers import load_workers
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.settings import DEFAULTS, Settings
@@ -84,7 +87,7 @@ class Database:
     async def subscriptions(self) -> list[Subscription]:
         """All subscriptions of this database, oldest first."""
         async with self._catalog.use() as connection:
-            return await store.load_subscriptions(connection)
+            return await load_subscriptions(connection)
 
     @asynccontextmanager
     async def running(self, *, resolvers: Mapping[str, Resolver] | None = None) -> AsyncIterator[None]:
@@ -112,7 +115,7 @@ class Database:
         while True:
             async with self._catalog.use() as connection:
                 subscription = await _find(connection, name)
-                states = await store.load_relation_states(connection, subscription.oid)
+                states = await load_relation_states(connection, subscription.oid)
             if all(state.state in ("s", "r") for state in states):
                 return
             await anyio.sleep(POLL)
@@ -127,7 +130,7 @@ class Database:
             async with self._catalog.use() as connection:
                 subscription = await _find(connection, name)
                 progress = await progress_records.load(connection, subscription.oid)
-                workers = await store.load_workers(connection)
+                workers = await load_workers(connection)
             reached = [w.latest_end_lsn for w in workers if w.subid == subscription.oid and w.relid == 0]
             # The record has the last commit; behind it, only the worker knows that there was nothing for us.
             reached.append(progress)
@@ -137,7 +140,7 @@ class Database:
 
 
 async def _find(connection: Connection, name: str) -> Subscription:
-    found = await store.find_subscription(connection, name)
+    found = await find_subscription(connection, name)
     if found is None:
         raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
     return found

@@ -32,3 +32,8 @@ class Lsn(int):
 
     def __repr__(self) -> str:
         return f"Lsn('{self}')"
+
+
+def optional_lsn(text: str | None) -> Lsn | None:
+    """Read the text form of a position that may be NULL."""
+    return None if text is None else Lsn.parse(text)

@@ -6,7 +6,7 @@ the program read the table, and need no change for a new option that has a known
 
 - catalog/grammar/options.py: the options that each statement takes, and their parsers
 - catalog/tables.py: the columns; a test compares them with what the migrations make
-- catalog/store.py, catalog/commands/: the statements that read and write the columns
+- catalog/store/subscriptions.py, catalog/commands/: the statements that read and write the columns
 - worker/supervision/supervisor.py: the options whose change restarts the apply worker
 - publisher/commands.py, `subscriber check`: the first version of a publisher that has the option
 - tools/docs: docs/reference/statements.md, catalog.md and python.md

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from subscriber.apply.hooks.config import Hooks, Name
 from subscriber.apply.hooks.table_hook import needs_text
 from subscriber.catalog.connection import Connection
-from subscriber.catalog.store import SubscriptionRel
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.errors import HookError, HooksMissing
 from subscriber.subscription import Subscription
 

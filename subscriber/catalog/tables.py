@@ -1,7 +1,7 @@
 """The tables of schema "subscriber", for alembic's comparison and for anyone who builds statements on them.
 
 The migrations are the tables' history and stand on their own; a test asserts that they end in exactly these. What
-runs in a worker uses the plain SQL of store.py: importing this module costs a third of a second. What the documentation
+runs in a worker uses the plain SQL of store/: importing this module costs a third of a second. What the documentation
 says of each table and column stands here, too: `info["doc"]` and `doc`.
 """
 

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from subscriber.catalog import progress_records
 from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store import progress_records
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import assess_all, read_catalog
 from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus

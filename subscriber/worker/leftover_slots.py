@@ -11,9 +11,10 @@ from __future__ import annotations
 from subscriber import telemetry
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, names, origins, progress_records
+from subscriber.catalog import copy_jobs, names, origins
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
+from subscriber.catalog.store import progress_records
 from subscriber.publisher.answers import MAX_OID, parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.quoting import literal

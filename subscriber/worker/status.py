@@ -17,9 +17,9 @@ from typing import Protocol
 import anyio
 
 from subscriber.apply.progress import Progress
-from subscriber.catalog import stats, store
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store import StreamedStatus, WorkerStatus
+from subscriber.catalog.store import stats
+from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus, remove_worker, report_worker
 from subscriber.errors import ProtocolError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import moment
@@ -208,9 +208,9 @@ class Board:
         status = report.status
         if ended:
             async with self._catalog.use() as connection:
-                await store.remove_worker(connection, status.subid, status.relid)
+                await remove_worker(connection, status.subid, status.relid)
         elif status != report.written or monotonic() - report.written_at >= HEARTBEAT:
             written, written_at = replace(status), monotonic()
             async with self._catalog.use() as connection:
-                await store.report_worker(connection, status)
+                await report_worker(connection, status)
             report.written, report.written_at = written, written_at

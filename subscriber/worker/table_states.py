@@ -13,9 +13,9 @@ import anyio
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import NOWHERE, STORED, RelationState, TableState, catchup_target
-from subscriber.catalog import store
 from subscriber.catalog.copy_jobs import BulkCopy
 from subscriber.catalog.hooked_tables import Sources
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import StaleCatalog
 from subscriber.lsn import Lsn
@@ -40,9 +40,7 @@ class TableStates:
         self._missed: dict[int, Lsn] = {}  # the finish LSN of the newest change that it has passed over since
         self._quiet: set[int] = set()  # tables in catchup that have nothing to catch up with
 
-    def load(
-        self, rows: Iterable[store.SubscriptionRel], syncing: Iterable[int], lost: Iterable[LostTable] = ()
-    ) -> None:
+    def load(self, rows: Iterable[SubscriptionRel], syncing: Iterable[int], lost: Iterable[LostTable] = ()) -> None:
         """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
 
         The catalog is never behind: every state is stored before it is moved to. (Call this under the
@@ -140,7 +138,7 @@ class TableStates:
         self._states[relid].move(state, lsn)
         self.notify()
 
-    def correct(self, row: store.SubscriptionRel) -> None:
+    def correct(self, row: SubscriptionRel) -> None:
         """Take over what the catalog says of one table; its sync worker does, once it has the table's lock."""
         table = self._states.get(row.relid)
         if table is not None:

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import asyncpg
 import pytest
 
-from subscriber.catalog import store
 from subscriber.catalog.connection import CatalogConnection
-from subscriber.catalog.store import WorkerStatus
+from subscriber.catalog.store.workers import WorkerStatus, report_worker
+from subscriber.worker import status as status_module
 from subscriber.worker.status import Board
 
 ROWS = "SELECT relid::int, state FROM subscriber.worker ORDER BY 1"
@@ -20,14 +20,13 @@ Meanwhile = list[Callable[[], object]]
 def meanwhile(monkeypatch: pytest.MonkeyPatch) -> Meanwhile:
     """Call a function once while a row is being written."""
     happens: Meanwhile = []
-    report_worker = store.report_worker
 
     async def write(connection: asyncpg.Connection, status: WorkerStatus) -> None:
         await report_worker(connection, status)
         if happens:
             happens.pop()()
 
-    monkeypatch.setattr(store, "report_worker", write)
+    monkeypatch.setattr(status_module, "report_worker", write)
     return happens
 
 
@@ -75,7 +74,7 @@ async def test_an_error_is_shown_while_the_next_worker_starts(
     async def remove_worker(_connection: asyncpg.Connection, _subid: int, relid: int) -> None:
         removed.append(relid)
 
-    monkeypatch.setattr(store, "remove_worker", remove_worker)
+    monkeypatch.setattr(status_module, "remove_worker", remove_worker)
     async with CatalogConnection.open(dsn, "test") as catalog:
         board = Board(catalog)
         board.remove(board.add(subid, 7, "table synchronization"))

@@ -9,8 +9,9 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import store, worker_sessions
+from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.cli.commands.exec import execute_statements, point_at, run_statements
 from subscriber.errors import SubscriberError
 from subscriber.settings import DEFAULTS, Settings
@@ -246,7 +247,7 @@ async def test_workers_are_gone_before_anything_is_dropped(
     worker = await target_db.connect()
     disabled = asyncio.Event()
     await worker.add_listener("subscriber", lambda *_: disabled.set())
-    assert await worker_sessions.register_own(worker, subid, store.APPLY_WORKER)
+    assert await worker_sessions.register_own(worker, subid, APPLY_WORKER)
     await worker.execute("SELECT pg_replication_origin_session_setup($1)", f"pg_{subid}")
 
     async def obey() -> None:
@@ -275,7 +276,7 @@ async def test_no_worker_starts_while_its_subscription_is_dropped(
 
     async def start() -> None:
         with pytest.raises(asyncpg.UndefinedObjectError, match="does not exist"):
-            await worker_sessions.register_own(other, subid, store.APPLY_WORKER)
+            await worker_sessions.register_own(other, subid, APPLY_WORKER)
 
     async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "DROP SUBSCRIPTION s")

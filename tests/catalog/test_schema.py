@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 import inspect
+import pkgutil
 import shutil
 from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
@@ -17,7 +19,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, StaticPool
 from sqlalchemy.ext.asyncio import create_async_engine
 
-from subscriber.catalog import locks, origins, progress_records, schema, stats, store, worker_sessions
+from subscriber.catalog import locks, origins, schema, store, worker_sessions
 from subscriber.catalog.commands import create, drop, execute, privileges, publisher_connection, refresh
 from subscriber.catalog.tables import SCHEMA, metadata
 from subscriber.errors import StatementError
@@ -134,12 +136,13 @@ async def test_every_statement_of_the_store_can_be_prepared(database: asyncpg.Co
         locks,
         origins,
         privileges,
-        progress_records,
         refresh,
         schema,
         worker_sessions,
-        stats,
-        store,
+        *(
+            importlib.import_module(f"subscriber.catalog.store.{name}")
+            for _, name, _ in pkgutil.iter_modules(store.__path__)
+        ),
     )
     statements = {
         value

@@ -9,7 +9,27 @@ from datetime import UTC, datetime, timedelta
 import asyncpg
 import pytest
 
-from subscriber.catalog import names, origins, progress_records, stats, store, table_names, worker_sessions
+from subscriber.catalog import names, origins, table_names, worker_sessions
+from subscriber.catalog.store import progress_records, stats
+from subscriber.catalog.store.subscription_rel import (
+    SubscriptionRel,
+    add_relation,
+    load_relation_state,
+    load_relation_states,
+    remove_relation,
+    set_relation_state,
+)
+from subscriber.catalog.store.subscriptions import (
+    clear_skip_lsn,
+    disable_subscription,
+    find_subscription,
+    forget_publisher,
+    load_subscription,
+    load_subscriptions,
+    set_publisher,
+    set_two_phase_state,
+)
+from subscriber.catalog.store.workers import WorkerStatus, load_workers, remove_worker, report_worker
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import SUBSCRIPTION_ALTERED
@@ -27,7 +47,7 @@ async def relid_of(database: asyncpg.Connection, table: str) -> int:
 
 async def test_a_subscription_is_loaded_as_it_was_stored(database: asyncpg.Connection, subid: int) -> None:
     assert subid >= 3_500_000_000
-    loaded = await store.load_subscription(database, subid)
+    loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert loaded.name == "s"
     assert loaded.owner == "postgres"
@@ -36,22 +56,22 @@ async def test_a_subscription_is_loaded_as_it_was_stored(database: asyncpg.Conne
     assert loaded.streaming is Streaming.PARALLEL
     assert loaded.two_phase is TwoPhaseState.DISABLED
     assert loaded.skip_lsn == 0
-    assert await store.find_subscription(database, "s") == loaded
-    assert await store.load_subscriptions(database) == [loaded]
-    assert await store.find_subscription(database, "other") is None
-    assert await store.load_subscription(database, 1) is None
+    assert await find_subscription(database, "s") == loaded
+    assert await load_subscriptions(database) == [loaded]
+    assert await find_subscription(database, "other") is None
+    assert await load_subscription(database, 1) is None
 
 
 async def test_what_workers_change_of_a_subscription(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("UPDATE subscriber.subscription SET subskiplsn = '0/20'")
-    await store.clear_skip_lsn(database, subid, Lsn(0x10))
-    await store.set_two_phase_state(database, subid, TwoPhaseState.ENABLED)
-    await store.disable(database, subid)
-    loaded = await store.load_subscription(database, subid)
+    await clear_skip_lsn(database, subid, Lsn(0x10))
+    await set_two_phase_state(database, subid, TwoPhaseState.ENABLED)
+    await disable_subscription(database, subid)
+    loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert (loaded.skip_lsn, loaded.two_phase, loaded.enabled) == (Lsn(0x20), TwoPhaseState.ENABLED, False)
-    await store.clear_skip_lsn(database, subid, Lsn(0x20))
-    loaded = await store.load_subscription(database, subid)
+    await clear_skip_lsn(database, subid, Lsn(0x20))
+    loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert loaded.skip_lsn == 0
 
@@ -91,7 +111,7 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
     for column, data_type in await database.fetch(asked, "subscription", "subscriber"):
         if column in ("subid", "subgeneration", "kept", "subownername"):
             continue
-        before = await store.load_subscription(database, subid)
+        before = await load_subscription(database, subid)
         assert before is not None
         value = OTHERS.get(column) or ("'other'" if data_type == "text" else f"NOT {column}")
         async with database.transaction():
@@ -112,23 +132,23 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
 async def test_table_states(database: asyncpg.Connection, subid: int) -> None:
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = await relid_of(database, "a"), await relid_of(database, "b")
-    assert await store.add_relation(database, subid, a, "i")
-    assert not await store.add_relation(database, subid, a, "r")
-    assert await store.add_relation(database, subid, b, "r", Lsn(1))
-    assert await store.set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
-    assert not await store.set_relation_state(database, subid, 1, "s", None)
-    assert await store.load_relation_states(database, subid, not_ready=True) == [
-        store.SubscriptionRel(a, "public", "a", "s", Lsn.parse("A/B"))
+    assert await add_relation(database, subid, a, "i")
+    assert not await add_relation(database, subid, a, "r")
+    assert await add_relation(database, subid, b, "r", Lsn(1))
+    assert await set_relation_state(database, subid, a, "s", Lsn.parse("A/B"))
+    assert not await set_relation_state(database, subid, 1, "s", None)
+    assert await load_relation_states(database, subid, not_ready=True) == [
+        SubscriptionRel(a, "public", "a", "s", Lsn.parse("A/B"))
     ]
-    assert await store.load_relation_state(database, subid, b) == store.SubscriptionRel(b, "public", "b", "r", Lsn(1))
+    assert await load_relation_state(database, subid, b) == SubscriptionRel(b, "public", "b", "r", Lsn(1))
     await database.execute("DROP TABLE b")
-    assert [state.name for state in await store.load_relation_states(database, subid)] == ["a"]
+    assert [state.name for state in await load_relation_states(database, subid)] == ["a"]
     assert await database.fetchval("SELECT count(*) FROM subscriber.pg_subscription_rel") == 1
     (lost,) = await table_names.load_lost(database, subid)
     assert (lost.relid, lost.label, lost.what) == (b, "public.b", "dropped")
-    assert await store.remove_relation(database, subid, a)
-    assert not await store.remove_relation(database, subid, a)
-    assert await store.load_relation_state(database, subid, a) is None
+    assert await remove_relation(database, subid, a)
+    assert not await remove_relation(database, subid, a)
+    assert await load_relation_state(database, subid, a) is None
 
 
 async def test_progress(database: asyncpg.Connection, subid: int) -> None:
@@ -151,12 +171,12 @@ async def test_progress(database: asyncpg.Connection, subid: int) -> None:
     await progress_records.save(database, subid, 5, Lsn(1))
     await progress_records.remove(database, subid, 5)
     assert await progress_records.load(database, subid, 5) is None
-    await store.set_publisher(database, subid, "77", 3)
-    loaded = await store.load_subscription(database, subid)
+    await set_publisher(database, subid, "77", 3)
+    loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == ("77", 3, "77")
-    await store.forget_publisher(database, subid)
-    loaded = await store.load_subscription(database, subid)
+    await forget_publisher(database, subid)
+    loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == (None, 3, "77")
 
@@ -164,24 +184,24 @@ async def test_progress(database: asyncpg.Connection, subid: int) -> None:
 async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Connection, subid: int) -> None:
     view = "SELECT worker_type, pid, relid, received_lsn FROM subscriber.pg_stat_subscription"
     assert [tuple(row) for row in await database.fetch(view)] == [(None, None, None, None)]
-    status = store.WorkerStatus(subid, 0, "apply", "streaming", pid=database.get_server_pid(), received_lsn=Lsn(5))
-    await store.report_worker(database, status)
+    status = WorkerStatus(subid, 0, "apply", "streaming", pid=database.get_server_pid(), received_lsn=Lsn(5))
+    await report_worker(database, status)
     status.error, status.error_time, status.transactions, status.received_lsn = "broken", NOW, 3, Lsn(6)
-    await store.report_worker(database, status)
+    await report_worker(database, status)
     (row,) = await database.fetch(view)
     assert (row["worker_type"], row["pid"], row["relid"]) == ("apply", database.get_server_pid(), None)
-    (loaded,) = await store.load_workers(database)
+    (loaded,) = await load_workers(database)
     assert loaded.started is not None
     assert loaded.updated_at is not None
     loaded.started = loaded.updated_at = None
     assert loaded == status
     status.pid = 1
-    await store.report_worker(database, status)
+    await report_worker(database, status)
     assert [row["pid"] for row in await database.fetch(view)] == [None]
-    await store.remove_worker(database, subid, 0)
-    assert await store.load_workers(database) == []
-    await store.report_worker(database, store.WorkerStatus(1, 0, "apply", "starting"))
-    assert await store.load_workers(database) == []
+    await remove_worker(database, subid, 0)
+    assert await load_workers(database) == []
+    await report_worker(database, WorkerStatus(1, 0, "apply", "starting"))
+    assert await load_workers(database) == []
 
 
 async def test_statistics_add_up_and_are_reset(database: asyncpg.Connection, subid: int) -> None:

@@ -6,8 +6,11 @@ import anyio
 import asyncpg
 import pytest
 
-from subscriber.catalog import names, origins, store, worker_sessions
+from subscriber.catalog import names, origins, worker_sessions
 from subscriber.catalog.commands.execute import execute
+from subscriber.catalog.store.subscription_rel import add_relation
+from subscriber.catalog.store.subscriptions import enable_two_phase, load_subscription, set_two_phase_state
+from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.errors import ConnectionLost, StatementError
 from subscriber.subscription import TwoPhaseState
 from tests.plugins.fix_cluster import Database
@@ -32,7 +35,7 @@ async def refused(connection: asyncpg.Connection, sql: str) -> StatementError:
 
 
 async def state_of(connection: asyncpg.Connection, subid: int) -> TwoPhaseState:
-    subscription = await store.load_subscription(connection, subid)
+    subscription = await load_subscription(connection, subid)
     assert subscription is not None
     return subscription.two_phase
 
@@ -55,41 +58,41 @@ async def enabled(database: asyncpg.Connection, source_db: Database) -> int:
 
 
 async def test_it_is_enabled_when_all_tables_are_ready(database: asyncpg.Connection, subid: int) -> None:
-    await store.set_two_phase_state(database, subid, TwoPhaseState.PENDING)
-    assert not await store.enable_two_phase(database, subid)  # no table yet
+    await set_two_phase_state(database, subid, TwoPhaseState.PENDING)
+    assert not await enable_two_phase(database, subid)  # no table yet
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
-    await store.add_relation(database, subid, a, "r")
-    await store.add_relation(database, subid, b, "s")
-    assert not await store.enable_two_phase(database, subid)
+    await add_relation(database, subid, a, "r")
+    await add_relation(database, subid, b, "s")
+    assert not await enable_two_phase(database, subid)
     assert await state_of(database, subid) is TwoPhaseState.PENDING
     await database.execute("DROP TABLE b")  # its row stays until the launcher removes it
-    assert await store.enable_two_phase(database, subid)
+    assert await enable_two_phase(database, subid)
     assert await state_of(database, subid) is TwoPhaseState.ENABLED
-    await store.set_two_phase_state(database, subid, TwoPhaseState.DISABLED)
-    assert not await store.enable_two_phase(database, subid)
+    await set_two_phase_state(database, subid, TwoPhaseState.DISABLED)
+    assert not await enable_two_phase(database, subid)
     assert await state_of(database, subid) is TwoPhaseState.DISABLED
 
 
 async def test_a_table_that_is_just_being_added_is_waited_for(
     database: asyncpg.Connection, target_db: Database, subid: int
 ) -> None:
-    await store.set_two_phase_state(database, subid, TwoPhaseState.PENDING)
+    await set_two_phase_state(database, subid, TwoPhaseState.PENDING)
     await database.execute("CREATE TABLE a (); CREATE TABLE b ()")
     a, b = [await database.fetchval("SELECT $1::text::regclass::oid", name) for name in "ab"]
-    await store.add_relation(database, subid, a, "r")
+    await add_relation(database, subid, a, "r")
     worker = await target_db.connect()
     enabled: list[bool] = []
 
     async def enable() -> None:
-        enabled.append(await store.enable_two_phase(worker, subid))
+        enabled.append(await enable_two_phase(worker, subid))
 
     async with anyio.create_task_group() as tasks, database.transaction():  # as in REFRESH PUBLICATION
         await database.execute("SELECT 1 FROM subscriber.subscription WHERE subid = $1 FOR NO KEY UPDATE", subid)
         tasks.start_soon(enable)
         while not await database.fetchval(BLOCKED, worker.get_server_pid()):
             await anyio.sleep(0.01)
-        await store.add_relation(database, subid, b, "i")
+        await add_relation(database, subid, b, "i")
     assert enabled == [False]
 
 
@@ -102,7 +105,7 @@ async def test_no_worker_may_be_running(
 ) -> None:
     sql = f"ALTER SUBSCRIPTION s SET (two_phase = {setting})"
     worker = await target_db.connect()
-    for relid in (store.APPLY_WORKER, 1, 20000):
+    for relid in (APPLY_WORKER, 1, 20000):
         assert await worker_sessions.register_own(worker, enabled, relid)
         error = await refused(database, sql)
         assert (error.message, error.hint, error.sqlstate) == (RUNNING, "Try again after some time.", "55000")
@@ -117,7 +120,7 @@ async def test_no_worker_starts_while_it_is_changed(
     started: list[bool] = []
 
     async def start() -> None:
-        started.append(await worker_sessions.register_own(worker, enabled, store.APPLY_WORKER))
+        started.append(await worker_sessions.register_own(worker, enabled, APPLY_WORKER))
 
     async with anyio.create_task_group() as tasks, database.transaction():
         await run(database, "ALTER SUBSCRIPTION s SET (two_phase = true)")

@@ -6,7 +6,8 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from subscriber.catalog.store import StreamedStatus, SubscriptionRel, WorkerStatus
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.catalog.store.workers import StreamedStatus, WorkerStatus
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import to_json, to_text
 from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words

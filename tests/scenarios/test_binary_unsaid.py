@@ -6,7 +6,8 @@ from datetime import datetime
 
 import pytest
 
-from subscriber.catalog import store
+from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.catalog.store.workers import load_workers
 from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, as_json, assess, describe
 from tests.scenarios.conftest import Pair
 
@@ -16,8 +17,8 @@ AS_TEXT = 'worker for subscription "s" will restart to receive values as text\n.
 async def status(pair: Pair) -> tuple[SubscriptionStatus, datetime]:
     """Return the status of subscription s, without the publisher's answer."""
     async with pair.target.connection() as connection:
-        (subscription,) = await store.load_subscriptions(connection)
-        workers = await store.load_workers(connection)
+        (subscription,) = await load_subscriptions(connection)
+        workers = await load_workers(connection)
         now = await connection.fetchval("SELECT now()")
     return assess(subscription, StatusSnapshot(now, 1, [subscription], workers, {}), PublisherAnswer()), now
 

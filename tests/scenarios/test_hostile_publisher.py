@@ -11,8 +11,10 @@ import anyio
 import anyio.to_thread
 import pytest
 
-from subscriber.catalog import copy_jobs, store
+from subscriber.catalog import copy_jobs
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli.check.check import run_checks
 from subscriber.cli.commands.exec import execute_statements, print_error
 from subscriber.cli.commands.tail import follow
@@ -241,9 +243,9 @@ async def copy(scene: Scene) -> None:
     async with scene.liar.honestly():
         await scene.execute(CREATE.format(dsn=scene.dsn, options="enabled = false"))
     async with scene.target.connection() as connection:
-        subscription = await store.find_subscription(connection, "s")
+        subscription = await find_subscription(connection, "s")
         assert subscription is not None
-        tables = await store.load_relation_states(connection, subscription.oid)
+        tables = await load_relation_states(connection, subscription.oid)
         copy = await copy_jobs.add(connection, subscription.oid, Lsn(1), {table.relid: 1 for table in tables})
 
         async def run() -> None:

@@ -9,7 +9,8 @@ from functools import partial
 import pytest
 from pyspark.sql import SparkSession
 
-from subscriber.catalog import store
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli.check.check import collect
 from subscriber.cli.status.collect import ask_publisher
 from subscriber.demo.servers import Server, Servers
@@ -68,7 +69,7 @@ async def scene(servers: Servers, target_db: Database, subscriber: Subscriber) -
     await subscriber.stop()
     await target_db.execute("UPDATE subscriber.subscription SET subowner = 'plain_owner'::regrole")
     async with target_db.connection() as connection:
-        subscription = await store.find_subscription(connection, "s")
+        subscription = await find_subscription(connection, "s")
     assert subscription is not None
     assert subscription.must_use_password
     try:
@@ -96,7 +97,7 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
 
     assert await refusal(lambda: copy_tables(target, "s", spark=spark)) == expected
     async with scene.target.connection() as connection:
-        (relation,) = await store.load_relation_states(connection, subscription.oid)
+        (relation,) = await load_relation_states(connection, subscription.oid)
         plan = partial(plan_tables, connection, subscription, target, "x-x-1", [relation], 1 << 20)
         assert await refusal(plan) == expected
         indexes = [(relation.relid, "public", "t")]

@@ -11,7 +11,7 @@ import pytest
 
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import store
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable
 from subscriber.errors import MappingError, StaleCatalog
 from subscriber.lsn import Lsn
@@ -21,8 +21,8 @@ from subscriber.worker.apply.worker import ApplyWorker
 from subscriber.worker.table_states import TableStates
 
 
-def stored(relid: int, state: str, lsn: int | None = None) -> store.SubscriptionRel:
-    return store.SubscriptionRel(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
+def stored(relid: int, state: str, lsn: int | None = None) -> SubscriptionRel:
+    return SubscriptionRel(relid, "s", f"t{relid}", state, None if lsn is None else Lsn(lsn))
 
 
 def local(relid: int, name: str | None = None) -> LocalRelation:
@@ -30,7 +30,7 @@ def local(relid: int, name: str | None = None) -> LocalRelation:
     return LocalRelation(relid, "s", name or f"t{relid}", False, "owner", (), (), "")
 
 
-def loaded(*rows: store.SubscriptionRel) -> TableStates:
+def loaded(*rows: SubscriptionRel) -> TableStates:
     tables = TableStates()
     tables.load(rows, ())
     return tables

@@ -16,8 +16,13 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import store
 from subscriber.catalog.commands import worker_shutdown
+from subscriber.catalog.store.prepared_transactions import (
+    delete_prepared,
+    has_committed_ahead,
+    has_prepared_transactions,
+)
+from subscriber.catalog.store.subscriptions import set_two_phase_state
 from subscriber.errors import StatementError
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
@@ -31,22 +36,22 @@ async def change(connection: asyncpg.Connection, subscription: Subscription, *, 
     subid = subscription.oid
     await worker_shutdown.check_none_is_running(connection, subid)
     if wanted:
-        await store.set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
+        await set_two_phase_state(connection, subid, TwoPhaseState.PENDING)
         return
     # PostgreSQL asks only when it is enabled; it may have been before it was pending, once more.
     if subscription.two_phase is not TwoPhaseState.DISABLED:
         await _check_all_are_over(connection, subid)
-    await store.delete_prepared(connection, subid)
-    await store.set_two_phase_state(connection, subid, TwoPhaseState.DISABLED)
+    await delete_prepared(connection, subid)
+    await set_two_phase_state(connection, subid, TwoPhaseState.DISABLED)
 
 
 async def _check_all_are_over(connection: asyncpg.Connection, subid: int) -> None:
     message = 'cannot disable "two_phase" when prepared transactions exist'
-    if await store.has_prepared_transactions(connection, subid):
+    if await has_prepared_transactions(connection, subid):
         raise StatementError(
             message, hint="Resolve these transactions and try again.", sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
         )
-    if await store.has_committed_ahead(connection, subid):
+    if await has_committed_ahead(connection, subid):
         raise StatementError(
             message,
             detail="A transaction was committed on the target whose COMMIT PREPARED the subscription has not seen yet.",

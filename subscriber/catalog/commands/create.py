@@ -8,12 +8,15 @@ from dataclasses import replace
 import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import names, origins, progress_records, stats, store
+from subscriber.catalog import names, origins
 from subscriber.catalog.commands import privileges, publisher_connection, refresh
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
 from subscriber.catalog.grammar.parser import CreateSubscription
+from subscriber.catalog.store import progress_records, stats
+from subscriber.catalog.store.subscriptions import set_publisher, set_two_phase_state
+from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
@@ -99,7 +102,7 @@ async def _insert(
     except asyncpg.UniqueViolationError:  # somebody else was faster
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})
-    await progress_records.save(connection, subid, store.APPLY_WORKER, Lsn(0))
+    await progress_records.save(connection, subid, APPLY_WORKER, Lsn(0))
     await origins.create_origin(connection, names.apply_origin(subid))
     return subid
 
@@ -157,7 +160,7 @@ async def _ask_publisher(
         connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
     )
     identity = await publisher.identify_system()
-    await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+    await set_publisher(connection, subid, str(identity.systemid), identity.timeline)
     if options.create_slot:
         assert options.slot_name is not None
         await publisher_connection.refuse_own_cluster(connection, publisher, options.slot_name)
@@ -165,5 +168,5 @@ async def _ask_publisher(
         # copied could be lost between two slots. Without any table it waits too, so that REFRESH may copy some.
         two_phase = options.two_phase and not options.copy_data and bool(tables)
         if two_phase:
-            await store.set_two_phase_state(connection, subid, TwoPhaseState.ENABLED)
+            await set_two_phase_state(connection, subid, TwoPhaseState.ENABLED)
         await slot.create(publisher, notice, two_phase=two_phase, failover=options.failover)

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncpg
 
-from subscriber.catalog import copy_jobs, identity, names, origins, store
+from subscriber.catalog import copy_jobs, identity, names, origins
 from subscriber.catalog.commands import privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
+from subscriber.catalog.store.prepared_transactions import delete_prepared
+from subscriber.catalog.store.subscriptions import disable_subscription
 from subscriber.errors import StatementError
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, CONNECTION_FAILURE
 from subscriber.subscription import Subscription
@@ -45,7 +47,7 @@ async def drop_subscription(
         may_change = subscription.password_required or (await privileges.current_role(connection)).is_superuser
         disabled = subscription.enabled and may_change and not inside
         if disabled:
-            await store.disable(connection, subscription.oid)
+            await disable_subscription(connection, subscription.oid)
     try:
         if disabled or (not subscription.enabled and not inside):
             await worker_shutdown.wait_until_gone(connection, subscription.oid, grace=grace)
@@ -73,7 +75,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     for origin in await origins.find_origins(connection, subid) if bound else ():
         await origins.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
-    await store.delete_prepared(connection, subid)
+    await delete_prepared(connection, subid)
     await connection.execute(DELETE, subid)
     if slot_name is None and not (unfinished and bound):
         return

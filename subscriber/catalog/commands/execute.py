@@ -16,7 +16,7 @@ from typing import assert_never
 import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import identity, progress_records, store
+from subscriber.catalog import identity
 from subscriber.catalog.commands import alter_two_phase, privileges, publisher_connection
 from subscriber.catalog.commands.create import create_subscription
 from subscriber.catalog.commands.drop import drop_subscription
@@ -46,6 +46,8 @@ from subscriber.catalog.grammar.parser import (
     Statement,
     parse,
 )
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscriptions import find_subscription, forget_publisher
 from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
@@ -111,7 +113,7 @@ async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> boo
             options = parse_options(statement.options, FOR_SET)
             return options.specified == {"slot_name"} and options.slot_name is None
         case DropSubscription():
-            found = await store.find_subscription(connection, statement.name)
+            found = await find_subscription(connection, statement.name)
             return found is None or found.slot_name is None
     return False
 
@@ -169,7 +171,7 @@ async def _alter(
             publisher_connection.check_conninfo(statement.conninfo, password=subscription.must_use_password)
             await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
             # The statement decides which server is the publisher from now on.
-            await store.forget_publisher(connection, subscription.oid)
+            await forget_publisher(connection, subscription.oid)
             await progress_records.save_confirmed(connection, subscription.oid, None)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import asyncpg
 
-from subscriber.catalog import store
 from subscriber.catalog.grammar.parser import RoleWord
+from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.errors import StatementError
 from subscriber.sqlstate import DUPLICATE_OBJECT, INSUFFICIENT_PRIVILEGE, UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
@@ -126,7 +126,7 @@ async def get_owned_subscription(connection: asyncpg.Connection, name: str, *, t
     if not row["subpasswordrequired"] and not row["is_superuser"] and not to_drop:
         raise password_required_error()
     await connection.execute(LOCK_ROW, row["oid"])
-    subscription = await store.load_subscription(connection, row["oid"])
+    subscription = await load_subscription(connection, row["oid"])
     if subscription is None or subscription.name != name:  # dropped or renamed while we waited
         raise does_not_exist(name)
     return subscription

@@ -9,10 +9,12 @@ import asyncpg
 
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import hooked_tables, identity, origins, progress_records, store, table_names
+from subscriber.catalog import hooked_tables, identity, origins, table_names
 from subscriber.catalog.commands import publisher_connection, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.names import table_sync_origin, table_sync_slot
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.workers import remove_worker
 from subscriber.errors import StatementError
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.own_schema import OWN_SCHEMA
@@ -177,7 +179,7 @@ async def _remove_table(connection: asyncpg.Connection, subid: int, relid: int, 
         await worker_shutdown.end_workers(connection, subid, relid)
     state = await connection.fetchval(REMOVE_RELATION, subid, relid) or state
     await progress_records.remove(connection, subid, relid)
-    await store.remove_worker(connection, subid, relid)
+    await remove_worker(connection, subid, relid)
     if state == "r":
         return False
     await origins.drop_origin(connection, table_sync_origin(subid, relid), missing_ok=True)

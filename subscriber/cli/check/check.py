@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from subscriber.catalog import hooked_tables, store
+from subscriber.catalog import hooked_tables
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
+from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.cli import formatting
 from subscriber.cli.check import collect as check_collect
 from subscriber.cli.check import recipe_collect
@@ -144,7 +145,7 @@ async def _ask_both(
     facts.encoding = encoding_of(target)
     subscription: Subscription | None = None
     if name is not None:
-        subscription = await check_collect.find_subscription(target, name)
+        subscription = await check_collect.read_subscription(target, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         source_dsn, publications = subscription.conninfo, subscription.publications
@@ -165,7 +166,7 @@ async def _ask_both(
     facts.target_roles = await recipe_collect.read_target_roles(
         target,
         facts.target,
-        await store.load_subscriptions(target) if facts.target.has_schema else [],
+        await load_subscriptions(target) if facts.target.has_schema else [],
         tables,
         None if apply_target is None else complete(Conninfo.parse(apply_target))["user"],
         is_new=source_dsn is not None and subscription is None,

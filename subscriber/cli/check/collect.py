@@ -9,8 +9,9 @@ import asyncpg
 
 from subscriber import quoting
 from subscriber.apply.relation_map import ForeignCode
-from subscriber.catalog import schema, store
+from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli.check.model import (
     AppliedTable,
     ApplyFacts,
@@ -288,8 +289,8 @@ async def read_apply(
     return ApplyFacts(role, is_superuser, is_admitted=True, tables=tuple(tables))
 
 
-async def find_subscription(connection: Connection, name: str) -> Subscription | None:
+async def read_subscription(connection: Connection, name: str) -> Subscription | None:
     """Return the subscription of that name. None if it does not exist, or if there is no catalog."""
     if await schema.current_revision(connection) is None:
         return None
-    return await store.find_subscription(connection, name)
+    return await find_subscription(connection, name)

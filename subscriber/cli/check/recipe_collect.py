@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from subscriber.catalog import schema, store
+from subscriber.catalog import schema
 from subscriber.catalog.connection import Connection
+from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.cli.check.model import CheckedSourceTable, PublisherFacts, TargetFacts
 from subscriber.cli.check.recipe import (
     APPLY,
@@ -76,7 +77,7 @@ async def read_target_roles(
     apply = APPLY if apply_role is None or apply_role in superusers else apply_role
     names = {(table.schema, table.name) for table in published}
     for subscription in subscriptions:
-        states = await store.load_relation_states(connection, subscription.oid)
+        states = await load_relation_states(connection, subscription.oid)
         names |= {(state.namespace, state.name) for state in states}
     has_schema = await schema.current_revision(connection) == schema.HEAD
     tables = [await _owned_table(connection, *name, has_schema=has_schema) for name in sorted(names)]

@@ -18,7 +18,7 @@ from subscriber.changelog.writer import ChangeLogWriter
 from subscriber.cli.formatting import count, in_bytes
 from subscriber.display import json_text, printable, printable_lines
 from subscriber.errors import ChangeLogDamaged, StatementError
-from subscriber.lsn import Lsn
+from subscriber.lsn import Lsn, optional_lsn
 from subscriber.settings import Settings
 from subscriber.sqlstate import INVALID_TEXT_REPRESENTATION
 from subscriber.worker.archive.worker import Archiver
@@ -42,7 +42,7 @@ def writer(
 def position(text: str | None) -> Lsn | None:
     """Raises StatementError for anything that is not an LSN."""
     try:
-        return None if text is None else Lsn.parse(text)
+        return optional_lsn(text)
     except ValueError as error:
         raise StatementError(str(error), sqlstate=INVALID_TEXT_REPRESENTATION) from None
 

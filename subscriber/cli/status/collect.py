@@ -14,17 +14,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
-from subscriber.catalog import (
-    hooked_tables,
-    identity,
-    progress_records,
-    schema,
-    stats,
-    store,
-    table_names,
-    worker_sessions,
-)
+from subscriber.catalog import hooked_tables, identity, schema, table_names, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.store import progress_records, stats
+from subscriber.catalog.store.prepared_transactions import load_prepared
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import load_subscriptions
+from subscriber.catalog.store.workers import load_workers
 from subscriber.cli.status import table_states
 from subscriber.cli.status.model import (
     PublisherAnswer,
@@ -134,7 +130,7 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
                     connection
                 )  # a crash of the server empties these tables, but not that of the subscriptions
                 await identity.check(connection)
-                subscriptions = [s for s in await store.load_subscriptions(connection) if not names or s.name in names]
+                subscriptions = [s for s in await load_subscriptions(connection) if not names or s.name in names]
                 look = await _read(connection, subscriptions)
     except ServerError as error:
         if error.sqlstate == LOCK_NOT_AVAILABLE:
@@ -164,7 +160,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
     now = await connection.fetchval(_NOW)
     leader = await worker_sessions.leader(connection)
     prepared: dict[int, list[Prepared]] = {}
-    for subid, *values in await store.load_prepared(connection):
+    for subid, *values in await load_prepared(connection):
         prepared.setdefault(subid, []).append(Prepared(*values))
     counted = await stats.load_stats(connection)
     lock_waits: dict[int, list[LockWait]] = {}
@@ -175,8 +171,8 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         at=now,
         launcher_pid=leader.pid if leader is not None else None,
         subscriptions=subscriptions,
-        workers=await store.load_workers(connection),
-        relations={s.oid: await store.load_relation_states(connection, s.oid) for s in subscriptions},
+        workers=await load_workers(connection),
+        relations={s.oid: await load_relation_states(connection, s.oid) for s in subscriptions},
         progress=await progress_records.load_all(connection),
         errors={subid: (apply, sync) for subid, (apply, sync, *_) in counted.items()},
         conflicts={

@@ -14,7 +14,8 @@ from datetime import datetime
 from typing import Any
 
 from subscriber.catalog.hooked_tables import Sources
-from subscriber.catalog.store import APPLY_WORKER, SubscriptionRel, WorkerStatus
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
 from subscriber.cli.status import problems as status_problems

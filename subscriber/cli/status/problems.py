@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from subscriber.catalog.store import WorkerStatus
+from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
 from subscriber.subscription import Subscription

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from subscriber.catalog.hooked_tables import Sources
-from subscriber.catalog.store import SubscriptionRel
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.catalog.table_names import LostTable
 from subscriber.display import sql_identifier
 from subscriber.publisher.own_schema import OWN_SCHEMA

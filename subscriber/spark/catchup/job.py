@@ -38,9 +38,13 @@ import asyncpg
 
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
-from subscriber.catalog import hooked_tables, identity, progress_records, store, table_names, worker_sessions
+from subscriber.catalog import hooked_tables, identity, table_names, worker_sessions
 from subscriber.catalog.connection import Connection, encoding_of, translate
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import load_handed_over, load_relation_states
+from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.changelog.reader import ChangeLog
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.pipeline import Pipeline
@@ -148,16 +152,16 @@ class Backlog:
 
     async def open(self, name: str) -> None:
         """Check that the subscription can be caught up, and create the staging tables."""
-        subscription = await store.find_subscription(self._connection, name)
+        subscription = await find_subscription(self._connection, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         _check_subscription(subscription, self._log)
         self._subid = subscription.oid
-        if not await worker_sessions.register_own(self._connection, self._subid, store.APPLY_WORKER):
+        if not await worker_sessions.register_own(self._connection, self._subid, APPLY_WORKER):
             raise StatementError(f'the apply worker of subscription "{name}" is still running', sqlstate=OBJECT_IN_USE)
         self._registered = True
         await table_names.require_all(self._connection, subscription)
-        states = await store.load_relation_states(self._connection, self._subid)
+        states = await load_relation_states(self._connection, self._subid)
         if unready := [state for state in states if state.state != "r"]:
             raise StatementError(
                 f"{len(unready)} tables of the subscription have not been copied and handed over yet",
@@ -199,7 +203,7 @@ class Backlog:
                 f'subscription "{name}" has not begun to apply changes', sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
             )
         self._claimed, self._row = claimed, claimed.position
-        reached = await store.load_handed_over(self._connection, self._subid)
+        reached = await load_handed_over(self._connection, self._subid)
         # Between transactions the worker records its position without a commit on the target.
         self.position = max(self._row, claimed.confirmed or Lsn(0), reached)
         return claimed

@@ -29,8 +29,8 @@ from contextlib import suppress
 import asyncpg
 
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import store
 from subscriber.catalog.connection import Connection, translate
+from subscriber.catalog.store.subscription_rel import set_relation_state
 from subscriber.connection.connect import open_session
 from subscriber.errors import ProtocolError, SubscriberError
 from subscriber.publisher.answers import parsing
@@ -129,4 +129,4 @@ async def _complete(connection: Connection, subid: int, relid: int, statements: 
             for statement in missing:
                 await connection.fetch(statement, timeout=None)  # execute() would accept several statements
             await connection.execute("RESET ROLE")
-        await store.set_relation_state(connection, subid, relid, TableState.FINISHEDCOPY, None)
+        await set_relation_state(connection, subid, relid, TableState.FINISHEDCOPY, None)

@@ -47,20 +47,20 @@ from typing import TYPE_CHECKING
 import anyio
 
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import (
-    copy_jobs,
-    hooked_tables,
-    identity,
-    names,
-    origins,
-    progress_records,
-    store,
-    table_names,
-    worker_sessions,
-)
+from subscriber.catalog import copy_jobs, hooked_tables, identity, names, origins, table_names, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID, BulkCopy, CopiedRows
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import (
+    SubscriptionRel,
+    load_relation_state,
+    load_relation_states,
+    set_relation_state,
+    set_relation_states,
+)
+from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.catalog.store.workers import WorkerStatus, report_workers
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
@@ -140,7 +140,7 @@ async def copy_tables(
         async with catalog.use() as connection:
             await ensure_schema(connection)
             await identity.check(connection)
-            subscription = await store.find_subscription(connection, name)
+            subscription = await find_subscription(connection, name)
             if subscription is None:
                 raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
             await table_names.require_all(connection, subscription)
@@ -157,7 +157,7 @@ async def _wait_for_handover(connection: Connection, subscription: Subscription,
     SubscriberError for another keeper.
     """
     while not await worker_sessions.register_own(connection, subscription.oid, COPY_JOB_RELID):
-        states = await store.load_relation_states(connection, subscription.oid)
+        states = await load_relation_states(connection, subscription.oid)
         if any(state.state == TableState.DATASYNC for state in states):
             raise SubscriberError(
                 f'the tables of subscription "{subscription.name}" are being copied by another process',
@@ -256,7 +256,7 @@ class _Keeper:
 
     async def _put_back(self, connection: Connection, copy: BulkCopy, *, has_slot: bool) -> None:
         """Remove tables from `copy` that are not complete, or cannot be caught up because the slot is gone."""
-        states = {state.relid: state for state in await store.load_relation_states(connection, self._subid)}
+        states = {state.relid: state for state in await load_relation_states(connection, self._subid)}
         left, complete = 0, list[tuple[int, str, str]]()
         for relid, parts in copy.parts.items():
             state = states.get(relid)
@@ -273,7 +273,7 @@ class _Keeper:
             async with connection.transaction():
                 await copy_jobs.remove_table(connection, copy.copyid, relid)
                 if begun:
-                    await store.set_relation_state(connection, self._subid, relid, TableState.INIT, None)
+                    await set_relation_state(connection, self._subid, relid, TableState.INIT, None)
         self._unbuilt += await self._store_complete(connection, complete)
         if not left:
             async with connection.transaction():
@@ -290,7 +290,7 @@ class _Keeper:
 
     # --- start ------------------------------------------------------------------------------------------
 
-    async def _waiting(self, connection: Connection) -> list[store.SubscriptionRel]:
+    async def _waiting(self, connection: Connection) -> list[SubscriptionRel]:
         """Return the tables that are not complete.
 
         Tables with hooks are left to the launcher's table sync workers, because executors do not have the program's
@@ -299,18 +299,18 @@ class _Keeper:
         with_hooks = await hooked_tables.sources(connection, self._subid)
         return [
             table
-            for table in await store.load_relation_states(connection, self._subid, not_ready=True)
+            for table in await load_relation_states(connection, self._subid, not_ready=True)
             if table.relid not in with_hooks and table.state in (TableState.INIT, TableState.DATASYNC)
         ]
 
-    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[store.SubscriptionRel]:
+    async def _claim_tables(self, publisher: Publisher, sync_id: str) -> list[SubscriptionRel]:
         """Return the tables that no worker has copied or is copying, and take their advisory locks."""
         claimed = []
         async with self._catalog.use() as connection:
             for table in await self._waiting(connection):
                 if not await worker_sessions.register_own(connection, self._subid, table.relid):
                     continue
-                now = await store.load_relation_state(connection, self._subid, table.relid)
+                now = await load_relation_state(connection, self._subid, table.relid)
                 if now is not None and now.state in (TableState.INIT, TableState.DATASYNC):
                     claimed.append(now)
                 else:
@@ -321,9 +321,7 @@ class _Keeper:
                 await publisher.drop_slot(leftover, missing_ok=True, wait=True)
         return claimed
 
-    async def _plan(
-        self, tables: Sequence[store.SubscriptionRel], snapshot: str
-    ) -> tuple[list[TablePlan], list[Failure]]:
+    async def _plan(self, tables: Sequence[SubscriptionRel], snapshot: str) -> tuple[list[TablePlan], list[Failure]]:
         self._on_progress("planning", ())
         async with self._catalog.use() as connection:
             return await plan_tables(connection, self._subscription, self._target, snapshot, tables, self._part_bytes)
@@ -334,7 +332,7 @@ class _Keeper:
             copy = await copy_jobs.add(connection, self._subid, lsn, parts)
             await origins.create_origin(connection, names.table_sync_origin(self._subid, COPY_JOB_RELID))
             await progress_records.save(connection, self._subid, COPY_JOB_RELID, lsn)
-            await store.set_relation_states(connection, self._subid, list(parts), TableState.DATASYNC)
+            await set_relation_states(connection, self._subid, list(parts), TableState.DATASYNC)
         return copy
 
     # --- copying ------------------------------------------------------------------------------------
@@ -411,7 +409,7 @@ class _Keeper:
             if not self._indexes:
                 await self._store_complete(connection, complete)
             self._complete.update(relid for relid, _, _ in complete)
-            await store.report_workers(connection, [self._status(relid, table, pid) for relid, table in news])
+            await report_workers(connection, [self._status(relid, table, pid) for relid, table in news])
         self._on_progress("copying", progress)
         if self._spark is None and len(self._complete) == len(plans):
             self._driving.cancel()  # the driver would take seconds to end, and its result is not needed
@@ -423,13 +421,11 @@ class _Keeper:
         """
         if self._indexes:
             return await complete_with_indexes(self._subscription, connection, tables)
-        await store.set_relation_states(
-            connection, self._subid, [relid for relid, _, _ in tables], TableState.FINISHEDCOPY
-        )
+        await set_relation_states(connection, self._subid, [relid for relid, _, _ in tables], TableState.FINISHEDCOPY)
         return []
 
-    def _status(self, relid: int, table: TableProgress, pid: int) -> store.WorkerStatus:
-        return store.WorkerStatus(
+    def _status(self, relid: int, table: TableProgress, pid: int) -> WorkerStatus:
+        return WorkerStatus(
             self._subid,
             relid,
             "table synchronization",

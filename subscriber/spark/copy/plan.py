@@ -14,7 +14,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog.connection import Connection
 from subscriber.catalog.copy_jobs import BulkCopy
-from subscriber.catalog.store import SubscriptionRel
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Rows
 from subscriber.connection.session import Session

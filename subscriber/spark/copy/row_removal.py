@@ -8,7 +8,7 @@ table starts again. If the keeper is killed between the two, the next keeper emp
 from __future__ import annotations
 
 from subscriber.apply.relation_map import refuse_exceeded
-from subscriber.catalog.store import SubscriptionRel
+from subscriber.catalog.store.subscription_rel import SubscriptionRel
 from subscriber.connection.connect import open_session
 from subscriber.quoting import qualified
 from subscriber.spark.copy.executor import APPLICATION_NAME

@@ -21,8 +21,9 @@ from dataclasses import dataclass
 
 import anyio
 
-from subscriber.catalog import names, pause_requests, store, worker_sessions
+from subscriber.catalog import names, pause_requests, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection, encoding_of
+from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.connection.settings import NO_TIMEOUTS
@@ -165,7 +166,7 @@ async def _hold(connection: Connection, subscription: Subscription, stop_at: Lsn
             found = await pause_requests.load(connection, subscription.oid)
             if found is not None and found.held_at is not None:
                 return found.held_at
-            if await worker_sessions.holder(connection, subscription.oid, store.APPLY_WORKER) is not None:
+            if await worker_sessions.holder(connection, subscription.oid, APPLY_WORKER) is not None:
                 seen = anyio.current_time()
             await anyio.sleep(POLL)
     raise SubscriberError(

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, cast
 import anyio.to_thread
 
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog import identity, store
+from subscriber.catalog import identity
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store.subscription_rel import relation_sources_query
+from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
 from subscriber.errors import MappingError, StatementError, SubscriberError
@@ -155,7 +157,7 @@ async def verify(
         async with catalog.use() as connection:
             await ensure_schema(connection)
             await identity.check(connection)
-            subscription = await store.find_subscription(connection, name)
+            subscription = await find_subscription(connection, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
         on_progress("waiting for a common position")
@@ -218,7 +220,7 @@ class _Compare:
         """Return, in the target's snapshot, the state by OID, and the published tables that have hooks."""
         session = self._snapshot.target_session
         await session.query("SET LOCAL row_security = on")  # a role without superuser sees its own subscriptions
-        found = await session.rows(store.relation_sources_query(self._subscription.oid))
+        found = await session.rows(relation_sources_query(self._subscription.oid))
         await session.query("SET LOCAL row_security = off")
         with_hooks: set[tuple[str | None, str | None]] = {
             (schema, name) for _, _, schema, name in found if name is not None

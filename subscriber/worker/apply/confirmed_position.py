@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable
 import anyio
 
 from subscriber.apply.progress import ProgressClaim
-from subscriber.catalog import progress_records
 from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.store import progress_records
 from subscriber.display import sql_literal
 from subscriber.errors import TargetBehind
 from subscriber.failpoints import Point, reach

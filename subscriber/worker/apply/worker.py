@@ -13,8 +13,10 @@ from subscriber.apply.error_context import error_context
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import progress_records, store
 from subscriber.catalog.names import apply_origin
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import set_relation_state
+from subscriber.catalog.store.subscriptions import enable_two_phase, load_reached, load_subscription, set_publisher
 from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -264,7 +266,7 @@ class ApplyWorker(ApplyHooks):
             return None
         if subscription.two_phase is TwoPhaseState.PENDING:
             async with self._catalog.use() as connection:
-                if not await store.enable_two_phase(connection, subscription.oid):
+                if not await enable_two_phase(connection, subscription.oid):
                     return None
             self.subscription = replace(subscription, two_phase=TwoPhaseState.ENABLED)
         two_phase = TwoPhase(target, subscription.oid)
@@ -280,10 +282,10 @@ class ApplyWorker(ApplyHooks):
         if claimed is None:
             raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')
         async with self._catalog.use() as connection:
-            found = await store.load_subscription(connection, subid)
+            found = await load_subscription(connection, subid)
             known = found and found.system_id
             check_publisher(identity, int(known) if known else None, claimed.position)
-            reached = await store.load_reached(connection, subid)
+            reached = await load_reached(connection, subid)
         same = found is not None and found.timeline_system == str(identity.systemid)
         timeline = found.timeline if found is not None and same else None
         end = await check_timeline(publisher, identity, timeline, reached)
@@ -293,7 +295,7 @@ class ApplyWorker(ApplyHooks):
                 await progress_records.save_confirmed(connection, subid, None)
                 await progress_records.save_confirmed(connection, subid, end)
                 claimed = replace(claimed, confirmed=end)
-            await store.set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+            await set_publisher(connection, subid, str(identity.systemid), identity.timeline)
         if end is not None:
             telemetry.log(
                 telemetry.LOG,
@@ -354,7 +356,7 @@ class ApplyWorker(ApplyHooks):
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
         await self._sync()  # the other tables are as far as this one only when what was sent is committed
         async with self._catalog.use() as connection:
-            await store.set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn)
+            await set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn)
             reach(Point.READY_STORED)
             self._tables.move(relid, TableState.READY, lsn)
 

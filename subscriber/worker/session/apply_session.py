@@ -20,8 +20,10 @@ import asyncpg
 
 from subscriber import telemetry
 from subscriber.apply.progress import ProgressClaim
-from subscriber.catalog import names, progress_records, store, worker_sessions
+from subscriber.catalog import names, worker_sessions
 from subscriber.catalog.connection import KEEPALIVE, CatalogConnection
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscriptions import load_subscription
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
@@ -107,7 +109,7 @@ async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog
     subscription, subid = config.subscription, config.subscription.oid
     await _register(rows.pipeline, catalog, subid, config.number, config.settings)
     async with catalog.use() as connection:
-        found = await store.load_subscription(connection, subid)
+        found = await load_subscription(connection, subid)
     if found is None or not found.enabled:
         raise StaleCatalog("the subscription was disabled or dropped meanwhile")
     if found.generation != subscription.generation:

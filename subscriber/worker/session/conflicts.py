@@ -11,9 +11,9 @@ from subscriber import telemetry
 from subscriber.apply.conflicts.policy import Policy, Rule, parse_policies
 from subscriber.apply.conflicts.types import Conflict
 from subscriber.apply.relation_map import RelationMapping
-from subscriber.catalog import store
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.grammar.conflict_options import needs_commit_times
+from subscriber.catalog.store.subscriptions import record_conflict_error
 from subscriber.connection.connect import open_session
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ApplyError, ConflictError, LateConflict, ServerError, StatementError, SubscriberError
@@ -149,7 +149,7 @@ async def _record(catalog: CatalogConnection, rows: RowApplier, refusal: Unresol
     lines = rows.history.error_lines(refusal.conflict, relid, refusal.transaction, refusal.rule)
     async with catalog.use() as connection, connection.transaction():
         for line in lines:
-            await store.record_conflict_error(connection, rows.history.subid, line)
+            await record_conflict_error(connection, rows.history.subid, line)
 
 
 def _as_error(conflict: Conflict, error: ServerError) -> ConflictError:

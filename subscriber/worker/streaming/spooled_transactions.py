@@ -27,7 +27,7 @@ from subscriber import telemetry
 from subscriber.apply.dispatcher import BeginStreamBlock
 from subscriber.apply.progress import Progress
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.catalog.store import StreamedStatus
+from subscriber.catalog.store.workers import StreamedStatus
 from subscriber.errors import ProtocolError
 from subscriber.protocol.copy_data import XLOG_DATA, XLOG_DATA_HEADER
 from subscriber.protocol.messages import StreamAbort

@@ -37,10 +37,11 @@ from anyio.abc import TaskGroup
 
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
-from subscriber.catalog import identity, store, worker_sessions
+from subscriber.catalog import identity, worker_sessions
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.pooling import refuse_transaction_mode
 from subscriber.catalog.schema import ensure_schema
+from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.worker_sessions import Backend
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.settings import DEFAULTS, Settings
@@ -170,7 +171,7 @@ class Launcher:
         while True:
             self._wake = anyio.Event()
             async with catalog.use() as connection:
-                if await store.load_subscriptions(connection):
+                if await load_subscriptions(connection):
                     return True
             left = self._last_used + self._settings.empty_database_linger - monotonic()
             if left <= 0:
@@ -258,7 +259,7 @@ class Launcher:
         while True:
             self._wake = anyio.Event()
             async with context.catalog.use() as connection:
-                subscriptions = await store.load_subscriptions(connection)
+                subscriptions = await load_subscriptions(connection)
             await self._reconcile(tasks, context, subscriptions)
             self._last_used = monotonic()
             if not subscriptions:

@@ -19,8 +19,10 @@ from anyio.abc import TaskGroup
 from subscriber import telemetry
 from subscriber.apply.hooks.config import Hooks
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_requests, store, table_names
+from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_requests, table_names
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
+from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscriptions import disable_subscription, load_subscription
 from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
 from subscriber.lsn import Lsn
 from subscriber.subscription import OPTIONS, Subscription
@@ -131,7 +133,7 @@ class Supervisor:
         """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
         async with self._context.catalog.use() as connection:
             await table_names.follow(connection, self.subscription)
-            rows = await store.load_relation_states(connection, self.subscription.oid)
+            rows = await load_relation_states(connection, self.subscription.oid)
             self._pause.load(await pause_requests.load(connection, self.subscription.oid))
             self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
             self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
@@ -150,7 +152,7 @@ class Supervisor:
         """Raises HookError if the subscription's hooks are not those of this program."""
         subid = self.subscription.oid
         async with self._context.catalog.use() as connection:
-            tables = await store.load_relation_states(connection, subid)
+            tables = await load_relation_states(connection, subid)
             self.tables.sources = await hooked_tables.record(connection, subid, tables, self._hooks)
         hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
 
@@ -180,7 +182,7 @@ class Supervisor:
     async def _run_apply_worker(self, report: Report) -> None:
         context = self._context
         async with context.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
-            self.subscription = await store.load_subscription(connection, self.subscription.oid) or self.subscription
+            self.subscription = await load_subscription(connection, self.subscription.oid) or self.subscription
         await self.reload_tables()  # tables may have been replaced
         await self._check_hooks()
         subscription = self.subscription
@@ -271,7 +273,7 @@ class Supervisor:
 
     async def _disable(self) -> None:
         async with self._context.catalog.use() as connection:
-            await store.disable(connection, self.subscription.oid)
+            await disable_subscription(connection, self.subscription.oid)
         telemetry.log(
             telemetry.LOG,
             f'subscription "{self.subscription.name}" has been disabled because of an error',

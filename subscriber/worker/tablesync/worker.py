@@ -38,7 +38,9 @@ from subscriber.apply.hooks.table_hook import TableHook, bind
 from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation, map_relation
 from subscriber.apply.table_states import TableState
-from subscriber.catalog import copy_jobs, names, origins, progress_records, store
+from subscriber.catalog import copy_jobs, names, origins
+from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_rel import load_relation_state, set_relation_state
 from subscriber.connection.session import Session, joined
 from subscriber.errors import ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -128,7 +130,7 @@ class TableSync(ApplyHooks):
             await publisher.drop_slot(self.slot, missing_ok=True)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.create_origin(connection, origin)
-            await store.set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
+            await set_relation_state(connection, self.subscription.oid, self.relid, "d", None)
             await progress_records.save(connection, self.subscription.oid, self.relid, Lsn(0))
         reach(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
@@ -143,7 +145,7 @@ class TableSync(ApplyHooks):
         An earlier worker may have committed its copy after the tables were loaded, without receiving the result.
         """
         async with self._catalog.use() as connection:
-            row = await store.load_relation_state(connection, self.subscription.oid, self.relid)
+            row = await load_relation_state(connection, self.subscription.oid, self.relid)
             if row is not None:
                 self._tables.correct(row)
             copy = await copy_jobs.load(connection, self.subscription.oid)
@@ -288,7 +290,7 @@ class TableSync(ApplyHooks):
         async with self._catalog.use() as connection:
             async with connection.transaction():
                 for relid in self.relids:
-                    await store.set_relation_state(connection, self.subscription.oid, relid, "s", position)
+                    await set_relation_state(connection, self.subscription.oid, relid, "s", position)
             reach(Point.SYNCDONE_STORED)
             self._move(TableState.SYNCDONE, position)
 

@@ -72,7 +72,7 @@ class History:
             pipeline.execute(_RECORD, parameters=pipeline.texts((*progress.shown, line)), note=note)
 
     def error_lines(self, conflict: Conflict, relid: int, transaction: RemoteTransaction, rule: Rule) -> list[str]:
-        """What is to be recorded of a conflict that has stopped the stream, see store.record_conflict_error()."""
+        """Build the records of a conflict that has stopped the stream, for record_conflict_error()."""
         if self.kept is ConflictHistory.NONE:
             return []
         return list(self._lines(conflict, relid, transaction, rule, PolicyOutcome.ERROR))

@@ -1,4 +1,4 @@
-"""What workers count for pg_stat_subscription_stats: errors, and conflicts by their type."""
+"""Statements on the counters of pg_stat_subscription_stats: errors, and conflicts by type."""
 
 from __future__ import annotations
 
@@ -20,14 +20,15 @@ LOAD_STATS = f"SELECT subid::bigint, {', '.join(COUNTERS)} FROM subscriber.subsc
 
 
 async def load_stats(connection: asyncpg.Connection) -> dict[int, tuple[int, ...]]:
-    """Return the counters of all subscriptions that have some, in the order of COUNTERS."""
+    """Return the counters of each subscription that has some, in the order of COUNTERS."""
     return {row[0]: tuple(row)[1:] for row in await connection.fetch(LOAD_STATS)}
 
 
 async def add_stats(connection: asyncpg.Connection, subid: int, counts: Mapping[str, int]) -> None:
-    """Add to the subscription's counters, by their names in COUNTERS; nothing happens if it is gone.
+    """Add to the subscription's counters. Does nothing if the subscription has been dropped.
 
-    Raises KeyError for a name that is no counter.
+    Raises:
+        KeyError: `counts` has a name that is not in COUNTERS.
     """
     if unknown := counts.keys() - set(COUNTERS):
         raise KeyError(f"no such counter: {', '.join(sorted(unknown))}")

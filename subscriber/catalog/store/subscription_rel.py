@@ -1,0 +1,111 @@
+"""Statements on `subscriber.subscription_rel`: the tables of each subscription and their states."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import asyncpg
+
+from subscriber.lsn import Lsn, optional_lsn
+
+RELATION_STATES = """
+SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
+       r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+ WHERE r.srsubid = $1 AND (NOT $2::boolean OR r.srsubstate <> 'r')
+ ORDER BY r.srrelid
+"""
+RELATION_STATE = """
+SELECT r.srrelid, r.srsubstate::text AS srsubstate, r.srsublsn::text AS srsublsn,
+       r.srnspname::text AS nspname, r.srrelname::text AS relname
+  FROM subscriber.subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+ WHERE r.srsubid = $1 AND r.srrelid = $2
+"""
+ADD_RELATION = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srsublsn)
+VALUES ($1, $2, $3::text::"char", $4::text::pg_lsn) ON CONFLICT DO NOTHING
+"""
+SET_RELATION_STATE = """
+UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
+ WHERE srsubid = $1 AND srrelid = $2
+"""
+REMOVE_RELATION = "DELETE FROM subscriber.subscription_rel WHERE srsubid = $1 AND srrelid = $2"
+
+# A table's own position is one that the other tables had reached when the sync worker handed it over. All changes
+# before that position are on the target.
+HANDED_OVER = "SELECT max(srsublsn)::text FROM subscriber.subscription_rel WHERE srsubid = $1"
+
+
+@dataclass(frozen=True, slots=True)
+class SubscriptionRel:
+    """One table of a subscription. `lsn` is None until the table has a position."""
+
+    relid: int  # OID on the target
+    namespace: str  # as stored, like the name; table_names.py finds names that now belong to another table
+    name: str
+    state: str  # i, d, f, s or r
+    lsn: Lsn | None
+
+
+def _relation_state(row: asyncpg.Record) -> SubscriptionRel:
+    return SubscriptionRel(
+        row["srrelid"], row["nspname"], row["relname"], row["srsubstate"], optional_lsn(row["srsublsn"])
+    )
+
+
+async def load_relation_states(
+    connection: asyncpg.Connection, subid: int, *, not_ready: bool = False
+) -> list[SubscriptionRel]:
+    """Return the subscription's tables, ordered by OID, without tables that were dropped on the target.
+
+    `not_ready` excludes tables in state READY.
+    """
+    return [_relation_state(row) for row in await connection.fetch(RELATION_STATES, subid, not_ready)]
+
+
+async def load_relation_state(connection: asyncpg.Connection, subid: int, relid: int) -> SubscriptionRel | None:
+    """Return one table, or None if it does not exist or is no part of the subscription."""
+    row = await connection.fetchrow(RELATION_STATE, subid, relid)
+    return None if row is None else _relation_state(row)
+
+
+async def add_relation(
+    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None = None
+) -> bool:
+    """Add a table to the subscription. Returns False if the table was part of it already."""
+    return (
+        await connection.execute(ADD_RELATION, subid, relid, state, None if lsn is None else str(lsn)) == "INSERT 0 1"
+    )
+
+
+async def set_relation_state(
+    connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None
+) -> bool:
+    """Set the state and position of a table. Returns False if a refresh has removed the table."""
+    return (
+        await connection.execute(SET_RELATION_STATE, subid, relid, state, None if lsn is None else str(lsn))
+        == "UPDATE 1"
+    )
+
+
+async def set_relation_states(connection: asyncpg.Connection, subid: int, relids: Sequence[int], state: str) -> None:
+    """Set the state of several tables in one transaction. Tables that a refresh has removed are ignored."""
+    await connection.executemany(SET_RELATION_STATE, [(subid, relid, state, None) for relid in relids])
+
+
+async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
+    """Remove a table from the subscription. Returns False if the table was no part of it."""
+    return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
+
+
+def relation_sources_query(subid: int) -> str:
+    """Build a query without parameters for OID, state, and the publisher's schema and table of each table."""
+    return (
+        f"SELECT srrelid, srsubstate, srsource[1], srsource[2] FROM subscriber.subscription_rel WHERE srsubid = {subid}"
+    )
+
+
+async def load_handed_over(connection: asyncpg.Connection, subid: int) -> Lsn:
+    """Return the highest position at which a sync worker handed a table over to the apply worker."""
+    return optional_lsn(await connection.fetchval(HANDED_OVER, subid)) or Lsn(0)

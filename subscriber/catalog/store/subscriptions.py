@@ -1,0 +1,138 @@
+"""Statements on `subscriber.subscription`: read a subscription, and change its state."""
+
+from __future__ import annotations
+
+import asyncpg
+
+from subscriber.lsn import Lsn, optional_lsn
+from subscriber.subscription import STORED_OPTIONS, Subscription, TwoPhaseState
+
+_SUBSCRIPTION = f"""
+SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
+       {", ".join(column.selected for column in STORED_OPTIONS.values())},
+       s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
+       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
+       s.xmin::text AS version
+  FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
+"""
+SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
+SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
+SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
+DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
+# Clears the skipped position alone: a statement may have set another one since.
+CLEAR_SKIP_LSN = """
+UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
+"""
+SET_TWO_PHASE_STATE = 'UPDATE subscriber.subscription SET subtwophasestate = $2::text::"char" WHERE subid = $1'
+# Two statements: the first waits for a concurrent REFRESH PUBLICATION, and the second sees the tables that it added.
+LOCK_TWO_PHASE_STATE = "SELECT 1 FROM subscriber.subscription s WHERE s.subid = $1 FOR NO KEY UPDATE"
+ENABLE_TWO_PHASE = """
+UPDATE subscriber.subscription s SET subtwophasestate = 'e' WHERE s.subid = $1 AND s.subtwophasestate = 'p'
+   AND EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid)
+   AND NOT EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid AND r.srsubstate <> 'r')
+"""
+
+# The failed worker is still registered, so no other worker of the subscription records conflicts.
+RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::text::jsonb)"
+# The timeline stays: the next publisher may be a promoted standby of the former one.
+FORGET_PUBLISHER = "UPDATE subscriber.subscription SET subsystemid = NULL WHERE subid = $1 AND subsystemid IS NOT NULL"
+SET_PUBLISHER = """
+UPDATE subscriber.subscription
+   SET subsystemid = $2::text, subtimeline = $3::bigint, subtimelinesystem = $2::text
+ WHERE subid = $1
+   AND (subsystemid, subtimeline, subtimelinesystem) IS DISTINCT FROM ($2::text, $3::bigint, $2::text)
+"""
+# The highest position that was applied or copied. A transaction that ends before a table's own position changes
+# nothing in that table.
+REACHED = """
+SELECT max(reached.lsn)::text
+  FROM (SELECT p.remote_lsn AS lsn FROM subscriber.progress p WHERE p.subid = $1
+        UNION ALL
+        SELECT r.srsublsn FROM subscriber.subscription_rel r
+         WHERE r.srsubid = $1 AND r.srsubstate IN ('f', 's', 'r')) reached
+"""
+
+
+def _subscription(row: asyncpg.Record) -> Subscription:
+    return Subscription(
+        oid=row["subid"],
+        name=row["subname"],
+        owner=row["owner"],
+        conninfo=row["subconninfo"],
+        publications=tuple(row["subpublications"]),
+        skip_lsn=Lsn.parse(row["subskiplsn"]),
+        owner_is_superuser=row["owner_is_superuser"],
+        system_id=row["subsystemid"],
+        timeline=row["subtimeline"],
+        timeline_system=row["subtimelinesystem"],
+        version=row["version"],
+        generation=row["subgeneration"],
+        **{name: column.read_value(row[column.name]) for name, column in STORED_OPTIONS.items()},
+    )
+
+
+async def load_subscriptions(connection: asyncpg.Connection) -> list[Subscription]:
+    """Return all subscriptions of this database, enabled or not, oldest first."""
+    return [_subscription(row) for row in await connection.fetch(SUBSCRIPTIONS)]
+
+
+async def load_subscription(connection: asyncpg.Connection, subid: int) -> Subscription | None:
+    """Return the subscription, or None if it has been dropped."""
+    row = await connection.fetchrow(SUBSCRIPTION_BY_OID, subid)
+    return None if row is None else _subscription(row)
+
+
+async def find_subscription(connection: asyncpg.Connection, name: str) -> Subscription | None:
+    """Return the subscription with this name, or None if there is none."""
+    row = await connection.fetchrow(SUBSCRIPTION_BY_NAME, name)
+    return None if row is None else _subscription(row)
+
+
+async def disable_subscription(connection: asyncpg.Connection, subid: int) -> None:
+    """Disable the subscription, as `disable_on_error` requests after a permanent error."""
+    await connection.execute(DISABLE, subid)
+
+
+async def clear_skip_lsn(connection: asyncpg.Connection, subid: int, skipped: Lsn) -> None:
+    """Clear the position to skip, unless a statement has set another one since."""
+    await connection.execute(CLEAR_SKIP_LSN, subid, str(skipped))
+
+
+async def set_two_phase_state(connection: asyncpg.Connection, subid: int, state: TwoPhaseState) -> None:
+    """Store the state of two-phase commit."""
+    await connection.execute(SET_TWO_PHASE_STATE, subid, state.value)
+
+
+async def enable_two_phase(connection: asyncpg.Connection, subid: int) -> bool:
+    """Change two-phase commit from pending to enabled if there are tables and all of them are READY.
+
+    Call this before the stream is started with two_phase, because a slot keeps two_phase. A concurrent REFRESH
+    PUBLICATION may be adding a table: the row lock orders the two. A worker that is killed after this call finds the
+    state enabled, and starts the stream with two_phase.
+
+    Returns:
+        True if the state is enabled now and was pending before.
+    """
+    async with connection.transaction():
+        await connection.execute(LOCK_TWO_PHASE_STATE, subid)
+        return await connection.execute(ENABLE_TWO_PHASE, subid) == "UPDATE 1"
+
+
+async def record_conflict_error(connection: asyncpg.Connection, subid: int, line: str) -> None:
+    """Record a conflict that has stopped the stream, or count it again. The target's `History` builds `line`."""
+    await connection.execute(RECORD_CONFLICT_ERROR, subid, line)
+
+
+async def set_publisher(connection: asyncpg.Connection, subid: int, system_id: str, timeline: int) -> None:
+    """Store the publisher's system identifier and timeline."""
+    await connection.execute(SET_PUBLISHER, subid, system_id, timeline)
+
+
+async def forget_publisher(connection: asyncpg.Connection, subid: int) -> None:
+    """Delete the publisher's system identifier, so that the next connection stores that of its cluster."""
+    await connection.execute(FORGET_PUBLISHER, subid)
+
+
+async def load_reached(connection: asyncpg.Connection, subid: int) -> Lsn:
+    """Return the highest position of the publisher's changes that have been applied or copied."""
+    return optional_lsn(await connection.fetchval(REACHED, subid)) or Lsn(0)
