@@ -25,12 +25,13 @@ from subscriber.demo.servers import Account
 from tests.cache import cache_directory, fill
 from tests.matrix.programs import NotAvailable
 
-# Major -> the suite that has it, and packages that apt would install with it by default.
+# Major -> the suites that have it and its dependencies, and packages that apt would install with it by default.
 SUITES = {
     13: ("bullseye", []),
     15: ("bookworm", []),
     17: ("trixie", []),
     18: ("sid", ["postgresql-18-jit"]),
+    19: ("sid experimental", []),
 }
 # Programs for the wrapper, initdb and localedef. Every Debian machine has them, so no package depends on them.
 ESSENTIAL = ("dash", "coreutils", "util-linux", "gzip")
@@ -45,7 +46,7 @@ Dir::State::status "{work}/status";
 Dir::Cache "{work}/cache";
 Dir::Etc::sourcelist "{work}/sources.list";
 Dir::Etc::sourceparts "/dev/null";
-Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferences "{work}/preferences";
 Dir::Etc::preferencesparts "/dev/null";
 Acquire::Languages "none";
 // What this machine does after an update is about its own lists and packages.
@@ -56,6 +57,12 @@ Acquire::Languages "none";
 _IN_PACKAGES = """\
 exec unshare --user --map-current-user --keep-caps --mount sh -c '
   mount --rbind "$0" /usr && exec setpriv --ambient-caps=-all --inh-caps=-all -- "$@"' """
+# apt prefers the older library of sid.
+_PREFERENCES = """\
+Package: libpq5
+Pin: release a=experimental
+Pin-Priority: 990
+"""
 _WRAPPER = f"""\
 #!/bin/sh
 # Runs Debian's program of this name, with the packages' /usr in the place of the machine's.
@@ -94,15 +101,18 @@ def _fetch(major: int, work: Path) -> None:
             raise NotAvailable(f"there is no {program} to fetch or to run Debian's packages with")
     if not KEYRING.exists():
         raise NotAvailable(f"there is no {KEYRING} to check Debian's packages by")
-    suite, more = SUITES[major]
+    suites, more = SUITES[major]
     for directory in ("state/lists/partial", "cache/archives/partial"):
         (work / directory).mkdir(parents=True)
     (work / "status").touch()
     (work / "apt.conf").write_text(_APT.format(work=work))
-    (work / "sources.list").write_text(f"deb [signed-by={KEYRING}] {_mirror()} {suite} main\n")
-    print(f"Fetching PostgreSQL {major} of Debian {suite} …", file=sys.stderr, flush=True)
+    (work / "preferences").write_text(_PREFERENCES)
+    mirror = _mirror()
+    sources = [f"deb [signed-by={KEYRING}] {mirror} {suite} main\n" for suite in suites.split()]
+    (work / "sources.list").write_text("".join(sources))
+    print(f"Fetching PostgreSQL {major} of Debian {suites} …", file=sys.stderr, flush=True)
     apt = ["apt-get", "-c", str(work / "apt.conf"), "-qq"]
-    failure = f"apt could not fetch PostgreSQL {major} of Debian {suite}"
+    failure = f"apt could not fetch PostgreSQL {major} of Debian {suites}"
     _run([*apt, "update"], failure)
     install = ["install", "--yes", "--no-install-recommends", "--download-only"]
     _run([*apt, *install, f"postgresql-{major}", *more, *ESSENTIAL], failure)
@@ -111,7 +121,7 @@ def _fetch(major: int, work: Path) -> None:
     _wrap(major, work)
     for name in ("state", "cache"):
         shutil.rmtree(work / name)
-    for name in ("status", "apt.conf", "sources.list"):
+    for name in ("status", "apt.conf", "preferences", "sources.list"):
         (work / name).unlink()
 
 

@@ -327,10 +327,10 @@ async def test_of_a_physical_clone_and_its_original_one_stops(
 async def test_pg_upgrade(servers: Servers, source_db: Database, during_copy: bool) -> None:
     """The system identifier is new, OIDs are the same. A copy that was interrupted continues with its slot."""
     try:
-        programs = debian.debian(17)
+        programs = debian.debian(19)
     except NotAvailable as error:
         pytest.skip(str(error))
-    old = await servers.create("old", SETTINGS, bin=programs)
+    old = await servers.create("old", SETTINGS)
     await old.start()
     target = Database(old, "postgres")
     if during_copy:
@@ -341,7 +341,7 @@ async def test_pg_upgrade(servers: Servers, source_db: Database, during_copy: bo
         async with subscribed(source_db, target) as pair:
             await pair.subscriber.stop()
     await old.stop()
-    new = await servers.create("new", SETTINGS, initdb=["--no-data-checksums"])
+    new = await servers.create("new", SETTINGS, bin=programs)
     await upgrade(old, new)
     await new.start()
     await source_db.execute("INSERT INTO t SELECT generate_series(101, 200)")
@@ -358,8 +358,9 @@ async def upgrade(old: Server, new: Server) -> None:
     work = new.directory / "upgrade"
     work.mkdir()
     shutil.chown(work, new.account.uid, new.account.gid)
+    own_bin = "/usr/lib/postgresql/19/bin"  # as pg_upgrade sees its own programs, which run where it runs
     done = subprocess.run(
-        [new.bin / "pg_upgrade", "-U", "postgres", "-b", old.bin, "-B", new.bin, "-d", old.data, "-D", new.data],
+        [new.bin / "pg_upgrade", "-U", "postgres", "-b", old.bin, "-B", own_bin, "-d", old.data, "-D", new.data],
         cwd=work, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "LC_ALL": "C"},
         **new.account.keywords,
     )  # fmt: skip
