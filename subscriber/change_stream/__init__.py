@@ -1,1 +1,1 @@
-"""The change stream for programs: transactions, changes, values; pulled, or pushed into callbacks."""
+"""The change stream for programs: transactions, changes and values, by iteration or through callbacks."""

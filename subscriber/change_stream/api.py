@@ -1,4 +1,4 @@
-"""Opening the change stream of a publisher, for a program.
+"""stream(): open the change stream of a publisher in a program.
 
 async with subscriber.stream(dsn, slot="s", publications=["p"]) as stream:
     async for transaction in stream:
@@ -45,36 +45,50 @@ async def stream(
     stop_timeout: float | None = None,
     settings: Settings | None = None,
 ) -> AsyncIterator[Stream]:
-    """Stream the changes of `publications` from a publisher, without any target.
+    """Stream the changes of `publications` from a publisher, without a target database.
 
-    `source` is a URI or libpq `key=value` string of a role that may replicate. A `slot` has to be there unless
-    `create` says what to do: "missing" makes it, "replace" makes it anew. Without a name a temporary slot is made
-    that begins now and is gone at the end. A slot that was made has an exported `snapshot` of the moment at
-    which it begins, good until the first transaction is asked for.
+    The stream reconnects after a lost connection, unless its slot is temporary. A permanent error is raised by the next
+    `await` on the stream or on a transaction. The end of the block sends the acknowledged position to the publisher.
 
-    `start` skips transactions that were committed before that position, for consumers that store theirs; 0 starts
-    where the slot stands. `until` ends the iteration when everything committed before that position was handed out.
+    Args:
+        source: a URI or libpq `key=value` string. Its role needs REPLICATION.
+        publications: the names of publications, which must exist.
+        slot: the replication slot. None: a temporary slot, which starts at the current position and is dropped at
+            the end.
+        create: "never": the slot must exist. "missing": create it if it does not exist. "replace": drop an existing
+            slot and create a new one. A created slot exports `Stream.snapshot`.
+        start: skip transactions that were committed before this position, for consumers that store their own. 0: the
+            position of the slot.
+        until: end the iteration after the transactions that were committed before this position. None: no end.
+        binary: receive values in binary format if their types have one. This is less work for the publisher, but
+            `Row.text()` raises an error for most of these values.
+        messages: deliver logical messages, see `Message`.
+        two_phase: deliver a prepared transaction when it is prepared.
+        origin: "none": skip transactions that the publisher itself received by replication. Ignored before version 16.
+        streaming: "on" or "parallel": the publisher sends large transactions while they are in progress.
+            "parallel" adds the position and the time of an abort (16 and later). "off", or a publisher before version
+            14: the publisher stores them until they commit.
+        in_progress: "spool": store in-progress transactions on disk until they commit. "blocks": deliver each of
+            their blocks on arrival.
+        memory: bytes that may be queued for the consumer before reading stops. None: settings.receive_queue_size.
+        spool_folder: the folder of stored transactions. None: a folder in the system's temporary folder.
+        spool_limit: bytes of all stored transactions. None: the free space of the disk.
+        failover: a slot that is created is synchronized to the publisher's standbys (17 and later).
+        application_name: the name of the connection on the publisher. None: the name of the slot. A name in `source`
+            takes precedence.
+        stop_timeout: seconds to wait, at the end of the block, until the publisher has ended the stream. 0 drops the
+            connection immediately. None: settings.stream_stop_timeout.
+        settings: other limits and intervals. None: Settings.from_environment().
 
-    `binary` has values sent in binary where types have that: less work for the publisher, and no row.text().
-    `messages` brings logical messages, `two_phase` prepared transactions when they are prepared, `origin="none"`
-    leaves out what the publisher itself replicated from elsewhere.
+    Raises:
+        TypeError: `publications` is a string.
+        ValueError: an argument or a variable of the environment has a value that is not allowed.
+        ConninfoError: the connection string is invalid.
+        ConnectionLost: the publisher cannot be reached.
+        ServerError: the publisher rejects the connection or a command.
+        PublisherError: the slot or a publication does not exist, or the publisher is too old for an option.
 
-    Transactions too large for the publisher's memory come while they are in progress: `in_progress="spool"` keeps
-    them on disk in `spool_folder` (None: in the system's temporary folder), at most `spool_limit` bytes (None: as
-    much as there is), until they commit; "blocks" hands the blocks over as they come; `streaming="off"` leaves
-    it to the publisher to keep them. `memory` is how many bytes may wait for the consumer before reading stops
-    (None: settings.receive_queue_size).
-
-    `failover` has a slot that is made kept on the publisher's standbys, too (17 and later). `application_name` is what
-    the publisher shows of the connection; None: the slot's name.
-
-    Leaving the block tells the publisher what was acknowledged and waits `stop_timeout` seconds for it to agree; 0
-    drops the connection at once, None is settings.stream_stop_timeout. `settings` has other limits and intervals; None:
-    those of the environment, Settings.from_environment().
-
-    Raises TypeError and ValueError for arguments that mean nothing; ConninfoError, ConnectionLost, ServerError, and
-    PublisherError for what is not there or too old. Later losses of the connection are got over; what cannot be is
-    raised where the next transaction or change is awaited.
+    Cancellation: safe. A slot that `create` made remains, except for a temporary one.
     """
     options = ChangeStreamOptions(
         publications=names(publications),
@@ -100,7 +114,7 @@ async def stream(
 
 @asynccontextmanager
 async def open_stream(source: str, options: ChangeStreamOptions) -> AsyncIterator[Stream]:
-    """Open the slot and its stream, for stream() and consume()."""
+    """Open a slot and its stream, for stream() and consume()."""
     found = await SlotSource.open(source, options)
     opened = replace(
         options,

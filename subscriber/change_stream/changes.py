@@ -1,4 +1,4 @@
-"""What happened in a transaction: one object for each change.
+"""The changes of a transaction: one object each.
 
     match change:
         case Insert(relation, new): …
@@ -7,7 +7,7 @@
         case Truncate(relations): …
         case Message(prefix, content): …
 
-They come by the million: a change is a few references, and its rows are the bytes they came in.
+A stream has millions of them. So a change holds a few references, and its rows hold the bytes of the message.
 """
 
 from __future__ import annotations
@@ -29,19 +29,23 @@ _KEY = 0x4B  # K
 _ROW = 0x4F  # O
 _I, _U, _D = b"IUD"
 
-LETTER = 25  # where a message begins in a frame, behind the envelope
+LETTER = 25  # offset of a message in a frame, after the header of XLogData
 
 _head_at = struct.Struct(">IBH").unpack_from  # relid, the first row's marker and its number of columns
 _xid_at = struct.Struct(">I").unpack_from
 _next_row = struct.Struct(">BH").unpack_from
-_NEXT_ROW = 3  # bytes of that
+_NEXT_ROW = 3  # bytes
 
 
 @compiled
 class RowChange:
-    """What the three share: which ones of the rows there are depends on the kind.
+    """Base of Insert, Update and Delete, which say what `old` and `new` are.
 
-    `subxid` is the (sub)transaction that made the change, in a block that is handed over in progress; else None.
+    Attributes:
+        relation: the table.
+        old: the row before the change, or a part of it. None: it was not sent.
+        new: the row after the change. None for a Delete.
+        subxid: the (sub)transaction that made the change, in a block of an in-progress transaction. Otherwise None.
     """
 
     __slots__ = ("new", "old", "relation", "subxid")
@@ -54,7 +58,7 @@ class RowChange:
 
 
 class _Copied:
-    """The way to a copy, or through pickle, of what is compiled."""
+    """Support for copy and pickle, which the compiled base class does not have."""
 
     __slots__ = ()
 
@@ -64,7 +68,7 @@ class _Copied:
 
 
 class Insert(_Copied, RowChange):
-    """A new row: `new`."""
+    """An INSERT of one row, `new`."""
 
     __slots__ = ()
     __match_args__ = ("relation", "new")
@@ -74,7 +78,7 @@ class Insert(_Copied, RowChange):
 
     @property
     def key(self) -> dict[str, Any]:
-        """The columns of the replica identity; empty where the table has none."""
+        """The columns of the replica identity. Empty if the table has none."""
         return {name: self.new[name] for name in self.relation.key}
 
     def __repr__(self) -> str:
@@ -82,10 +86,10 @@ class Insert(_Copied, RowChange):
 
 
 class Update(_Copied, RowChange):
-    """A row before, as much of it as was sent, and after.
+    """An UPDATE of one row.
 
-    `old` is the whole row under REPLICA IDENTITY FULL, the key's columns if one of them changed, and None
-    otherwise. `new` has UNCHANGED for large values that were not touched, unless `old` is whole.
+    `old` is the whole row under REPLICA IDENTITY FULL. Otherwise it has the columns of the key if one of these changed,
+    and is None if not. `new` has UNCHANGED for large values that the statement did not change, unless `old` is whole.
     """
 
     __slots__ = ()
@@ -95,7 +99,7 @@ class Update(_Copied, RowChange):
 
     @property
     def key(self) -> dict[str, Any]:
-        """The columns of the replica identity as they were before: which row to look for."""
+        """The columns of the replica identity before the change. They identify the row."""
         row = self.old or self.new
         return {name: row[name] for name in self.relation.key}
 
@@ -104,7 +108,7 @@ class Update(_Copied, RowChange):
 
 
 class Delete(_Copied, RowChange):
-    """A row that is gone: `old` is its key, or all of it under REPLICA IDENTITY FULL."""
+    """A DELETE of one row. `old` has the columns of its key, or all of them under REPLICA IDENTITY FULL."""
 
     __slots__ = ()
     __match_args__ = ("relation", "old")
@@ -114,7 +118,7 @@ class Delete(_Copied, RowChange):
 
     @property
     def key(self) -> dict[str, Any]:
-        """The columns of the replica identity: which row to look for."""
+        """The columns of the replica identity. They identify the row."""
         return {name: self.old[name] for name in self.relation.key}
 
     def __repr__(self) -> str:
@@ -122,7 +126,14 @@ class Delete(_Copied, RowChange):
 
 
 class Truncate:
-    """Tables emptied by one statement: `relations`; `cascade` and `restart_identity` as it was written."""
+    """A TRUNCATE of one or several tables.
+
+    Attributes:
+        relations: the published tables among those that the statement truncated.
+        cascade: the statement had CASCADE.
+        restart_identity: the statement had RESTART IDENTITY.
+        subxid: as for the change of a row.
+    """
 
     __match_args__ = ("relations",)
     kind: ClassVar = "truncate"
@@ -145,9 +156,14 @@ class Truncate:
 
 
 class Message:
-    """What pg_logical_emit_message() wrote: `prefix`, and `content` in bytes.
+    """A logical message, written by pg_logical_emit_message().
 
-    `transactional` is False for one that belongs to no transaction; `lsn` is its position.
+    Attributes:
+        prefix: the name under which a program writes its messages.
+        content: the bytes of the message.
+        lsn: the position of the message.
+        transactional: False for a message that does not belong to a transaction.
+        subxid: as for the change of a row.
     """
 
     __match_args__ = ("prefix", "content")
@@ -164,7 +180,11 @@ class Message:
 
     @cached_property
     def text(self) -> str:
-        """The content as UTF-8; raises UnicodeDecodeError when it is none."""
+        """The content, decoded from UTF-8.
+
+        Raises:
+            UnicodeDecodeError: the content is not UTF-8.
+        """
         return self.content.decode()
 
     def __repr__(self) -> str:
@@ -179,16 +199,27 @@ KINDS = (Insert, Update, Delete, Row)
 def row_changes(
     frames: list[bytes], at: int, known: dict[int, Relation], batch: list[Change], letter: int, *, in_block: bool
 ) -> int:
-    """Add the changes of rows in `frames` from `at` on to `batch`, up to the first that is something else: its place.
+    """Append the row changes in `frames` to `batch`, up to the first frame that has none.
 
-    A message stands at `letter` of a frame, which is behind an envelope unless that is 0. `known` has tables by
-    OID. Raises ProtocolError for a change that is damaged, or of another table.
+    Args:
+        frames: XLogData frames, or messages without their header.
+        at: the index of the first frame to read.
+        known: the described tables, by OID.
+        batch: the list to append to.
+        letter: the offset of the message in a frame. 0: messages without a header.
+        in_block: the messages have the xid of a streamed block.
+
+    Returns:
+        The index of the first frame that is not a row change; `len(frames)` if there is none.
+
+    Raises:
+        ProtocolError: a change is damaged, or its table has not been described.
     """
     while True:
         at = take_changes(frames, at, known, batch, letter, in_block, KINDS)
         if at == len(frames) or (change := row_change(frames[at], known, letter, in_block)) is None:
             return at
-        batch.append(change)  # take_changes() need not take everything
+        batch.append(change)  # the compiled take_changes() may stop before a row change
         at += 1
 
 
@@ -202,7 +233,7 @@ def take_changes(
     in_block: bool,
     kinds: tuple[type[Insert], type[Update], type[Delete], type[Row]],
 ) -> int:
-    """row_changes() as far as that is plain."""
+    """Append row changes to `batch`, as row_changes() does. The compiled twin may stop earlier."""
     for frame in frames[at:] if at else frames:
         change = row_change(frame, known, letter, in_block)
         if change is None:
@@ -215,7 +246,7 @@ def take_changes(
 def row_change(
     frame: bytes, known: Mapping[int, Relation], letter: int, in_block: bool
 ) -> Insert | Update | Delete | None:
-    """The one change in `frame`; None if it is something else, or nothing."""
+    """Return the row change in `frame`; None if the frame has another message or none."""
     if len(frame) <= letter or (letter and frame[0] != XLOG_DATA):
         return None
     kind = frame[letter]

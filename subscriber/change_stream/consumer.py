@@ -1,4 +1,4 @@
-"""The change stream pushed: a Consumer has a method for each callback of PostgreSQL's output plugins.
+"""Callbacks for a change stream: a Consumer has a method for each callback of PostgreSQL's output plugins.
 
     class Printer(subscriber.Consumer):
         async def change(self, transaction, change):
@@ -6,16 +6,20 @@
 
     await subscriber.consume(Printer(), dsn, slot="s", publications=["p"])
 
-What is asked of the publisher follows from the methods that a class has of its own, as with output plugins:
+The methods that a class overrides determine the options of the stream, as with output plugins:
 
-    prepare                  prepared transactions come when they are prepared
-    message, stream_message  logical messages come
-    stream_change            blocks of large transactions come while they are in progress; without it these
-                             transactions are kept on disk until they commit
+    prepare                  deliver prepared transactions when they are prepared
+    message, stream_message  deliver logical messages
+    stream_change            deliver blocks of large transactions while these are in progress; without it they are
+                             stored on disk until they commit
 
 A transaction is acknowledged when its last callback (commit, prepare, commit_prepared, rollback_prepared,
-stream_commit, stream_prepare, message outside a transaction) has returned. One that raises ends consume(), and its
-transaction comes again the next time.
+stream_commit, stream_prepare, message outside a transaction) has returned. A transaction that filter_by_origin() skips
+is acknowledged as well.
+
+Failure cases:
+
+- A callback raises: consume() ends with that error. The next consume() delivers the transaction again.
 
 Source: src/include/replication/output_plugin.h and the chapter "Logical Decoding Output Plugins".
 """
@@ -39,84 +43,109 @@ from subscriber.settings import DEFAULTS, Settings
 
 
 class Consumer:
-    """Override what is wanted; every method does nothing by itself, and the filters let everything pass."""
+    """Base class of consumers. Its callbacks do nothing, and its filters skip nothing: override those you need.
+
+    One task awaits the callbacks, one after another.
+    """
 
     async def startup(self, stream: Stream) -> None:
-        """Before anything else. `stream.snapshot` is there to be read when the slot was made just now."""
+        """Prepare to consume. Called first.
+
+        Args:
+            stream: its `snapshot` is the exported snapshot of a slot that has just been created. It is valid until
+                this method returns.
+        """
 
     async def shutdown(self) -> None:
-        """At the end, however it comes about."""
+        """Release resources. Called last, also after an error or a cancellation.
+
+        Cancellation: shielded for `Settings.consumer_shutdown_timeout`, then canceled.
+        """
 
     # --- transactions -----------------------------------------------------------------------------
 
     async def begin(self, transaction: Transaction) -> None:
-        """A committed transaction begins."""
+        """Begin a committed transaction. Its changes follow, then commit()."""
 
     async def change(self, transaction: Transaction, change: Insert | Update | Delete) -> None:
-        """A row changed, in a transaction that began with begin() or begin_prepare()."""
+        """Process the change of a row. The transaction began with begin() or begin_prepare()."""
 
     async def truncate(self, transaction: Transaction, change: Truncate) -> None:
-        """Tables were emptied."""
+        """Process a TRUNCATE of one or several tables."""
 
     async def message(self, transaction: Transaction, message: Message) -> None:
-        """A logical message; `transaction.kind` is MESSAGE for one that belongs to no transaction."""
+        """Process a logical message.
+
+        Args:
+            transaction: its `kind` is MESSAGE if the message is not transactional. begin() and commit() are not called
+                then.
+            message: the prefix and the content.
+        """
 
     async def commit(self, transaction: Transaction) -> None:
-        """The transaction that began with begin() is complete."""
+        """End the transaction that began with begin(). It is acknowledged when this method returns."""
 
     def filter_by_origin(self, origin: str | None) -> bool:
-        """True leaves out what the publisher has from `origin`; None is what was made there itself."""
+        """Return True to skip the transactions of a replication origin.
+
+        Args:
+            origin: its name on the publisher. None: the transaction was made on the publisher.
+        """
         return False
 
     # --- prepared transactions --------------------------------------------------------------------
 
     def filter_prepare(self, xid: int, gid: str) -> bool:
-        """True leaves the preparation of this transaction out: it comes with begin() … commit() when it is committed.
+        """Return True to deliver a prepared transaction at its COMMIT PREPARED, with begin() and commit().
 
-        Until then it is kept on disk, and nothing from its preparation on is confirmed to the publisher.
+        Until then the transaction is stored on disk, and no position from its PREPARE on is confirmed to the publisher.
+
+        Args:
+            xid: the transaction ID on the publisher.
+            gid: the identifier of the prepared transaction.
         """
         return False
 
     async def begin_prepare(self, transaction: Transaction) -> None:
-        """A prepared transaction begins."""
+        """Begin a prepared transaction. Its changes follow, then prepare()."""
 
     async def prepare(self, transaction: Transaction) -> None:
-        """The transaction that began with begin_prepare() is complete: its end is still open."""
+        """Prepare the transaction that began with begin_prepare(). Its outcome is not known yet."""
 
     async def commit_prepared(self, transaction: Transaction) -> None:
-        """The transaction prepared under `transaction.gid` is committed."""
+        """Commit the transaction that was prepared as `transaction.gid`."""
 
     async def rollback_prepared(self, transaction: Transaction) -> None:
-        """The transaction prepared under `transaction.gid` is rolled back."""
+        """Roll back the transaction that was prepared as `transaction.gid`."""
 
     # --- large transactions in progress -----------------------------------------------------------
 
     async def stream_start(self, transaction: Transaction) -> None:
-        """A block of changes of a transaction in progress begins; `transaction.first` if it is the first."""
+        """Begin a block of an in-progress transaction. `transaction.first` is True for its first block."""
 
     async def stream_stop(self, transaction: Transaction) -> None:
-        """The block ends."""
+        """End the block."""
 
     async def stream_abort(self, transaction: Transaction) -> None:
-        """Undo what subtransaction `transaction.subxid` did; all of it if that is the same as `transaction.xid`.
+        """Undo the changes of subtransaction `transaction.subxid`, or of the transaction if that equals its `xid`.
 
-        Comes for every transaction in progress, too, when the connection was lost: they begin again.
+        Called after a lost connection too, for each in-progress transaction. The publisher sends these again.
         """
 
     async def stream_prepare(self, transaction: Transaction) -> None:
-        """The transaction whose blocks have come is prepared under `transaction.gid`."""
+        """Prepare the transaction of the received blocks as `transaction.gid`."""
 
     async def stream_commit(self, transaction: Transaction) -> None:
-        """The transaction whose blocks have come is committed."""
+        """Commit the transaction of the received blocks."""
 
     async def stream_change(self, transaction: Transaction, change: Insert | Update | Delete) -> None:
-        """A row changed inside a block; `change.subxid` is the (sub)transaction that did it."""
+        """Process the change of a row inside a block. `change.subxid` is the (sub)transaction that made it."""
 
     async def stream_message(self, transaction: Transaction, message: Message) -> None:
-        """A logical message inside a block."""
+        """Process a logical message inside a block."""
 
     async def stream_truncate(self, transaction: Transaction, change: Truncate) -> None:
-        """Tables were emptied inside a block."""
+        """Process a TRUNCATE inside a block."""
 
 
 async def consume(
@@ -138,9 +167,18 @@ async def consume(
     stop_timeout: float | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Have `consumer` called with what happens on a publisher: until cancelled, `until`, or an error.
+    """Call the callbacks of `consumer` for the transactions of a publisher, up to `until`, an error or a cancellation.
 
-    The options are those of stream(), which raises the same.
+    Args:
+        consumer: the methods that it overrides determine the options `messages`, `two_phase` and `in_progress`.
+        source: as in stream(), like the other arguments.
+
+    Raises:
+        SubscriberError: as stream(), and the errors of its iteration.
+        Exception: an error of a callback.
+
+    Cancellation: `consumer.shutdown()` is called. Transactions that are not acknowledged are delivered again by the
+        next consume().
     """
     options = ChangeStreamOptions(
         publications=names(publications),
@@ -166,7 +204,7 @@ async def consume(
 
 
 def takes_blocks(consumer: Consumer) -> bool:
-    """Whether it wants large transactions while they are in progress."""
+    """Return True if the consumer processes blocks of in-progress transactions."""
     return _has(consumer, "stream_change")
 
 
@@ -177,10 +215,10 @@ def _has(consumer: Consumer, method: str) -> bool:
 async def drive(
     consumer: Consumer, stream: Stream, shutdown_timeout: float = DEFAULTS.consumer_shutdown_timeout
 ) -> None:
-    """Call the callbacks for everything that comes, from startup() to shutdown()."""
+    """Call the callbacks for each transaction of the stream, from startup() to shutdown()."""
     try:
         await consumer.startup(stream)
-        filtered: set[int] = set()  # transactions in progress from an origin that is not wanted
+        filtered: set[int] = set()  # xids of in-progress and prepared transactions whose origin is skipped
         async for transaction in stream:
             if _wanted(consumer, transaction, filtered):
                 await _deliver(consumer, transaction)

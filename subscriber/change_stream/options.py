@@ -31,7 +31,8 @@ class ChangeStreamOptions:
     origin: Literal["any", "none"] = "any"
     streaming: Literal["off", "on", "parallel"] = "on"
     in_progress: Literal["spool", "blocks"] = "spool"
-    hold: Callable[[int, str], bool] | None = None  # by xid and gid: deliver it at its COMMIT PREPARED, not before
+    # (xid, gid) of a prepared transaction -> True to deliver it at its COMMIT PREPARED, and not when it is prepared
+    hold: Callable[[int, str], bool] | None = None
     spool_folder: Path | None = None
     spool_limit: int | None = None
     failover: bool = False
@@ -57,7 +58,13 @@ class ChangeStreamOptions:
 
 
 def combine_settings(settings: Settings | None, memory: int | None, stop_timeout: float | None) -> Settings:
-    """Return the settings of a call, or of the environment, with the values that have a parameter of their own."""
+    """Return the settings of a call to stream() or consume().
+
+    Args:
+        settings: None: the settings of the environment.
+        memory: bytes, replaces `receive_queue_size`. None: no replacement.
+        stop_timeout: seconds, replaces `stream_stop_timeout`. None: no replacement.
+    """
     settings = Settings.from_environment() if settings is None else settings
     if memory is not None:
         settings = replace(settings, receive_queue_size=memory)
@@ -67,10 +74,10 @@ def combine_settings(settings: Settings | None, memory: int | None, stop_timeout
 
 
 def names(publications: Sequence[str]) -> tuple[str, ...]:
-    """Return the publications of a call.
+    """Return the publications of a call as a tuple.
 
     Raises:
-        TypeError: `publications` is one string; its letters would be taken for names.
+        TypeError: `publications` is a string. As a sequence it would be a name for each letter.
     """
     if isinstance(publications, str | bytes):
         raise TypeError(f"publications is a sequence of names: publications=[{publications!r}]")

@@ -1,13 +1,13 @@
-"""A table as the publisher describes it, and its rows, whose values are read when they are asked for.
+"""Published tables and their rows, whose values are decoded on access.
 
-A column of a row is one of four things, and no two of them are equal:
+A column of a row has one of four kinds of value, which are never equal to each other:
 
-    a value      of Python's type for the column's type, see change_stream/types/registry.py
+    a value      the Python object for the column's type, see change_stream/types/registry.py
     None         NULL
-    UNCHANGED    a large value that the change did not touch and the publisher did not send
-    NOT_SENT     not part of what the publisher sends of the row before: only its key was sent
+    UNCHANGED    a large value that the change did not modify and the publisher did not send
+    NOT_SENT     a column of the old row that the publisher did not send; only the key was sent
 
-Rows come by the million: a row is the bytes it came in until somebody asks.
+A stream has millions of rows. So a row holds the bytes of its message, and decodes a value when a program reads it.
 """
 
 from __future__ import annotations
@@ -40,8 +40,12 @@ Texts = dict[str, str | Missing | None]
 class Column:
     """A published column.
 
-    `name`; `type_name`, as format_type() writes it, without a modifier; `is_key`: it is part of the replica identity,
-    as every column is under FULL. `type_oid` is on the publisher, `type_modifier` -1 for none.
+    Attributes:
+        name: the name of the column.
+        type_name: the type's name as format_type() returns it, without a modifier.
+        type_oid: the type's OID on the publisher.
+        type_modifier: as in pg_attribute.atttypmod. -1: none.
+        is_key: the column is part of the replica identity. Under REPLICA IDENTITY FULL all columns are.
     """
 
     __slots__ = ("binary", "is_key", "name", "text", "type_modifier", "type_name", "type_oid")
@@ -49,9 +53,9 @@ class Column:
     def __init__(self, described: messages.RelationColumn, types: Types) -> None:
         known = types.get(described.type_oid)
         self.name = described.name
-        self.is_key = described.is_key  # part of the replica identity; every column is under FULL
-        self.type_oid = described.type_oid  # on the publisher
-        self.type_modifier = described.type_modifier  # -1: none
+        self.is_key = described.is_key
+        self.type_oid = described.type_oid
+        self.type_modifier = described.type_modifier
         self.type_name = known.name
         self.text = known.text
         self.binary = known.binary
@@ -63,9 +67,15 @@ class Column:
 class Relation:
     """A table on the publisher, as it was when the change was made.
 
-    `schema` and `name`; `columns`, each a Column; `key`, the names of those that make up the replica identity, and
-    `replica_identity`, which one that is. `relid` is its OID there; `str()` gives `schema.name`. Two descriptions of
-    one table are two objects.
+    `str()` returns `schema.name`. When the publisher describes a table again, its later changes have a new Relation.
+
+    Attributes:
+        schema: the name of the schema.
+        name: the name of the table.
+        relid: the table's OID on the publisher.
+        columns: the published columns, each a Column.
+        key: the names of the columns of the replica identity.
+        replica_identity: the kind of the replica identity.
     """
 
     __slots__ = ("by_name", "columns", "key", "name", "plan", "relid", "replica_identity", "schema")
@@ -80,7 +90,7 @@ class Relation:
         self.by_name = {column.name: number for number, column in enumerate(self.columns)}
         if len(self.by_name) < len(self.columns):
             raise ProtocolError(f"{self} is described with several columns of one name")
-        # How its rows are read: the row of NULLs, and each column.
+        # For RowData.dict() and its compiled twin: a row of NULLs, and the name and functions of each column.
         self.plan = (
             dict.fromkeys(self.by_name),
             tuple([(column.name, column.text, column.binary) for column in self.columns]),
@@ -95,7 +105,7 @@ class Relation:
 
 @compiled
 class RowData(Mapping[str, Any]):
-    """What a Row is made of, and the way to all of its values at once."""
+    """The bytes of a Row, and dict(), which decodes all values in one pass. The C extension has a twin."""
 
     __slots__ = ("_cut", "_data", "_end", "_key_only", "_older", "_start", "relation")
 
@@ -109,7 +119,16 @@ class RowData(Mapping[str, Any]):
         key_only: bool = False,
         older: Row | None = None,
     ) -> None:
-        """The row whose columns are `data[start:end]`. `older` is the whole row before, where that was sent."""
+        """Create a row from its columns in `data[start:end]`.
+
+        Args:
+            relation: the table.
+            data: the bytes of the message.
+            start: the offset of the first column.
+            end: the offset after the last column.
+            key_only: the publisher sent only the columns of the key.
+            older: the whole old row, which has the values that did not change. None: it was not sent.
+        """
         self.relation = relation
         self._data = data
         self._start = start
@@ -119,7 +138,12 @@ class RowData(Mapping[str, Any]):
         self._cut: list[tuple[int, bytes | None]] | None = None
 
     def dict(self) -> Values:
-        """All columns by name; faster than asking for one after the other."""
+        """Return all columns by name. This is faster than an access to each column.
+
+        Raises:
+            SubscriberError: Python cannot represent a value.
+            ProtocolError: the row is damaged.
+        """
         data, pos = self._data, self._start
         if self._key_only:
             return {name: self[name] for name in self}
@@ -143,7 +167,7 @@ class RowData(Mapping[str, Any]):
                     pos += 1
                     found[name] = self[name]
         except (ValueError, ArithmeticError, LookupError, struct.error):
-            self._columns()  # damaged bytes say so
+            self._columns()  # raises the precise error if the bytes are damaged
             raise _unreadable(self.relation, self.relation.columns[self.relation.by_name[name]]) from None
         if pos != self._end:
             raise _damaged(self.relation)
@@ -154,16 +178,16 @@ class RowData(Mapping[str, Any]):
 
 
 class Row(RowData, Mapping[str, Any]):
-    """One row, a mapping from the names of all published columns to values, UNCHANGED or NOT_SENT.
+    """One row: a mapping from the names of all published columns to values, UNCHANGED or NOT_SENT.
 
-    `row["a"]` reads one value, `row.dict()` all at once. `text()` and `raw()` give what the publisher sent,
-    for types that Python has nothing like.
+    `row["a"]` decodes one value, and `row.dict()` decodes all values. `text()` and `raw()` return a value as the
+    publisher sent it, for types without a Python equivalent.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy has bytes of its own, and not those of the whole message."""
+        """Copy only the bytes of the row, not those of the whole message."""
         return _copied, (self.relation, self._data[self._start : self._end], self._key_only, self._older)
 
     def __getitem__(self, name: str) -> Any:
@@ -175,16 +199,18 @@ class Row(RowData, Mapping[str, Any]):
         try:
             return column.text(value) if status == TEXT else column.binary(value)
         except (ValueError, ArithmeticError, LookupError, struct.error):
-            raise _unreadable(self.relation, column) from None  # whose message may have the value in it
+            # Without the cause: its message may contain the value.
+            raise _unreadable(self.relation, column) from None
 
     def sent(self) -> Values:
-        """The columns that have a value, or are NULL."""
+        """Return the columns that were sent, by name: those with a value, and those that are NULL."""
         return {name: value for name, value in self.dict().items() if not isinstance(value, Missing)}
 
     def text(self, name: str) -> str | Missing | None:
-        """The value as the type's output function writes it.
+        """Return a value in the text format of its type's output function.
 
-        Raises SubscriberError for a value that was sent in binary, unless its binary form is its text.
+        Raises:
+            SubscriberError: the value was sent in binary format, and that is not its text.
         """
         value = self.raw(name)
         if not isinstance(value, bytes):
@@ -195,7 +221,7 @@ class Row(RowData, Mapping[str, Any]):
             return self._older.text(name)
         if self.is_binary(name):
             column = self.relation.columns[number]
-            if column.binary is column.text:  # a string, whose binary form is its text
+            if column.binary is column.text:  # a string: both formats are the same
                 return str(column.text(value))
             raise SubscriberError(
                 f'column "{name}" of {self.relation} was sent in binary',
@@ -205,11 +231,15 @@ class Row(RowData, Mapping[str, Any]):
         return value.decode("utf-8", "surrogateescape")
 
     def texts(self) -> Texts:
-        """text() of all columns."""
+        """Return all columns by name, each as text() returns it.
+
+        Raises:
+            SubscriberError: as text().
+        """
         return {name: self.text(name) for name in self}
 
     def raw(self, name: str) -> bytes | Missing | None:
-        """The bytes that were sent: text in UTF-8, or binary where that was asked for and the type has it."""
+        """Return the bytes that were sent: text in UTF-8, or the type's binary format, see is_binary()."""
         number = self.relation.by_name[name]
         status, value = self._columns()[number]
         if value is not None:
@@ -219,7 +249,7 @@ class Row(RowData, Mapping[str, Any]):
         return missing
 
     def is_binary(self, name: str) -> bool:
-        """Whether raw() is the type's binary form."""
+        """Return True if raw() returns the type's binary format."""
         number = self.relation.by_name[name]
         if self._is_older(number):
             assert self._older is not None
@@ -233,22 +263,26 @@ class Row(RowData, Mapping[str, Any]):
         return len(self.relation.columns)
 
     def __repr__(self) -> str:
-        return f"<Row of {self.relation}>"  # without its values: it may end up in a log
+        return f"<Row of {self.relation}>"  # without values, which must not appear in a log
 
     def _is_older(self, number: int) -> bool:
-        """Whether the value is that of the row before."""
+        """Return True if the value is taken from the old row."""
         return self._older is not None and self._columns()[number][0] == _UNCHANGED_STATUS
 
     def _without_value(self, number: int, status: int, *, raw: bool = False) -> Any:
         column = self.relation.columns[number]
         if status == _UNCHANGED_STATUS:
-            if self._older is not None:  # what was there before is what is there now
+            if self._older is not None:
                 return self._older.raw(column.name) if raw else self._older[column.name]
             return UNCHANGED
         return NOT_SENT if self._key_only and not column.is_key else None
 
     def _columns(self) -> list[tuple[int, bytes | None]]:
-        """Status byte and value of each column; checked."""
+        """Return the status byte and the value of each column.
+
+        Raises:
+            ProtocolError: the row is damaged.
+        """
         if self._cut is not None:
             return self._cut
         data, pos = self._data, self._start

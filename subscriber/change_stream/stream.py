@@ -1,4 +1,4 @@
-"""The change stream of a publisher, as an iterator of transactions. engine/ has its state and its readers.
+"""Stream: the change stream of a publisher as an iterator of transactions. engine/ has its state and its readers.
 
 A lost connection in the middle of a transaction is invisible to the user. The publisher sends the transaction again
 with the same changes in the same order, and the stream skips those that it has delivered. As long as the stream stays
@@ -39,7 +39,7 @@ class Stream:
 
     @property
     def closed(self) -> bool:
-        """True after the block of the stream was left: transactions cannot be acknowledged any more."""
+        """True after the end of the stream's block. Transactions can no longer be acknowledged then."""
         return self._reader.core.closed
 
     @property
@@ -52,17 +52,17 @@ class Stream:
 
     @property
     def position(self) -> Lsn:
-        """Every transaction that the publisher committed before this position was delivered."""
+        """The position up to which all transactions have been delivered."""
         return self._reader.core.acks.passed
 
     @property
     def confirmed(self) -> Lsn:
-        """Every transaction before this position was acknowledged. The publisher may discard its WAL."""
+        """The position up to which all transactions have been acknowledged. The publisher may discard older WAL."""
         return self._reader.core.acks.flush
 
     @property
     def unacknowledged(self) -> int:
-        """The number of transactions that were delivered and not acknowledged."""
+        """The number of transactions that have been delivered and not acknowledged."""
         return self._reader.core.acks.open
 
     def finish(self) -> None:

@@ -1,4 +1,4 @@
-"""A transaction as the user sees it: its properties, its changes one by one or in batches, and its ack()."""
+"""Transaction: its properties, its changes singly or in batches, and its acknowledgement."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class Transaction:
-    """One transaction of the publisher, in the order of commits.
+    """One transaction of the publisher: an asynchronous iterator of its changes.
 
-    An asynchronous iterator of its changes. It can be iterated once, and only until the next transaction is
-    requested; the changes that are left then are skipped. Its ack() confirms it to the publisher.
+    It can be iterated once. When the next transaction is requested, the remaining changes are skipped. `ack()` confirms
+    the transaction to the publisher.
     """
 
     __slots__ = ("_state",)
@@ -28,22 +28,22 @@ class Transaction:
 
     @property
     def kind(self) -> Kind:
-        """See Kind."""
+        """The kind of the transaction."""
         return self._state.kind
 
     @property
     def xid(self) -> int:
-        """The transaction ID on the publisher; 0 for a MESSAGE."""
+        """The transaction ID on the publisher. 0 for a MESSAGE."""
         return self._state.xid
 
     @property
     def end_lsn(self) -> Lsn | None:
-        """The position behind its last record, which ack() confirms. None while changes are still to arrive."""
+        """The position after its last record, which ack() confirms. None until the last change has arrived."""
         return self._state.end_lsn
 
     @property
     def gid(self) -> str | None:
-        """The identifier of a prepared transaction; None for others."""
+        """The identifier of a prepared transaction. None for other transactions."""
         return self._state.gid
 
     @property
@@ -53,7 +53,7 @@ class Transaction:
 
     @property
     def subxid(self) -> int | None:
-        """The subtransaction of a STREAM_ABORT; equal to `xid` if the whole transaction is rolled back."""
+        """The subtransaction of a STREAM_ABORT. Equal to `xid` if the whole transaction is rolled back."""
         return self._state.subxid
 
     @property
@@ -63,7 +63,7 @@ class Transaction:
 
     @property
     def finish_lsn(self) -> Lsn:
-        """The position of the commit (prepare, …) record. It identifies transactions and orders them."""
+        """The position of the commit (prepare, …) record. It identifies and orders transactions."""
         return Lsn(self._state.finish)
 
     @property
@@ -73,11 +73,15 @@ class Transaction:
         return moment(time) if time else None
 
     async def ack(self) -> None:
-        """Acknowledge the transaction: the publisher need not send it again. Changes that are left are skipped.
+        """Acknowledge the transaction, so that the publisher does not send it again. Its remaining changes are skipped.
 
-        The stream confirms it to the publisher soon, or after a reconnect. Transactions that are acknowledged out of
-        order are confirmed when all before them are acknowledged. Raises SubscriberError after the stream is closed:
-        the publisher sends the transaction again then.
+        The stream confirms the position soon, or after a reconnect. A position is confirmed when all transactions
+        before it are acknowledged, in any order. A second call does nothing.
+
+        Raises:
+            SubscriberError: the stream is closed. The publisher sends the transaction again.
+
+        Cancellation: the transaction is not acknowledged.
         """
         state = self._state
         if state.acked:
@@ -107,11 +111,14 @@ class Transaction:
         return batch[at]
 
     def batches(self) -> AsyncIterator[list[Change]]:
-        """Iterate over the changes in lists of those that have arrived, some thousand at most. The fastest way."""
+        """Iterate over the changes in lists of limited size. This is the fastest way to read a transaction."""
         return self._state
 
     async def changes(self) -> list[Change]:
-        """Return all changes that are left. They are in memory at the same time, so not for large transactions."""
+        """Return a list of the remaining changes. It needs memory for all of them, so avoid it for large transactions.
+
+        Cancellation: the changes that have been read are lost.
+        """
         found: list[Change] = []
         async for batch in self.batches():
             found += batch
