@@ -18,7 +18,6 @@ CEILINGS = {
     "subscriber": 11,
     "subscriber/apply": 22,
     "subscriber/catalog": 16,
-    "subscriber/change_stream": 22,
     "subscriber/changelog": 13,
     "subscriber/connection": 19,
     "subscriber/protocol": 15,

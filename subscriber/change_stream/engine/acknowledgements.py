@@ -1,9 +1,10 @@
-"""How far the consumer has acknowledged, as one position that may be confirmed to the publisher.
+"""AcknowledgementTracker: turns acknowledgements into the position that can be confirmed to the publisher.
 
-Transactions are numbered 1, 2, 3, … as they are handed out. A position of the stream is noted together
-with the number of the last transaction handed out before it, so it may be confirmed exactly when that one
-and all before it are acknowledged: acknowledgements out of order are held to the lowest one missing.
-Keepalives, empty transactions and those that were filtered out bring positions without a number of their own.
+Delivered transactions are numbered 1, 2, 3, … Each position of the stream is recorded with the number of the last
+transaction that was delivered before it. The position can be confirmed when this transaction and all earlier ones are
+acknowledged. So the lowest missing acknowledgement holds the position back.
+
+Positions without a number of their own are those of keepalives, of empty transactions and of filtered ones.
 """
 
 from __future__ import annotations
@@ -14,29 +15,37 @@ from subscriber.lsn import Lsn
 
 
 class AcknowledgementTracker:
-    """Everything before `passed` was handed out, and everything before `flush` was acknowledged, too."""
+    """The positions of one stream.
+
+    Attributes:
+        passed: all transactions before this position have been delivered.
+        flush: all transactions before this position have been acknowledged.
+    """
 
     __slots__ = ("_acked", "_lowest", "_opened", "_waiting", "flush", "passed")
 
     def __init__(self, start: Lsn = Lsn(0)) -> None:
         self.passed = self.flush = start
         self._opened = 0
-        self._lowest = 0  # all up to here are acknowledged
-        self._acked: set[int] = set()  # above `_lowest`
-        self._waiting: deque[tuple[int, Lsn]] = deque()  # (number, position behind it), both rising
+        self._lowest = 0  # all numbers up to this one are acknowledged
+        self._acked: set[int] = set()  # acknowledged numbers above `_lowest`
+        self._waiting: deque[tuple[int, Lsn]] = deque()  # (number, position after it), both ascending
 
     @property
     def open(self) -> int:
-        """How many transactions are handed out and not acknowledged."""
+        """The number of transactions that have been delivered and not acknowledged."""
         return self._opened - self._lowest - len(self._acked)
 
     def handed_out(self) -> int:
-        """A transaction is handed out; its number."""
+        """Record the delivery of a transaction and return its number."""
         self._opened += 1
         return self._opened
 
     def whole(self, end: Lsn) -> int:
-        """handed_out() and note() for a transaction that is there up to its end."""
+        """Record the delivery of a transaction that has arrived to its end, and return its number.
+
+        This is handed_out() and note() in one call.
+        """
         self._opened = number = self._opened + 1
         if end > self.passed:
             self.passed = end
@@ -44,7 +53,7 @@ class AcknowledgementTracker:
         return number
 
     def note(self, position: Lsn) -> None:
-        """Everything before `position` has been handed out, to its end."""
+        """Record that all transactions before `position` have been delivered to their end."""
         if position <= self.passed:
             return
         self.passed = position
@@ -56,7 +65,11 @@ class AcknowledgementTracker:
             self._waiting.append((self._opened, position))
 
     def ack(self, number: int) -> bool:
-        """Transaction `number` is dealt with; whether `flush` has moved. A second time changes nothing."""
+        """Acknowledge transaction `number`. A second call for the same number does nothing.
+
+        Returns:
+            True if `flush` has moved.
+        """
         lowest, acked, waiting = self._lowest, self._acked, self._waiting
         if number <= lowest:
             return False

@@ -1,8 +1,8 @@
-"""Work that goes on when whoever waits for it is cancelled: he gets the result when he asks again.
+"""Cancellation-safe calls: the work continues if the awaiting task is canceled, and the next call returns its result.
 
-What lies between two transactions, or between two pieces of one, is read in many steps, with waiting between them:
-for frames, files, the publisher's catalog. A consumer may be cancelled in any of them, as by a timeout around the
-next transaction, and go on afterwards. So these steps are no part of his task.
+The stream reads the next transaction, or the next batch of one, in many steps. They wait for frames, files and the
+publisher's catalog. A consumer can be canceled in any step, for example by a timeout around the next transaction, and
+can call again. Therefore these steps run in a task of the stream, and not in the consumer's task.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class CancelSafeCall(Generic[T]):
-    """One piece of work, in a task of its own."""
+    """One call, which runs in its own task."""
 
     def __init__(self, owner: object, call: Callable[[], Awaitable[T]]) -> None:
         self.owner = owner
@@ -27,6 +27,7 @@ class CancelSafeCall(Generic[T]):
         self._error: Exception | None = None
 
     async def run(self) -> None:
+        """Run the call and store its result or error."""
         try:
             self._result.append(await self._call())
         except Exception as error:
@@ -35,8 +36,18 @@ class CancelSafeCall(Generic[T]):
             self._done.set()
 
     async def result(self) -> list[T]:
-        """Wait for it. Its one result, or none when it was cancelled itself; raises what it raised."""
-        if not self._done.is_set():  # waiting for what is there could be cancelled, too
+        """Wait for the end of the call.
+
+        Returns:
+            A list with its result. The list is empty if the call itself was canceled.
+
+        Raises:
+            Exception: the error that the call has raised.
+
+        Cancellation: safe; the call continues.
+        """
+        # Without this check, a cancellation could interrupt a wait for a result that exists.
+        if not self._done.is_set():
             await self._done.wait()
         if self._error is not None:
             raise self._error
@@ -44,16 +55,32 @@ class CancelSafeCall(Generic[T]):
 
 
 class CancelSafeCalls:
-    """One at a time."""
+    """The cancellation-safe calls of one stream. At most one runs at a time.
+
+    Attributes:
+        current: the call whose result has not been returned yet. None: there is none.
+    """
 
     def __init__(self, tasks: TaskGroup) -> None:
         self._tasks = tasks
-        self.current: CancelSafeCall[object] | None = None  # one that nobody has taken the result of
+        self.current: CancelSafeCall[object] | None = None
 
     async def call(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
-        """The result of `call`, or of an earlier one of the same owner that he did not wait for.
+        """Run `call`, or continue to wait for an earlier call of the same owner.
 
-        One that another owner did not wait for is waited for, and its result is dropped. None: all was cancelled.
+        An unfinished call of another owner runs first, and its result is discarded.
+
+        Args:
+            owner: identifies calls that return the same result. Compared with ==.
+            call: runs in a task of the stream.
+
+        Returns:
+            The result. None if the task of the call was canceled.
+
+        Raises:
+            Exception: the error of `call`, or of the unfinished call.
+
+        Cancellation: safe; the next call with the same owner returns the result.
         """
         while True:
             errand = self.current

@@ -1,21 +1,27 @@
-"""The frames of one slot, over as many connections as it takes.
+"""The frames of one slot, received through a series of connections.
 
-Two tasks belong to a connection: one reads frames into a queue and stops while `limit` bytes wait there;
-one tells the publisher how far the consumer has acknowledged, at once when that moves or the publisher asks,
-and unasked three times in each wal_sender_timeout, so that a consumer that takes its time, or waits for ever,
-does not cost the connection.
+Purpose. Two tasks serve a connection. The reader puts frames into a queue, and pauses while the queue holds more than
+`Settings.receive_queue_size` bytes. The status task sends the acknowledged position to the publisher: when the position
+moves, when the publisher asks, and at least three times in each wal_sender_timeout. So a slow consumer, or one that
+never requests the next transaction, does not break the connection.
 
-When a connection is lost for a reason that passes, the next one starts at the position up to which
-everything was handed out. What waits in the queue is dropped: it comes again. `epoch` counts connections, so
-that whoever takes frames sees that what was begun starts anew, and leaves the rest of what he had.
+Invariants.
 
-A keepalive says that everything before its position has been sent. It is noted where it stands among the
-frames, never when it arrives; except while nothing else waits and no transaction is open, when both are the
-same, and when a consumer that does not ask for the next transaction would keep WAL on the publisher for nothing.
+- After a transient error the next connection starts at the position up to which everything was delivered. The queue is
+  discarded, because the publisher sends its frames again.
+- `epoch` is incremented for each connection. A reader of frames compares it, and discards the frames of the lost
+  connection. The publisher sends the current transaction again from its first change.
+- A keepalive says that the publisher has sent everything before its position. This position is recorded when the
+  keepalive is taken from the queue, after the frames before it. The exception is a queue without other frames, between
+  transactions. There the position is recorded on arrival. Otherwise a consumer that requests no transaction would
+  retain WAL on the publisher without need.
 
-Kill points considered: nothing here is needed after a restart. A status update that was not sent, or that the
-publisher has forgotten, only means that transactions come again which were acknowledged, and a consumer that
-goes on in the same process does not see those either, because they lie before the position asked for.
+Failure cases.
+
+- The process ends: nothing here is needed after a restart.
+- A status update is not sent, or the publisher loses it: the publisher sends acknowledged transactions again after a
+  restart of the process. A reconnect within the process does not repeat them, because they lie before the requested
+  start position.
 """
 
 from __future__ import annotations
@@ -40,67 +46,133 @@ from subscriber.publisher.reconnect import Backoff
 from subscriber.settings import Settings
 from subscriber.sqlstate import CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, OBJECT_IN_USE, TOO_MANY_CONNECTIONS
 
-CHUNK = 512  # frames handed out at once; other tasks get a turn in between
+CHUNK = 512  # frames of one receive(); other tasks run between two of these calls
 
-# Connections, shutdowns, too many connections, a slot that is still in use by our predecessor.
+# OBJECT_IN_USE: the walsender of the lost connection still uses the slot.
 _PASSES = (CLASS_CONNECTION_EXCEPTION, CLASS_SERVER_SHUTDOWN, TOO_MANY_CONNECTIONS, OBJECT_IN_USE)
 
 
 class Connection(Protocol):
-    """A started stream, as source.walsender.ReplicationStream is one."""
+    """A started replication stream, for example `publisher/replication_stream.py:ReplicationStream`."""
 
-    async def receive(self) -> list[bytes]: ...
+    async def receive(self) -> list[bytes]:
+        """Wait for frames and return those that have arrived, in order, at least one.
+
+        Raises:
+            SubscriberError: the connection is lost, or the publisher has ended the stream.
+
+        Cancellation: safe; no frame is lost.
+        """
+        ...
 
     def send_status(
         self, write: Lsn, flush: Lsn, apply: Lsn, *, reply_requested: bool = False, now: int | None = None
-    ) -> None: ...
+    ) -> None:
+        """Send a status update without waiting for the network.
 
-    async def stop(self, *, timeout: float = ...) -> bool: ...
+        Args:
+            write: everything before this position was received.
+            flush: everything before this position was acknowledged. The publisher may discard its WAL.
+            apply: as `flush`.
+            reply_requested: the publisher answers with a keepalive.
+            now: microseconds since 2000-01-01 00:00 UTC. None: the current time.
+
+        Raises:
+            ConnectionLost: the connection is lost.
+        """
+
+    async def stop(self, *, timeout: float = ...) -> bool:
+        """End the stream and close the connection.
+
+        Args:
+            timeout: seconds to wait for the publisher's agreement. 0: drop the connection.
+
+        Returns:
+            True if the publisher has agreed.
+        """
+        ...
 
 
 class Source(Protocol):
-    """Where connections come from."""
+    """A replication slot that can be streamed from.
+
+    Attributes:
+        slot: the name of the slot.
+        snapshot: the exported snapshot of a slot that was created. None: the slot existed, or start() was called.
+        can_reconnect: False if the slot ends with its connection.
+    """
 
     slot: str
     snapshot: str | None
     can_reconnect: bool
 
     async def start(self, position: Lsn) -> tuple[Connection, float]:
-        """Stream from `position` (0: where the slot stands); and the publisher's timeout in seconds, 0 for none."""
+        """Start streaming, with a new connection if need be.
+
+        Args:
+            position: skip transactions that were committed before it. 0: start at the position of the slot.
+
+        Returns:
+            The connection, and the publisher's wal_sender_timeout in seconds; 0: it has none.
+
+        Raises:
+            SubscriberError: the publisher cannot be reached or cannot stream from this slot. ReconnectingStream retries
+                if is_transient() is true.
+        """
+        ...
 
     async def types(self, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
-        """What the publisher's catalog says of types and of what they are made of, except `known`."""
+        """Read types from the publisher's catalog, together with the types that they contain.
+
+        Args:
+            oids: OIDs of types.
+            known: OIDs of types that are not needed.
+
+        Raises:
+            SubscriberError: the publisher cannot be reached or rejects the query.
+        """
+        ...
 
     def close(self) -> None:
-        """Let go of what start() would have used."""
+        """Drop a connection that start() has not used."""
 
 
 class ReconnectingStream:
-    """See the top of the file. One task takes frames while run() runs in another."""
+    """The queue of frames and the task that fills it, see the top of the file.
+
+    run() is one task. One other task calls receive(), wait() and receive_nowait().
+    """
 
     def __init__(self, source: Source, acks: AcknowledgementTracker, settings: Settings) -> None:
         self.epoch = 0
-        self.between = True  # whoever takes frames has no transaction open and no frames left; kept by them
+        # The receiver has no open transaction and no frames left. FrameReader sets it.
+        self.between = True
         self._source = source
         self._acks = acks
         self._settings = settings
         self._limit = settings.receive_queue_size
-        self._queue: deque[tuple[list[bytes], bool]] = deque()  # frames, and whether keepalives are all they are
-        self._taken = 0  # frames of the first list in it
+        self._queue: deque[tuple[list[bytes], bool]] = deque()  # frames, and True if all are keepalives
+        self._taken = 0  # frames that were taken from the first list of the queue
         self._queued = 0  # bytes
         self._connected = False
         self._error: Exception | None = None
         self._arrived = anyio.Event()
         self._room = anyio.Event()
         self._news = anyio.Event()
-        self._told = False  # of something that has moved since statuses were sent last
-        self._heard = 0.0
-        self._asked = False
+        self._told = False  # `_news` is set for a position that has moved since the last status update
+        self._heard = 0.0  # when the last frames arrived
+        self._asked = False  # a reply was requested after half of receiver_timeout
 
-    # --- for whoever takes frames -----------------------------------------------------------------
+    # --- for the task that receives ---------------------------------------------------------------
 
     async def receive(self) -> list[bytes]:
-        """The next frames, at most CHUNK; none when wake() was called. Raises what ended the stream for good."""
+        """Wait for frames and return at most CHUNK. The list is empty after wake().
+
+        Raises:
+            Exception: the error that has ended run(), after the last frame was taken.
+
+        Cancellation: safe; no frame is lost.
+        """
         await anyio.lowlevel.checkpoint()
         await self.wait()
         if self._error is not None and not self._queue:
@@ -108,9 +180,12 @@ class ReconnectingStream:
         return self.receive_nowait()
 
     async def wait(self) -> bool:
-        """Until there are frames, wake() was called or the stream has ended; nothing changes when that is cancelled.
+        """Wait for frames, for a call of wake(), or for the end of the stream.
 
-        False when that is so already: then other tasks have had no turn.
+        Returns:
+            False if there was no need to wait. Other tasks have not run then.
+
+        Cancellation: safe; nothing has changed.
         """
         if self._queue or self._error is not None:
             return False
@@ -119,7 +194,7 @@ class ReconnectingStream:
         return True
 
     def receive_nowait(self) -> list[bytes]:
-        """receive() as far as they are there."""
+        """Return at most CHUNK frames of the queue. The list is empty if the queue is."""
         if not self._queue:
             return []
         self.between = False
@@ -135,11 +210,11 @@ class ReconnectingStream:
         return chunk
 
     def wake(self) -> None:
-        """Let receive() return without frames, if it is waiting."""
+        """Make a waiting receive() return without frames."""
         self._arrived.set()
 
     def moved(self) -> None:
-        """What is acknowledged has moved: tell the publisher soon."""
+        """Schedule a status update, because the acknowledged position has moved."""
         if not self._told:
             self._told = True
             self._news.set()
@@ -147,12 +222,12 @@ class ReconnectingStream:
     # --- the connection ---------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Until cancelled, or an error that does not pass; that is what receive() raises then."""
+        """Connect and reconnect until canceled, or until a permanent error, which receive() then raises."""
         backoff = Backoff(self._settings)
         while True:
             try:
                 await self._follow()
-            except Exception as error:  # a bug, too, is for the consumer to hear of
+            except Exception as error:  # of any class: the consumer has to receive bugs, too
                 if not self._source.can_reconnect or not is_transient(error):
                     self._error = error
                     self.wake()
@@ -163,9 +238,10 @@ class ReconnectingStream:
             await anyio.sleep(backoff.next())
 
     async def _follow(self) -> None:
-        """One connection, from its beginning to the error that ends it."""
+        """Serve one connection, from its start to the error that ends it."""
         self._drop_queue()
-        self.epoch += 1  # from here on nobody takes frames of the connection before, and so nothing passes
+        # From here on the receiver discards frames of the previous connection, so `passed` does not move.
+        self.epoch += 1
         self._connected = False
         self.wake()
         connection, sender_timeout = await self._source.start(self._acks.passed)
@@ -194,7 +270,8 @@ class ReconnectingStream:
     async def _read(self, connection: Connection) -> None:
         half = self._settings.receiver_timeout / 2
         while True:
-            with anyio.move_on_after(self._heard + half - monotonic()):  # one for many, a timeout is not cheap
+            # One timeout for many calls, because creating a timeout is slow.
+            with anyio.move_on_after(self._heard + half - monotonic()):
                 while True:
                     self._on_frames(await connection.receive())
                     self._heard = monotonic()
@@ -203,13 +280,13 @@ class ReconnectingStream:
             while self._queued > self._limit:
                 self._room = anyio.Event()
                 await self._room.wait()
-                self._heard = monotonic()  # the silence was ours
+                self._heard = monotonic()  # this task did not read, so the publisher was not silent
             if monotonic() - self._heard >= half:
                 self._heard = monotonic()
                 self._silent()
 
     def _silent(self) -> None:
-        """Nothing has come for half of the timeout."""
+        """Request a reply after half of receiver_timeout without a message, and give up after the other half."""
         if self._asked:
             raise ConnectionLost("terminating logical replication stream due to timeout")
         self._asked = True
@@ -235,14 +312,16 @@ class ReconnectingStream:
         self._queue.clear()
         self._taken, self._queued = 0, 0
 
-    # --- what the publisher is told ---------------------------------------------------------------
+    # --- status updates ---------------------------------------------------------------------------
 
     async def _send_statuses(self, connection: Connection, interval: float) -> None:
-        asking = True  # at first: where the publisher stands, when there is nothing to send
-        with suppress(ConnectionLost):  # the reader hears of it, too
+        # The first reply has the publisher's position even if there are no transactions to send.
+        asking = True
+        with suppress(ConnectionLost):  # the reader raises it
             while True:
                 self._send(connection, reply_requested=asking)
-                await anyio.lowlevel.checkpoint()  # one update for all that moves in this turn of the event loop
+                # One update is enough for all acknowledgements of this iteration of the event loop.
+                await anyio.lowlevel.checkpoint()
                 with anyio.move_on_after(interval):
                     await self._news.wait()
                 self._news, self._told = anyio.Event(), False
@@ -254,9 +333,10 @@ class ReconnectingStream:
 
 
 def is_transient(error: Exception) -> bool:
-    """Whether it is worth to try again."""
+    """Return True if a new connection can succeed after this error."""
     return isinstance(error, ConnectionLost) or (isinstance(error, ServerError) and error.sqlstate.startswith(_PASSES))
 
 
 def position_of(keepalive: bytes) -> Lsn:
+    """Return the position in a keepalive frame."""
     return Lsn.from_bytes(keepalive[1:9], "big")

@@ -30,21 +30,29 @@ T = TypeVar("T")
 
 
 class ChangeReader(Protocol):
-    """Reads the changes of a transaction."""
+    """Reads the changes of a transaction.
+
+    read() and skip() run in a task of the stream, see engine/cancel_safe.py. A reader sets `complete` together with the
+    last changes if it recognizes them. Otherwise read() returns an empty list after them.
+    """
 
     def ready(self, state: TransactionCore) -> list[Change] | None:
-        """Return the next changes that have arrived; None if the caller has to await read()."""
+        """Return the next changes that have arrived. None: the caller has to await read()."""
 
     async def read(self, state: TransactionCore) -> list[Change]:
-        """Wait for the next changes. An empty list is the end of the transaction."""
+        """Wait for the next changes. An empty list is the end of the transaction.
+
+        Raises:
+            SubscriberError: a permanent error of the connection, or a damaged message.
+        """
 
     async def skip(self, state: TransactionCore) -> None:
-        """Discard the changes that are left."""
+        """Discard the remaining changes. Raises as read()."""
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class TransactionCore:
-    """The state of one transaction: the core and the readers write it, Transaction shows a part of it to the user."""
+    """The state of one transaction. The core and the readers write it. Transaction shows a part to the user."""
 
     core: StreamCore
     kind: Kind
@@ -52,12 +60,12 @@ class TransactionCore:
     finish: int  # position of the commit (prepare, …) record
     time: int  # microseconds since 2000-01-01 00:00 UTC; 0: the publisher sends no time
     reader: ChangeReader | None = None  # None: there are no changes except those in `batch`
-    end_lsn: Lsn | None = None
+    end_lsn: Lsn | None = None  # None: the end has not arrived yet
     batch: list[Change] = field(default_factory=list)  # delivered to the user up to `at`
     ack_number: int = 0  # 0: it needs no acknowledgement, or has no number yet
-    delivered: int = 0  # number of changes delivered, on earlier connections too
-    exhausted: bool = False  # nothing follows after `batch`
-    at: int = 0
+    delivered: int = 0  # number of delivered changes, also from earlier connections
+    exhausted: bool = False  # `batch` is the last one
+    at: int = 0  # index in `batch` of the next change to deliver
     acked: bool = False
     complete: bool = False  # the reader has read the transaction to its end
     gid: str | None = None
@@ -84,12 +92,12 @@ class TransactionCore:
         return batch[at:] if at else batch
 
     async def next_batch(self) -> bool:
-        """Replace `batch` by the next changes. Returns False at the end of the transaction."""
+        """Replace `batch` with the next changes. Returns False at the end of the transaction."""
         self.batch, self.at = [], 0
         if self.exhausted or self.reader is None:
             return False
         batch = await self.core.read(self, self.reader)
-        # Not earlier: a caller that is canceled while it waits for the last changes asks for them again.
+        # Set after the await: a caller that is canceled during the await requests the last changes again.
         self.exhausted = self.complete or not batch
         if not batch:
             return False
@@ -98,14 +106,17 @@ class TransactionCore:
         return True
 
     async def skip_rest(self) -> None:
-        """Discard the changes that are left, for the user."""
+        """Discard the remaining changes, in a call from the user's task.
+
+        Cancellation: safe; the next call continues.
+        """
         if not self.exhausted and self.reader is not None:
             self.batch, self.at = [], 0
             await self.core.skip(self, self.reader)
             self.exhausted = True
 
     async def leave(self) -> None:
-        """Discard the changes that are left, inside a cancel-safe call of the stream."""
+        """Discard the remaining changes, inside a cancel-safe call of the stream."""
         if not self.exhausted and self.reader is not None:
             self.batch, self.at = [], 0
             await self.reader.skip(self)
@@ -129,6 +140,7 @@ class StreamCore:
         self.calls = CancelSafeCalls(self._tasks)
 
     async def open(self) -> None:
+        """Start the task group. The first request for a transaction starts the connection."""
         await self._tasks.__aenter__()
 
     def start_connection(self) -> None:
@@ -140,7 +152,7 @@ class StreamCore:
         self.closed = True
         self._tasks.cancel_scope.cancel()
         try:
-            # Without the caller's error: the group would only wrap it, and the tasks of this stream raise none.
+            # The caller's error is not passed on, because the group would wrap it. The tasks of the stream raise none.
             await self._tasks.__aexit__(None, None, None)
         finally:
             self.source.close()
@@ -148,7 +160,10 @@ class StreamCore:
     # --- for a transaction --------------------------------------------------------------------------
 
     async def read(self, state: TransactionCore, reader: ChangeReader) -> list[Change]:
-        """Return the next changes of the transaction from its reader.
+        """Return the next changes of the transaction from its reader. An empty list is the end.
+
+        Raises:
+            SubscriberError: the stream is closed or has failed.
 
         Cancellation: safe; the next call returns the same changes.
         """
@@ -160,7 +175,10 @@ class StreamCore:
         return await self.call((reader, state), partial(reader.read, state)) or []
 
     async def skip(self, state: TransactionCore, reader: ChangeReader) -> None:
-        """Discard the changes of the transaction that are left.
+        """Discard the remaining changes of the transaction.
+
+        Raises:
+            SubscriberError: as read().
 
         Cancellation: safe; the next call continues.
         """
@@ -170,7 +188,11 @@ class StreamCore:
         await self.call((reader, state, "skip"), partial(reader.skip, state))
 
     async def call(self, owner: object, call: Callable[[], Awaitable[T]]) -> T | None:
-        """Await `call` in a task of the stream, see engine/cancel_safe.py."""
+        """Await `call` in a task of the stream, see CancelSafeCalls.call().
+
+        Raises:
+            SubscriberError: the stream is closed.
+        """
         if self.closed:
             raise SubscriberError(
                 "the stream is closed", hint="Open it again to go on.", sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -178,7 +200,7 @@ class StreamCore:
         return await self.calls.call(owner, call)
 
     def acknowledge(self, state: TransactionCore) -> None:
-        """Acknowledge the transaction, and its PREPARE if that was held."""
+        """Acknowledge the transaction, and its PREPARE if it was held."""
         if state.ack_number and self.acks.ack(state.ack_number):
             self.connection.moved()
         if state.held_ack_number:
@@ -192,7 +214,12 @@ class StreamCore:
             self.connection.moved()
 
     async def refill(self) -> bool:
-        """Take more frames. Returns True if they are from a new connection, which repeats unfinished transactions."""
+        """Take more frames.
+
+        Returns:
+            True if they are from a new connection, which repeats unfinished transactions. The readers have discarded
+            theirs then.
+        """
         renewed = await self.frames.refill()
         if renewed:
             self.decoder = Decoder(parallel=self._parallel)
@@ -207,7 +234,7 @@ class StreamCore:
     def bare(
         self, kind: Kind, xid: int, finish_lsn: Lsn, end_lsn: Lsn, time: int, gid: str | None = None
     ) -> TransactionCore | None:
-        """Create a transaction without changes. Returns None if it was delivered on an earlier connection."""
+        """Create a transaction without changes. Returns None if it was delivered before a reconnect."""
         if end_lsn <= self.acks.passed:
             return None
         return TransactionCore(self, kind, xid, finish_lsn, time, end_lsn=end_lsn, exhausted=True, gid=gid)

@@ -1,6 +1,6 @@
-"""From frames to changes: where a stream stands in what has arrived, and which tables it knows.
+"""FrameReader turns received frames into changes, and RelationCache holds the described tables.
 
-The hot loop of a consumer is that of changes.row_changes(), which fill() calls.
+The hot loop of a consumer is in row_changes() of change_stream/changes.py, which fill() calls.
 """
 
 from __future__ import annotations
@@ -30,13 +30,17 @@ from subscriber.settings import Settings
 
 _B, _C, _TYPE = b"BCY"
 
-# Of whole frames: that it is one with a message, the letter, and what BEGIN and COMMIT have.
+# Layout of whole frames: the letter of XLogData, the letter of the message, and the fields of BEGIN and COMMIT.
 _begin = struct.Struct(">B24xBQqI").unpack
 _COMMIT = struct.Struct(">B24xBBQQ8x")
 
 
 class RelationCache:
-    """The tables of one publisher, as last described."""
+    """The last description of each table of one publisher.
+
+    Attributes:
+        known: the tables, by OID.
+    """
 
     def __init__(self, source: Source, settings: Settings) -> None:
         self._settings = settings
@@ -45,7 +49,11 @@ class RelationCache:
         self._source = source
 
     async def describe(self, described: messages.Relation) -> None:
-        """Take a description in; asks the publisher's catalog about types that are not known."""
+        """Store the description of a table. Reads unknown types from the publisher's catalog.
+
+        Raises:
+            SubscriberError: the catalog cannot be read, for a reason that is not transient.
+        """
         oids = {column.type_oid for column in described.columns}
         if described.relid in self.known:
             self._types.invalidate(oids)
@@ -55,7 +63,7 @@ class RelationCache:
         self.known[described.relid] = Relation(described, self._types)
 
     async def _look_up(self, oids: set[int]) -> list[TypeRow]:
-        """Ask the catalog, for as long as the publisher cannot be reached."""
+        """Read types from the publisher's catalog. Retries while the publisher cannot be reached."""
         wait = self._settings.first_retry_delay
         while True:
             try:
@@ -68,20 +76,29 @@ class RelationCache:
             wait = min(self._settings.retry_interval, wait * 2)
 
     async def describe_all(self, described: Iterable[bytes]) -> None:
-        """Take in Relation messages as they are read from outside of a block."""
+        """Store the descriptions in encoded Relation messages, which have no xid of a block."""
         for data in described:
             message = Decoder().decode(data)
             assert isinstance(message, messages.Relation)
             await self.describe(message)
 
     def relation(self, relid: int) -> Relation:
+        """Return the table with that OID.
+
+        Raises:
+            ProtocolError: the publisher has not described it.
+        """
         try:
             return self.known[relid]
         except KeyError:
             raise ProtocolError(f"no relation with OID {relid} has been described") from None
 
     def change(self, message: messages.Message) -> Change:
-        """The rare changes."""
+        """Convert a TRUNCATE or a logical message.
+
+        Raises:
+            ProtocolError: the message is another one, or names a table that has not been described.
+        """
         match message:
             case messages.Truncate(xid, cascade, restart_identity, relids):
                 relations = tuple([self.relation(relid) for relid in relids])
@@ -92,7 +109,7 @@ class RelationCache:
                 raise ProtocolError(f"{message.message_type} message sent out of order")
 
     async def read(self, kept: list[bytes], batch: list[Change]) -> None:
-        """Add the changes in messages that were kept without their envelopes, and without the xid of a block."""
+        """Append to `batch` the changes in stored messages, which have neither header nor xid of a block."""
         at = 0
         while (at := row_changes(kept, at, self.known, batch, 0, in_block=False)) < len(kept):
             message = Decoder().decode(kept[at])
@@ -104,7 +121,7 @@ class RelationCache:
 
 
 class FrameReader:
-    """The frames that have been taken from the link, up to where they have been dealt with."""
+    """The frames that were taken from a ReconnectingStream, and the index of the next one to process."""
 
     def __init__(self, link: ReconnectingStream, acks: AcknowledgementTracker, tables: RelationCache) -> None:
         self.tables = tables
@@ -115,7 +132,11 @@ class FrameReader:
         self._at = 0
 
     async def refill(self) -> bool:
-        """Take more frames, perhaps none; whether they are from another connection than those before."""
+        """Take more frames, or none after ReconnectingStream.wake().
+
+        Returns:
+            True if they are from another connection than the frames before.
+        """
         self._chunk = await self._link.receive()
         self._at = 0
         renewed = self._epoch != self._link.epoch
@@ -123,9 +144,12 @@ class FrameReader:
         return renewed
 
     async def more(self) -> bool:
-        """refill() in the plain case. False, and nothing has happened: it is not, or some are still to be dealt with.
+        """Take more frames in the ordinary case: all frames are processed, and the connection is still the same.
 
-        Whoever is cancelled in it may ask again, and comes forward even if that is so every time.
+        Returns:
+            False, without any effect, in other cases. The caller needs refill() then.
+
+        Cancellation: safe. A caller that is canceled in every call still makes progress.
         """
         link = self._link
         if self._at < len(self._chunk) or self._epoch != link.epoch:
@@ -135,19 +159,21 @@ class FrameReader:
             return False
         self._chunk, self._at = chunk, 0
         if not waited:
-            await anyio.lowlevel.checkpoint()  # it may be that nothing ever has to be waited for
+            # With a fast publisher wait() never waits, and other tasks would not run.
+            await anyio.lowlevel.checkpoint()
         return True
 
     def _rest(self) -> list[bytes]:
-        """The frames that are left, none of them when they are of a connection that is lost."""
+        """Return the current frames, after discarding those of a lost connection."""
         if self._epoch != self._link.epoch:
             self._chunk, self._at = [], 0
         return self._chunk
 
     def next(self, *, between: bool) -> bytes | None:
-        """The next frame with a message, None when more have to be taken.
+        """Return the next frame that has a message. None: the caller has to refill().
 
-        `between` transactions the position of a keepalive is one up to which everything has been handed out.
+        Args:
+            between: no transaction is open. Everything before the position of a keepalive has been delivered then.
         """
         chunk = self._rest()
         while self._at < len(chunk):
@@ -161,10 +187,14 @@ class FrameReader:
         return None
 
     def begin(self, batch: list[Change]) -> tuple[int, int, int, Lsn | None] | None:
-        """The beginning of an ordinary transaction, with changes of it added to `batch`.
+        """Read the start of an ordinary transaction: BEGIN, at least one row change, and COMMIT if it has arrived.
 
-        Where and when it was committed, its xid, and where it ends if that is here, too. None, and nothing has
-        happened but that keepalives are dealt with, for all that is not plainly that; whoever decodes it tells.
+        Args:
+            batch: the list to which the changes are appended.
+
+        Returns:
+            The position and the time of the commit record, the xid, and the end position if COMMIT has arrived. None if
+            the frames start with anything else. Only keepalives are processed then, and the caller decodes the rest.
         """
         chunk, at = self._rest(), self._at
         try:
@@ -181,7 +211,7 @@ class FrameReader:
         first = at + 1
         try:
             at = take_changes(chunk, first, self.tables.known, batch, LETTER, False, KINDS)
-        except ProtocolError:  # whoever asks for more hears of it
+        except ProtocolError:  # fill() reads the damaged change again and raises the error
             at = first + len(batch)
         if at == first:
             return None
@@ -196,28 +226,39 @@ class FrameReader:
         return finish, time, xid, end
 
     def back(self) -> None:
-        """Let the last frame come again."""
+        """Step back, so that the last frame is returned again."""
         self._at -= 1
 
     def ended(self) -> None:
-        """A transaction has ended."""
+        """Record the end of a transaction, after its last frame was returned."""
         self._link.between = self._at == len(self._chunk)
 
     def fill(self, batch: list[Change], *, in_block: bool = False) -> bytes | None:
-        """Turn frames into changes; the first frame that is none, or None when more have to be taken."""
+        """Append the row changes in the frames to `batch`.
+
+        Args:
+            batch: the list to append to.
+            in_block: the messages have the xid of a streamed block.
+
+        Returns:
+            The first frame with another message, except Type. None: the caller has to refill().
+
+        Raises:
+            ProtocolError: a frame is damaged.
+        """
         chunk, at = self._rest(), self._at
         while (at := row_changes(chunk, at, self.tables.known, batch, LETTER, in_block=in_block)) < len(chunk):
             frame = chunk[at]
             at += 1
             if len(frame) <= LETTER or frame[0] != XLOG_DATA:
                 self._other(frame, between=False)
-            elif frame[LETTER] != _TYPE:  # of which the catalog tells more
+            elif frame[LETTER] != _TYPE:  # types are read from the catalog, which has more facts
                 self._at = at
                 return frame
         self._at = at
         return None
 
     def _other(self, frame: bytes, *, between: bool) -> None:
-        message = decode_from_publisher(frame)  # ignores what it does not know, raises for what is damaged
+        message = decode_from_publisher(frame)  # None for an unknown frame; raises ProtocolError for a damaged one
         if between and isinstance(message, Keepalive):
             self._acks.note(message.end)

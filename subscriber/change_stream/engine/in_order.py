@@ -1,4 +1,4 @@
-"""The changes of a transaction that is sent whole, read from the frames as they arrive."""
+"""Readers of transactions that the publisher sends as a whole: their changes are read from the frames on arrival."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ENDS = b"CP"  # COMMIT, PREPARE
 
 
 class InOrderReader:
-    """Reads all such transactions of a stream, one after another."""
+    """Reads the changes of such transactions, one transaction after another."""
 
     def __init__(self, core: StreamCore, boundary: Callable[[bytes], Awaitable[TransactionCore | None]]) -> None:
         """Create the reader. `boundary` processes a frame between transactions, see TransactionReader."""
@@ -57,7 +57,7 @@ class InOrderReader:
                     state.complete = True
                     return batch
                 case _ if batch:
-                    frames.back()  # the next message may wait for the catalog, or belongs behind the batch
+                    frames.back()  # to be processed after the batch; a Relation may have to wait for the catalog
                     return batch
                 case pgoutput.Relation():
                     await frames.tables.describe(message)

@@ -1,7 +1,7 @@
-"""Large transactions in progress: each block is delivered when it arrives, for consumers that can undo changes.
+"""Large in-progress transactions: each block is delivered on arrival, for consumers that can undo changes.
 
-A consumer of blocks has to handle STREAM_ABORT: of a transaction, of a subtransaction, and of every transaction in
-progress when the connection is lost, because the publisher sends all of them again from their first block.
+A consumer of blocks has to handle STREAM_ABORT of a transaction and of a subtransaction. After a lost connection it
+receives STREAM_ABORT for each in-progress transaction, because the publisher sends these again from their first block.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ class InProgressReader:
 
     def __init__(self, core: StreamCore) -> None:
         self._core = core
-        self._open: dict[int, None] = {}  # xids in progress, in the order they began
-        self._lost: deque[int] = deque()  # xids whose STREAM_ABORT is to be delivered after a reconnect
+        self._open: dict[int, None] = {}  # xids of in-progress transactions, in the order of their first blocks
+        self._lost: deque[int] = deque()  # xids that get a STREAM_ABORT after a reconnect
         core.reconnected.append(self.discard_unfinished)
 
     async def block(self, message: pgoutput.StreamStart) -> TransactionCore | None:

@@ -1,17 +1,20 @@
-"""A slot of a real publisher: found or made, and streamed from as often as it takes.
+"""SlotSource: a replication slot of a publisher, which it finds or creates, and the connections that stream from it.
 
-    create      what happens to the slot
-    never       it has to be there
-    missing     made when it is not there
-    replace     made anew; one of that name is dropped
-    temporary   made for this connection, and gone with it; nothing can be gone on with afterwards
+Purpose. `create` says what SlotSource does with the slot:
 
-A slot that was made comes with an exported snapshot: what is read in it and the stream that follows are
-together everything, each once. It holds until the stream starts.
+    never       the slot must exist
+    missing     create the slot if it does not exist
+    replace     drop an existing slot of this name, and create a new one
+    temporary   create a slot that ends with its connection; the stream cannot be resumed
 
-Kill point: between making a slot and the end of reading the snapshot. The next start finds the slot and has
-no snapshot, so whoever reads tables first has to remember, with what he read, whether he came to the end; if
-he did not, `replace` begins again.
+A created slot exports a snapshot, which is valid until the stream starts. The tables as of the snapshot and the stream
+are together all data, with each change once.
+
+Failure cases.
+
+- Process ends after the slot was created, before the program has read the snapshot: the next start finds the slot and
+  has no snapshot. So a program that copies tables first stores a mark with the copy when it is complete. If the mark is
+  missing, the program starts again with `replace`.
 """
 
 from __future__ import annotations
@@ -45,18 +48,27 @@ from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 Create = Literal["never", "missing", "replace", "temporary"]
 
-# What the options need: attribute of StreamOptions, server version.
+# (attribute of StreamOptions, first server version that supports it); other options are ignored by older versions
 _SINCE = (("messages", 140000), ("two_phase", 150000))
 
 
 class SlotSource:
-    """See the top of the file. Made by open()."""
+    """A source of connections for ReconnectingStream. open() creates it, see the top of the file.
+
+    Attributes:
+        slot: the name of the slot.
+        options: the options of START_REPLICATION.
+        position: transactions that were committed before it are skipped. 0: the slot decides.
+        snapshot: the exported snapshot of a created slot, until the stream starts. Otherwise None.
+        can_reconnect: False for a temporary slot.
+        server_version: the publisher's server_version_num.
+    """
 
     def __init__(self, conninfo: Conninfo, slot: str, options: StreamOptions, start: Lsn, name: str) -> None:
         self.slot = slot
         self.options = options
-        self.position = start  # below it nothing is wanted
-        self.snapshot: str | None = None  # of a slot that was made, until the stream starts
+        self.position = start
+        self.snapshot: str | None = None
         self.can_reconnect = True
         self.server_version = 0
         self._conninfo = conninfo
@@ -71,9 +83,19 @@ class SlotSource:
         source: str,
         options: ChangeStreamOptions,
     ) -> SlotSource:
-        """Connect, check what can be checked, and make the slot if that is asked for.
+        """Connect, check the server version, publications and slot, and create the slot if `options.create` says so.
 
-        Raises ConninfoError, ConnectionLost, ServerError; PublisherError for what is not there.
+        Args:
+            source: a URI or libpq `key=value` string.
+            options: the options of stream(). Without `slot` a temporary slot is created.
+
+        Raises:
+            ConninfoError: the connection string is invalid.
+            ConnectionLost: the publisher cannot be reached.
+            ServerError: the publisher rejects the connection or a command.
+            PublisherError: the slot or a publication does not exist, or the publisher is too old for an option.
+
+        Cancellation: the connection is dropped. A slot that was created remains, except for a temporary one.
         """
         create: Create = "temporary" if options.slot is None else options.create
         found = cls(
@@ -98,9 +120,10 @@ class SlotSource:
 
     @property
     def spool_folder(self) -> Path:
-        """In the system's temporary folder, and the same for the next process that streams from this slot.
+        """The default folder of stored transactions, in the system's temporary folder.
 
-        So that it removes what a killed one left. Two at once cannot be: a slot is streamed from by one.
+        It is the same for each process that streams from this slot, so the next process removes the files of a killed
+        one. Two processes cannot use it at the same time, because a slot serves one connection at a time.
         """
         place = f"{self._conninfo.get('host')}:{self._conninfo.get('port')}/{self._conninfo.get('dbname')}/{self.slot}"
         digest = hashlib.sha256(place.encode()).hexdigest()[:16]
@@ -108,11 +131,24 @@ class SlotSource:
 
     @property
     def parallel(self) -> bool:
-        """Whether STREAM ABORT tells when and where."""
+        """True if STREAM ABORT messages have the position and the time of the abort."""
         return negotiated_streaming(self.options, self.server_version) == "parallel"
 
     async def start(self, position: Lsn) -> tuple[ReplicationStream, float]:
-        """Stream from `position`, or from where the caller of open() wanted to if that is further."""
+        """Start streaming from `position`, or from the requested start position if that is greater.
+
+        The first call uses the connection of open(). Later calls connect, and check that the publisher is the same.
+
+        Returns:
+            The stream, and the publisher's wal_sender_timeout in seconds; 0: it has none.
+
+        Raises:
+            ConnectionLost: the publisher cannot be reached, or a temporary slot was lost with its connection.
+            ServerError: the publisher rejects the connection or a command.
+            PublisherError: another cluster answers, or one without the requested position; or the slot is unusable.
+
+        Cancellation: the connection is dropped.
+        """
         publisher, self._publisher = self._publisher, None
         if publisher is None or publisher.session.error is not None:
             if not self.can_reconnect:
@@ -135,7 +171,7 @@ class SlotSource:
         return stream, timeout
 
     async def types(self, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
-        """What the catalog says of types and of what they are made of, as far as that is not `known`."""
+        """Read types, and the types that they contain, from the publisher's catalog, except for `known` ones."""
         return await look_up(self._conninfo, oids, known)
 
     def close(self) -> None:

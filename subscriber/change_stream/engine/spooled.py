@@ -1,15 +1,22 @@
-"""Transactions that are kept on disk until they may be handed out: large ones in progress, and held ones.
+"""Transactions that are stored on disk until they can be delivered: large in-progress ones, and held ones.
 
-A large transaction is streamed in blocks until it commits or is prepared, and then handed out whole. A prepared
-one may be held, when whoever takes them does not want to hear of it before its COMMIT PREPARED; then it is handed
-out as if it had been committed there and then.
+Purpose. The publisher streams a large transaction in blocks. It is delivered as a whole after its commit or PREPARE. A
+prepared transaction is held if the consumer's filter_prepare() returns True. It is delivered at its COMMIT PREPARED, as
+a committed transaction.
 
-Descriptions of tables lie among the changes, where they belong, and the last one of each table is kept beside
-them: the publisher does not repeat it once the transaction has ended, whether anybody reads its changes or not.
-After an abort, of a subtransaction too, it does (cleanup_rel_sync_cache() in pgoutput.c).
+Invariants.
 
-The files mean nothing to another process: the publisher streams every transaction again whose end was not
-confirmed, and of a held one nothing is confirmed from its PREPARE on.
+- The descriptions of tables are stored among the changes, in the order of arrival. The last description of each table
+  is also kept in memory. The publisher does not repeat it after the end of the transaction, even if the consumer skips
+  the changes. It repeats it after an abort, also of a subtransaction (cleanup_rel_sync_cache() in pgoutput.c).
+- No position from the PREPARE of a held transaction on is confirmed before its COMMIT PREPARED is acknowledged.
+
+Failure cases.
+
+- The process ends: the files are of no use to the next process. The publisher sends all transactions again whose end
+  was not confirmed.
+- The connection is lost: the files of in-progress transactions are removed, because the publisher sends these again.
+  The files of held transactions, and of the transaction that is being read, remain.
 """
 
 from __future__ import annotations
@@ -26,22 +33,22 @@ from subscriber.protocol import messages as pgoutput
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
 
-_KEPT = b"RYIUDTM"  # with an xid after the letter
+_KEPT = b"RYIUDTM"  # in a block, these messages have an xid after the letter
 _RELATION = 0x52  # R
 _XID, _REST = LETTER + 1, LETTER + 5
 
 
 class SpooledReader:
-    """Reads all such transactions of one stream."""
+    """Stores and reads such transactions of one stream."""
 
     def __init__(self, core: StreamCore, folder: Path, limit: int | None) -> None:
-        """Create the reader. `limit` is in bytes; None: the disk's free space. The folder is created on first use."""
+        """Create the reader. `limit` is in bytes. None: the disk's free space. The folder is created on first use."""
         self._core = core
         self._spool = Spool(folder, limit=limit)
         self._open = False
         self._origins: dict[int, str] = {}
-        self._described: dict[int, dict[bytes, bytes]] = {}  # by xid and table: the message
-        self._held: dict[int, int] = {}  # by xid: the number whose ack they wait for
+        self._described: dict[int, dict[bytes, bytes]] = {}  # xid -> OID of a table -> its last Relation message
+        self._held: dict[int, int] = {}  # xid -> number that acknowledges the PREPARE
         self._reading: SpooledChanges | None = None
         core.reconnected.append(self.discard_unfinished)
 
@@ -118,7 +125,7 @@ class SpooledReader:
     # --- held until COMMIT PREPARED -----------------------------------------------------------------
 
     async def hold(self, message: pgoutput.BeginPrepare) -> None:
-        """Keep what follows, up to PREPARE."""
+        """Store a prepared transaction from its BEGIN PREPARE to its PREPARE, and hold it."""
         spooled = await self._start(message.xid, first=True)
         while True:
             frame = self._core.frames.next(between=False)
@@ -147,29 +154,29 @@ class SpooledReader:
                     )
 
     def holds(self, xid: int) -> bool:
-        """Whether `xid` is prepared and held."""
+        """Return True if `xid` is prepared and held."""
         return xid in self._held
 
     async def _hold(self, spooled: SpooledTransaction, end_lsn: Lsn) -> None:
-        # Before anything is waited for: a new connection in the meantime must start behind it.
+        # Before the first await: a reconnect during an await must start after this transaction.
         self._held[spooled.xid] = self._core.acks.handed_out()
         self._core.acks.note(end_lsn)
         await spooled.write()
         await self._core.frames.tables.describe_all(self._described[spooled.xid].values())
 
     async def commit_prepared(self, message: pgoutput.CommitPrepared) -> TransactionCore | None:
-        """The transaction that was held; None if it has no changes."""
+        """Return the held transaction as a committed one. None if it has no changes."""
         number = self._held.pop(message.xid)
         state = await self._end(Kind.COMMIT, message.xid, message.commit_lsn, message.end_lsn, message.commit_time)
         if state is None:
             self._core.confirm(number)
         else:
-            # Not before its own ack: if the process ends earlier, the publisher has to send PREPARE and changes again.
+            # Confirmed with its own ack: if the process ends before, the publisher sends PREPARE and changes again.
             state.held_ack_number = number
         return state
 
     async def rollback_prepared(self, message: pgoutput.RollbackPrepared) -> None:
-        """Drop the transaction that was held."""
+        """Remove the held transaction."""
         self._origins.pop(message.xid, None)
         self._described.pop(message.xid, None)
         await self._spool.transactions[message.xid].remove()
@@ -191,7 +198,7 @@ class SpooledReader:
 
 
 class SpooledChanges:
-    """The changes of one transaction, from its file."""
+    """Reads the changes of one transaction from its file."""
 
     def __init__(self, core: StreamCore, spooled: SpooledTransaction, described: list[bytes]) -> None:
         self.spooled = spooled

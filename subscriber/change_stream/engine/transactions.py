@@ -1,4 +1,4 @@
-"""Finds the transactions in the frames of a stream and gives each to its reader.
+"""TransactionReader finds the transactions in the frames of a stream and gives each to its reader.
 
     between    BEGIN          a transaction; its changes are read from the frames as they arrive, until COMMIT
                BEGIN PREPARE  the same, until PREPARE
@@ -7,8 +7,8 @@
                STREAM ABORT   its spooled changes are discarded
                COMMIT PREPARED, ROLLBACK PREPARED, MESSAGE   a transaction of that kind
 
-Any other message is a ProtocolError. Transactions without changes are skipped, except for prepared ones, because
-their end is delivered too.
+Any other message raises ProtocolError. Transactions without changes are skipped. The exception is a prepared
+transaction, because its COMMIT PREPARED or ROLLBACK PREPARED is delivered too.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class TransactionReader:
 
     @property
     def _is_between(self) -> bool:
-        """Whether the current transaction was read to its end, and no canceled call has a result to deliver."""
+        """True if the current transaction was read to its end, and no canceled call has a result to deliver."""
         return self.core.calls.current is None and (self._current is None or self._current.exhausted)
 
     @property

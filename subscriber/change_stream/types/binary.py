@@ -1,7 +1,8 @@
-"""Values from the bytes that PostgreSQL's send functions write, into the same objects as text_values.
+"""Decoders of PostgreSQL's binary formats. They return the same Python objects as the decoders of types/text.py.
 
-Each function takes the bytes of one value. ValueError, OverflowError and struct.error mean that Python cannot
-hold the value, or that the bytes are not one.
+Each function takes the bytes of one value, as the type's send function writes it. It raises ValueError, LookupError,
+ArithmeticError or struct.error if Python cannot represent the value, or if the bytes are not a value of the type. Row
+converts these errors.
 """
 
 from __future__ import annotations
@@ -61,13 +62,18 @@ def float4(value: bytes) -> float:
 
 @compiled
 def numeric(value: bytes) -> Decimal:
-    """Groups of four decimal digits; `weight` is the power of 10000 of the first one."""
+    """Decode numeric: a header, then groups of four decimal digits.
+
+    `weight` is the power of 10000 of the first group, `scale` the number of digits after the decimal point.
+
+    Source: numeric_send() in numeric.c.
+    """
     ndigits, weight, sign, scale = _numeric(value)
     if sign & 0xC000 == 0xC000:
         return Decimal({0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}[sign])
     groups = struct.unpack_from(f">{ndigits}H", value, 8)
     digits = "".join([f"{group:04d}" for group in groups])
-    point = 4 * (weight + 1)  # digits before it
+    point = 4 * (weight + 1)  # digits before the decimal point
     if point < 0:
         digits, point = "0" * -point + digits, 0
     digits = digits.ljust(point + scale, "0")[: point + scale]
@@ -125,7 +131,7 @@ def parse_uuid(value: bytes) -> uuid.UUID:
 
 
 def inet(value: bytes) -> Any:
-    """Family, bits of the mask, whether cidr, length, address."""
+    """Decode inet or cidr: address family, bits of the mask, 1 for cidr, length of the address, address."""
     address = ipaddress.ip_address(value[4:])
     if value[2]:
         return ipaddress.ip_network((address, value[1]))
@@ -139,7 +145,7 @@ def parse_bits(value: bytes) -> asyncpg.BitString:
 
 
 def versioned(value: bytes) -> str:
-    """A jsonb or a jsonpath: its text behind a number."""
+    """Decode jsonb or jsonpath: a version number of one byte, then the text."""
     if value[0] != 1:
         raise ValueError("a version of the type that is not known")
     return value[1:].decode("utf-8", "surrogateescape")
@@ -150,13 +156,13 @@ def macaddr(value: bytes) -> str:
 
 
 def snapshot(value: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """How many transactions are in progress; xmin, xmax, and them."""
+    """Decode pg_snapshot: the number of in-progress transactions, xmin, xmax, and their xids."""
     count, least, most = _snapshot(value)
     return least, most, struct.unpack_from(f">{count}q", value, _SNAPSHOT_SIZE)
 
 
 def hstore(value: bytes) -> str:
-    """The pairs as hstore_out() writes them."""
+    """Decode hstore to the text that hstore_out() writes."""
     (count,), pos, pairs = _int32(value[:4]), 4, []
     for _ in range(count):
         words = []
@@ -174,7 +180,7 @@ def hstore(value: bytes) -> str:
 
 
 def tsvector(value: bytes) -> str:
-    """The lexemes with positions and weights, as tsvectorout() writes them."""
+    """Decode tsvector to the text that tsvectorout() writes: lexemes with positions and weights."""
     (count,), pos, lexemes = _int32(value[:4]), 4, []
     for _ in range(count):
         end = value.index(b"\0", pos)

@@ -1,4 +1,4 @@
-"""What the publisher's catalog says of types that are not built in."""
+"""The definitions of types that are not built in, from the publisher's catalog."""
 
 from __future__ import annotations
 
@@ -30,10 +30,19 @@ _SUBTYPE = "(SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE r.rngtypid = t
 
 
 async def look_up(conninfo: Conninfo, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
-    """The types and all they are made of, except `known`; those that are not there any more are left out.
+    """Read types from the publisher's catalog, together with the types that they contain.
 
-    It is the catalog of now: a type that was altered since the change was made is read as it is now.
-    Raises what connecting raises.
+    The catalog has current definitions. If a type was altered after a change, the change is decoded with the newer
+    definition.
+
+    Args:
+        conninfo: the publisher. The function opens a connection and closes it.
+        oids: OIDs of types. Types that no longer exist are missing in the result.
+        known: OIDs of types that are not needed.
+
+    Raises:
+        ConnectionLost: the publisher cannot be reached, or the connection is lost.
+        ServerError: the publisher rejects the connection or the query.
     """
     connection = await connect(conninfo, application_name="subscriber types")
     try:

@@ -1,6 +1,8 @@
-"""Arrays, composites, ranges and multiranges, from text and from binary, given how their parts are read.
+"""Decoders of arrays, composites, ranges and multiranges, in text and binary format.
 
-Source: array_in.c (array_out), rowtypes.c (record_out), rangetypes.c, multirangetypes.c and their send functions.
+Each is an object that takes the bytes of one value when it is called. Its constructor takes the decoders of the parts.
+
+Source: arrayfuncs.c (array_out), rowtypes.c (record_out), rangetypes.c, multirangetypes.c and their send functions.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ _int32_at = struct.Struct(">i").unpack_from
 
 _EMPTY, _LOWER_INC, _UPPER_INC, _LOWER_INF, _UPPER_INF = 0x01, 0x02, 0x04, 0x08, 0x10
 
-# Quantifiers are possessive: to go back takes up to 130 times the memory of the value.
-# One element: quoted (with backslashes), or everything up to a delimiter or brace.
+# Quantifiers are possessive, because backtracking takes up to 130 times the memory of the value.
+# A quoted element of an array, with backslashes. Other elements end at a delimiter or brace.
 _QUOTED = rb'"((?:[^"\\]++|\\.)*+)"'
-# In a row and in a range a quote inside quotes is doubled. Brackets have a meaning in ranges only.
+# In composites and ranges, a quote inside quotes is doubled. Only ranges have brackets.
 _QUOTED_FIELD = rb'"(?:[^"\\]++|\\.|"")*+"'
 _FIELD = re.compile(rb'%s|[^,()"\\]*+' % _QUOTED_FIELD, re.DOTALL)
 _BOUND = re.compile(rb'%s|[^,()\[\]"\\]*+' % _QUOTED_FIELD, re.DOTALL)
@@ -33,7 +35,7 @@ _BEHIND = (b",", b")", b"]")
 
 
 class ArrayFromText:
-    """`{1,NULL,{2,3}}`, perhaps with its bounds in front, as nested lists."""
+    """Decodes `{1,NULL,{2,3}}` to nested lists. The array may have a prefix with its bounds."""
 
     def __init__(self, element: Decode, delimiter: str = ",") -> None:
         self._element = element
@@ -65,6 +67,8 @@ class ArrayFromText:
 
 
 class ArrayFromBinary:
+    """Decodes an array in binary format to nested lists."""
+
     def __init__(self, element: Decode) -> None:
         self._element = element
 
@@ -88,7 +92,7 @@ def _product(sizes: Sequence[int]) -> int:
 
 
 def _read(value: bytes, pos: int, count: int) -> tuple[list[bytes | None], int]:
-    """`count` values with their lengths in front; -1 is NULL."""
+    """Return `count` values, each with a length before it, and the offset after the last one. Length -1 is NULL."""
     found: list[bytes | None] = []
     for _ in range(count):
         length = _int32_at(value, pos)[0]
@@ -102,7 +106,7 @@ def _read(value: bytes, pos: int, count: int) -> tuple[list[bytes | None], int]:
 
 
 class CompositeFromText:
-    """`(1,"x y",)` as a dictionary by attribute name."""
+    """Decodes `(1,"x y",)` to a dictionary by attribute name."""
 
     def __init__(self, attributes: Sequence[tuple[str, Decode]]) -> None:
         self._attributes = attributes
@@ -119,6 +123,8 @@ class CompositeFromText:
 
 
 class CompositeFromBinary:
+    """Decodes a composite in binary format to a dictionary by attribute name."""
+
     def __init__(self, attributes: Sequence[tuple[str, Decode]]) -> None:
         self._attributes = attributes
 
@@ -134,32 +140,34 @@ class CompositeFromBinary:
 
 
 def _span(pattern: re.Pattern[bytes], value: bytes, pos: int) -> tuple[int, int]:
-    """Where a field that starts at `pos` begins and ends. Raises ValueError if something else is behind it."""
+    """Return the start and end offsets of the field at `pos`. Raises ValueError if no delimiter follows the field."""
     found = pattern.match(value, pos)
     if found is None or value[found.end() : found.end() + 1] not in _BEHIND:
         raise ValueError("a field that does not end")
     return found.span()
 
 
-# These two cut the part out themselves, one step after the other: a caller's argument would stay in memory meanwhile.
+# _unquoted() and _unescaped() take offsets and cut the part themselves. A part that is passed as an argument would stay
+# in memory until they return.
 
 
 def _unquoted(value: bytes, start: int, end: int) -> bytes:
-    """A field. The output functions quote it as a whole or not at all, and double quotes and backslashes."""
+    """Return the field `value[start:end]` without quotes.
+
+    The output functions quote a field as a whole or not at all. They double quotes and backslashes inside quotes.
+    """
     if value[start] != _QUOTE:
         return value[start:end]
     return _unescaped(value, start + 1, end - 1, doubled=True)
 
 
 def _unescaped(value: bytes, start: int, end: int, *, doubled: bool = False) -> bytes:
-    """Without the backslashes before other characters. A value has no NUL, which stands for those that stay.
-
-    `doubled`: a quote is written twice.
-    """
+    """Return `value[start:end]` without the backslashes that escape characters. `doubled`: quotes are doubled too."""
     part = value[start:end]
     if doubled:
         part = part.replace(b'""', b'"')
     if b"\\" in part:
+        # NUL, which no value contains, marks the escaped backslashes. They stay.
         part = part.replace(b"\\\\", b"\0")
         part = part.replace(b"\\", b"")
         part = part.replace(b"\0", b"\\")
@@ -167,6 +175,8 @@ def _unescaped(value: bytes, start: int, end: int, *, doubled: bool = False) -> 
 
 
 class RangeFromText:
+    """Decodes `[1,5)` or `empty` to an asyncpg.Range."""
+
     def __init__(self, bound: Decode) -> None:
         self._bound = bound
 
@@ -174,7 +184,7 @@ class RangeFromText:
         return self.read(value, 0)[0]
 
     def read(self, value: bytes, pos: int) -> tuple[Range, int]:
-        """The range that starts at `pos`, and the position after it."""
+        """Return the range at offset `pos`, and the offset after it."""
         if value.startswith(b"empty", pos):
             return asyncpg.Range(empty=True), pos + 5
         start, comma = _span(_BOUND, value, pos + 1)
@@ -192,6 +202,8 @@ class RangeFromText:
 
 
 class RangeFromBinary:
+    """Decodes a range in binary format to an asyncpg.Range."""
+
     def __init__(self, bound: Decode) -> None:
         self._bound = bound
 
@@ -207,7 +219,7 @@ class RangeFromBinary:
 
 
 class MultirangeFromText:
-    """`{[1,5),[7,9)}` as a list of ranges."""
+    """Decodes `{[1,5),[7,9)}` to a list of ranges."""
 
     def __init__(self, bound: Decode) -> None:
         self._range = RangeFromText(bound)
@@ -223,6 +235,8 @@ class MultirangeFromText:
 
 
 class MultirangeFromBinary:
+    """Decodes a multirange in binary format to a list of ranges."""
+
     def __init__(self, bound: Decode) -> None:
         self._range = RangeFromBinary(bound)
 

@@ -1,10 +1,10 @@
-"""The publisher's types: their names, and how a value of one becomes a Python object.
+"""The types of a publisher: their names, and the functions that decode their values to Python objects.
 
-Scalars that every server has, and arrays of them, are known here. All others (enums, domains, composites,
-ranges and arrays of any of these) are built from the publisher's catalog, see catalog.py. A type that
-is not known, as those of extensions but citext and hstore, stays a string, or bytes in binary.
+This module knows PostgreSQL's built-in scalar types and their arrays. The decoders of other types (enums, domains,
+composites, ranges, multiranges, arrays) are built from the publisher's catalog, see types/catalog.py. A value of an
+unknown type is a string, or bytes in binary format. Types of extensions are unknown, except for citext and hstore.
 
-The objects are those asyncpg gives, except for composites, which are dictionaries, and pg_lsn, which is an Lsn.
+Values are the objects that asyncpg returns. Two differ: a composite is a dictionary, and a pg_lsn is an Lsn.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from subscriber.change_stream.types.text import Decode
 
 @dataclass(frozen=True, slots=True)
 class TypeInfo:
-    """A type of the publisher; `text` and `binary` read one value that is not NULL."""
+    """A type of the publisher. `text` and `binary` decode one value that is not NULL."""
 
     name: str  # as format_type() writes it
     text: Decode
@@ -29,18 +29,18 @@ class TypeInfo:
 
 @dataclass(frozen=True, slots=True)
 class TypeRow:
-    """What the catalog says of a type. Numbers are OIDs, 0 where the kind has none."""
+    """The definition of a type in the publisher's catalog. Types are OIDs, or 0 if the kind has none."""
 
     oid: int
     name: str
     kind: str  # pg_type.typtype, or "a" for an array
-    part: int  # element of an array, base of a domain, bound of a range, bound of a multirange's ranges
-    delimiter: str  # between elements of an array of this type
-    attributes: tuple[tuple[str, int], ...]  # of a composite: names and types
+    part: int  # the type of an array's elements, of a domain's base, or of the bounds of a range or multirange
+    delimiter: str  # between the elements of an array of this type
+    attributes: tuple[tuple[str, int], ...]  # name and type of each attribute of a composite
 
     @property
     def needs(self) -> set[int]:
-        """The types it is made of."""
+        """The OIDs of the types that this type contains."""
         parts = {oid for _, oid in self.attributes}
         return parts | {self.part} if self.part else parts
 
@@ -50,11 +50,11 @@ def _same(value: bytes) -> bytes:
 
 
 def _as_text(name: str) -> TypeInfo:
-    """A type that is a string for us; its binary form is its text for those that have one here."""
+    """Return a type whose values are strings in both formats."""
     return TypeInfo(name, text.text, text.text)
 
 
-_BUILT_IN: dict[int, tuple[TypeInfo, int]] = {  # and the OID of the array
+_BUILT_IN: dict[int, tuple[TypeInfo, int]] = {  # OID -> type, OID of its array
     16: (TypeInfo("boolean", text.boolean, binary.boolean), 1000),
     17: (TypeInfo("bytea", text.bytea, _same), 1001),
     18: (TypeInfo('"char"', text.char, _same), 1002),
@@ -81,7 +81,7 @@ _BUILT_IN: dict[int, tuple[TypeInfo, int]] = {  # and the OID of the array
     701: (TypeInfo("double precision", text.float8, binary.float8), 1022),
     718: (TypeInfo("circle", text.circle, binary.circle), 719),
     774: (TypeInfo("macaddr8", text.text, binary.macaddr), 775),
-    790: (TypeInfo("money", text.text, _same), 791),  # in cents, or what the publisher's lc_monetary has
+    790: (TypeInfo("money", text.text, _same), 791),  # an integer, in cents or the unit of lc_monetary
     829: (TypeInfo("macaddr", text.text, binary.macaddr), 1040),
     869: (TypeInfo("inet", text.inet, binary.inet), 1041),
     1042: (_as_text("character"), 1014),
@@ -105,7 +105,7 @@ _BUILT_IN: dict[int, tuple[TypeInfo, int]] = {  # and the OID of the array
     5038: (TypeInfo("pg_snapshot", text.snapshot, binary.snapshot), 5039),
     5069: (TypeInfo("xid8", text.integer, binary.unsigned), 271),
 }
-# Names of objects. In binary they come as OIDs, which mean nothing elsewhere.
+# Object identifier types. In binary format they are OIDs, which only the publisher can resolve to names.
 _NAMES = {
     24: ("regproc", 1008),
     2202: ("regprocedure", 2207),
@@ -120,10 +120,10 @@ _NAMES = {
     4191: ("regcollation", 4192),
 }
 _BUILT_IN |= {oid: (TypeInfo(name, text.text, binary.unsigned), array) for oid, (name, array) in _NAMES.items()}
-# Types of PostgreSQL's own extensions, by their names without the schema, as everybody installs them elsewhere.
+# Types of PostgreSQL's own extensions. By their names without a schema, because an extension can be in any schema.
 _OF_EXTENSIONS: dict[str, Decode] = {"citext": text.text, "hstore": binary.hstore}
-_DEEPEST = 50  # types within a type; a deeper one, or one within itself, stays what it comes as
-_BOX = 603  # whose array has another delimiter
+_DEEPEST = 50  # levels of nested types; a deeper type, and a type that contains itself, counts as unknown
+_BOX = 603  # its array has another delimiter
 
 
 def _array(of: TypeInfo, delimiter: str, name: str | None = None) -> TypeInfo:
@@ -159,7 +159,11 @@ _SHORT = {
 
 
 def oid_of(name: str) -> int | None:
-    """The OID of a built-in type by its name or short name, perhaps with `[]` for the array; None if it is none."""
+    """Return the OID of a built-in type. None: the type is not built in.
+
+    Args:
+        name: the name or a short name of the type, with the suffix `[]` for its array.
+    """
     bare = name.removesuffix("[]")
     bare = _SHORT.get(bare, bare)
     for oid, (known, array) in _BUILT_IN.items():
@@ -169,7 +173,7 @@ def oid_of(name: str) -> int | None:
 
 
 class Types:
-    """All types of one publisher that have been met."""
+    """The known types of one publisher: built-in ones, and those that were read from its catalog."""
 
     def __init__(self) -> None:
         self._known = _built_in()
@@ -177,26 +181,26 @@ class Types:
 
     @property
     def known(self) -> Iterable[int]:
-        """The OIDs of all that are known."""
+        """The OIDs of all known types."""
         return self._known.keys()
 
     def unknown(self, oids: Iterable[int]) -> set[int]:
-        """Those that the publisher's catalog has to be asked about."""
+        """Return the OIDs of the types that have to be read from the publisher's catalog."""
         return {oid for oid in oids if oid not in self._known}
 
     def invalidate(self, oids: Iterable[int]) -> None:
-        """Have them looked up again, because the table that uses them has changed; built-in ones stay."""
+        """Forget all types from the catalog if `oids` has one, because the table that uses it has changed."""
         if self._looked_up.intersection(oids):
             for oid in self._looked_up:
                 del self._known[oid]
             self._looked_up.clear()
 
     def get(self, oid: int) -> TypeInfo:
-        """The type; one that is not known is read as a string, or stays bytes in binary."""
+        """Return a type. A value of an unknown type is decoded to a string, or to bytes in binary format."""
         return self._known.get(oid) or TypeInfo(f"type {oid}", text.text, _same)
 
     def add(self, rows: Iterable[TypeRow]) -> None:
-        """Learn types with all they are made of; the order does not matter."""
+        """Add types from the catalog, in any order. A contained type that is neither known nor in `rows` is unknown."""
         described = {row.oid: row for row in rows}
         begun: set[int] = set()
 
@@ -214,14 +218,14 @@ class Types:
             learn(oid, 0)
 
     def mark_unresolvable(self, oids: Iterable[int]) -> None:
-        """The catalog does not know them any more: they stay what they come as."""
+        """Treat those of `oids` that are not known as unknown types, because the catalog does not have them."""
         for oid in self.unknown(oids):
             self._known[oid] = self.get(oid)
             self._looked_up.add(oid)
 
 
 def _base(row: TypeRow, described: dict[int, TypeRow]) -> TypeRow:
-    """Of a domain on a domain the innermost one; any other type itself."""
+    """Return the innermost domain of a domain over domains, and any other type as it is."""
     seen: set[int] = set()
     while row.kind == "d" and row.oid not in seen:
         seen.add(row.oid)

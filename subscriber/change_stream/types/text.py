@@ -1,8 +1,10 @@
-"""Values from the text that PostgreSQL's output functions write, into the Python objects asyncpg would give.
+"""Decoders of PostgreSQL's text formats. They return the Python objects that asyncpg returns.
 
-Each function takes the bytes of one value and raises ValueError for what Python cannot hold, such as the
-year 10000. Infinite dates and times become the last and first that Python has, as in asyncpg; those with a
-time zone keep one here, so that they can be compared.
+Each function takes the bytes of one value, as the type's output function writes it. It raises ValueError or
+ArithmeticError if Python cannot represent the value, such as the year 10000. Row converts these errors.
+
+Infinite dates and times become the maximum and minimum of the Python type, as in asyncpg. Unlike there, an infinite
+timestamptz has a time zone, so that it can be compared.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from subscriber.lsn import Lsn
 
 Decode = Callable[[bytes], Any]
 
-# What is no UTF-8 (a publisher in SQL_ASCII) comes as surrogate escapes and encodes back to the same bytes.
+# Bytes that are not UTF-8 (a publisher in SQL_ASCII) become surrogate escapes, which encode to the same bytes.
 text: Decode = compiled(methodcaller("decode", "utf-8", "surrogateescape"), "text_text")
 boolean: Decode = compiled(b"t".__eq__, "text_boolean")
 integer: Decode = compiled(int, "text_integer")
@@ -39,7 +41,7 @@ _OCTAL = re.compile(rb"\\(\\|[0-7]{3})")
 
 
 def float4(value: bytes) -> float:
-    """The number that the server has, which is seldom the shortest one that is written for it."""
+    """Decode real to the exact number of the server. Its text is shorter and usually another double."""
     number: float = _FLOAT4.unpack(_FLOAT4.pack(float(value)))[0]
     return number
 
@@ -50,25 +52,25 @@ def numeric(value: bytes) -> Decimal:
 
 
 def char(value: bytes) -> bytes:
-    """The one byte: those beyond ASCII are written in octal, and zero is nothing."""
+    """Decode "char" to its byte. The output function writes a byte above ASCII in octal, and zero as an empty text."""
     if len(value) == 4 and value.startswith(b"\\"):
         return bytes([int(value[1:], 8)])
     return value or b"\0"
 
 
 def vector(value: bytes) -> list[int]:
-    """An oidvector or int2vector, which is written without braces."""
+    """Decode oidvector or int2vector, which have no braces."""
     return [int(number) for number in value.split()]
 
 
 def snapshot(value: bytes) -> tuple[int, int, tuple[int, ...]]:
-    """xmin, xmax, and the transactions in progress between them."""
+    """Decode pg_snapshot to xmin, xmax, and the xids of the in-progress transactions between both."""
     least, most, between = value.split(b":")
     return int(least), int(most), tuple([int(xid) for xid in between.split(b",") if xid])
 
 
 def bytea(value: bytes) -> bytes:
-    """Both settings of bytea_output."""
+    """Decode bytea in either format of bytea_output."""
     if value.startswith(b"\\x"):
         return bytes.fromhex(value[2:].decode())
     return _OCTAL.sub(lambda m: b"\\" if m[1] == b"\\" else bytes([int(m[1], 8)]), value)
@@ -108,7 +110,7 @@ def _infinite(value: bytes) -> datetime:
 
 
 def interval(value: bytes) -> timedelta:
-    """Years have 365 days and months 30, as in asyncpg."""
+    """Decode interval. Years have 365 days and months 30, as in asyncpg."""
     written = value.decode()
     days = 0
     months = 0
@@ -140,7 +142,7 @@ def parse_uuid(value: bytes) -> uuid.UUID:
 
 
 def inet(value: bytes) -> Any:
-    """An address, or an interface when the mask is not that of one host."""
+    """Decode inet to an address, or to an interface if the mask is not that of a single host."""
     written = value.decode()
     return ipaddress.ip_interface(written) if "/" in written else ipaddress.ip_address(written)
 
