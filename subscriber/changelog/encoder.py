@@ -1,17 +1,22 @@
-"""From pgoutput messages to blocks of the change log: whole transactions, in commit order. No I/O here.
+"""BlockBuilder: builds blocks of the change log from pgoutput messages. It does no I/O.
 
     builder = BlockBuilder(position)
-    builder.add(payload)            # one message after the other, as they came
-    builder.note(position)          # a keepalive's, between transactions
-    for block in builder.take():    # what is to be written now
+    builder.add(payload)            # each message, in the order of arrival
+    builder.note(position)          # the position of a keepalive, between transactions
+    for block in builder.take():    # the blocks to write now
         …
 
-A block that ends a transaction ends with it, so that cutting a torn tail off never takes a transaction
-that was whole. A transaction larger than LIMIT is handed out in pieces before it has ended; if we die before
-its end they are cut off again.
+Invariants.
 
-The publisher describes a relation once in a session. A reader that begins in the middle needs it there, so
-descriptions are repeated: from each RESTART block on, before the relation's first change.
+- Blocks have whole transactions in commit order. A block that contains the end of a transaction ends there. So cutting
+  off a torn tail does not remove a whole transaction.
+- A transaction larger than LIMIT is returned in several blocks before it has ended.
+- A reader can start at each RESTART block. The publisher describes a relation once in a session. So its description is
+  repeated after each RESTART block, before the relation's first change.
+
+Failure cases.
+
+- Process killed before the end of a large transaction: the next writer cuts off its blocks.
 """
 
 from __future__ import annotations
@@ -22,24 +27,29 @@ from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Commit, LogicalMessage, Origin, Relation, Truncate, Type
 
-LIMIT = 1024 * 1024  # bytes of one transaction that are kept before they are handed out
-RESTART_EVERY = 1024 * 1024  # bytes between two places at which reading can begin
-FULL = 256 * 1024  # bytes of whole transactions after which another block begins
+LIMIT = 1024 * 1024  # bytes of an open transaction that are buffered before take() returns them
+RESTART_EVERY = 1024 * 1024  # bytes between two RESTART blocks
+FULL = 256 * 1024  # bytes of whole transactions after which a new block starts
 
 _ROWS = (0x49, 0x55, 0x44)  # I, U, D
 
 
 class BlockBuilder:
-    """Holds the state of one stream; a new connection gets a new one."""
+    """Builds the blocks of one replication stream. Each connection needs a new builder.
+
+    Attributes:
+        position: the end of the last added transaction, or the last noted position.
+        in_transaction: the last added message is inside a transaction.
+    """
 
     def __init__(self, position: Lsn) -> None:
-        """`position`: where the log ends. A transaction that ends at or before it is refused."""
-        self.position = position  # of everything added so far
+        """Create a builder. `position` is the end of the log: add() rejects transactions that were committed before."""
+        self.position = position
         self.in_transaction = False
         self._decoder = Decoder()
         self._described: dict[int, list[bytes]] = {}  # relid → its TYPE messages and its RELATION
-        self._types: list[bytes] = []  # since the last RELATION
-        self._present: set[int] = set()  # described since the last RESTART
+        self._types: list[bytes] = []  # TYPE messages since the last RELATION
+        self._present: set[int] = set()  # OIDs of relations described since the last RESTART block
         self._ready: list[Block] = []
         self._buffer = bytearray()
         self._whole = 0  # bytes of _buffer up to the end of the last whole transaction
@@ -48,21 +58,25 @@ class BlockBuilder:
         self._changes = self._whole_changes = 0
         self._noted = False
         self._since_restart = 0
-        self._restart = True  # the next block is to be one
+        self._restart = True  # the next block becomes a RESTART block
 
     @property
     def size(self) -> int:
-        """Bytes that wait for take()."""
+        """Bytes that take() has not returned yet."""
         return len(self._buffer) + sum(len(block.body) for block in self._ready)
 
     def restart(self) -> None:
-        """Begin a RESTART block with the next transaction."""
+        """Start a RESTART block with the next transaction."""
         self._since_restart = RESTART_EVERY
         if not self._buffer:
             self._begin_restart()
 
     def add(self, payload: bytes) -> None:
-        """Take the stream's next message. Raises ProtocolError if it may not come now."""
+        """Add the next message of the stream.
+
+        Raises:
+            ProtocolError: the message is damaged or out of order, or its transaction is in the log already.
+        """
         letter = payload[0] if payload else 0
         if letter in _ROWS:
             self._inside(letter)
@@ -75,13 +89,13 @@ class BlockBuilder:
             self._add_rare(payload)
 
     def note(self, position: Lsn) -> None:
-        """The stream stands at `position`; does nothing inside a transaction."""
+        """Record that the publisher has sent everything before `position`. Does nothing inside a transaction."""
         if position > self.position and not self.in_transaction:
             self.position = position
             self._noted = True
 
     def take(self) -> list[Block]:
-        """The blocks to write now, in order; what has begun and is small stays for the next time."""
+        """Return the blocks to write now, in order. A small open transaction remains in the builder."""
         blocks, self._ready = self._ready, []
         if self._whole:
             blocks.append(self._cut(self._whole, BOUNDARY))
@@ -139,11 +153,11 @@ class BlockBuilder:
                 self._commit(self._begun, message)
                 return
             case LogicalMessage(transactional=False):
-                return  # belongs to no transaction, and comes again after a reconnect
+                return  # outside of transactions, and repeated after a reconnect
             case Relation() if self.in_transaction:
                 self._described[message.relid] = [*self._types, payload]
                 self._types.clear()
-                self._present.discard(message.relid)  # written when it is used
+                self._present.discard(message.relid)  # written before the next change of the relation
                 return
             case Type() if self.in_transaction:
                 self._types.append(payload)

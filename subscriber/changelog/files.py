@@ -1,21 +1,24 @@
-"""The files of a change log, as its writer and its readers find them.
+"""The files of a change log, for its writer and its readers.
 
-log.json                                       what the log is of: publisher, publications, slot; and a checksum
-0000000001A2B3C8-0000000001FFE010.changes      a sealed segment: it starts after the one, ends at the other
-0000000001FFE010.open                          the segment being written
-durable                                        how far that one may be read (segment.Durable)
-lock                                           held by the process that writes
+log.json                                       the publisher, publications, slot and start of the log, and a checksum
+0000000001A2B3C8-0000000001FFE010.changes      a sealed segment, named by its start and end positions
+0000000001FFE010.open                          the open segment, which the writer appends to
+durable                                        the offset up to which the open segment is on disk (segment.py:Durable)
+lock                                           locked by the writer
 
-Invariants: the segments follow one another without gap or overlap. The header of each names the publisher of
-log.json and the start that its file name states. All errors are ChangeLogErrors with file, offset and hint.
+Invariants.
 
-Failure cases:
+- The segments follow one another without gap or overlap.
+- The header of each segment has the publisher of log.json and the start of its file name.
+- Errors are ChangeLogErrors, which name the file and have a hint. Damage in a segment has the offset too.
 
-- Bit flipped, or file cut short, in a segment: ChangeLogDamaged, with the position from which changes are missing.
-- Segment missing, or two segments that overlap: ChangeLogDamaged, with the names of both neighbors.
-- Segment copied from another log, or renamed: ChangeLogDamaged, as header and name or log.json differ.
-- log.json edited or damaged: ChangeLogDamaged, as the checksum differs. An earlier version wrote log.json without a
-  checksum; such a file has the four fields of `Identity` and no other.
+Failure cases.
+
+- Bit flipped in a segment, or the file truncated: ChangeLogDamaged, with the position from which changes are missing.
+- Segment missing, or two segments overlap: ChangeLogDamaged, with the names of both neighbors.
+- Segment copied from another log, or renamed: ChangeLogDamaged, because its header differs from its name or log.json.
+- log.json edited or damaged: ChangeLogDamaged, because the checksum differs. An earlier version wrote log.json without
+  a checksum. Such a file has the four fields of `Identity` and no other.
 - "durable" lost or damaged: readers and the writer check the blocks of the open segment instead.
 - "durable" read while the writer changes it: its checksum differs, and it is read again.
 - Segment sealed or removed while it is read: the reader keeps its descriptor.
@@ -61,7 +64,7 @@ LOCK = "lock"
 SEALED = ".changes"
 OPEN = ".open"
 _NAME = re.compile(r"(?P<start>[0-9A-F]{16})(\.open|-(?P<end>[0-9A-F]{16})\.changes)")
-ATTEMPTS = 10  # to read a directory or a file that the writer may be changing
+ATTEMPTS = 10  # number of attempts to read a directory or file that the writer may be changing
 
 RESTORE = (
     "Restore the file from a copy. Without a copy, begin a new log with `subscriber archive` in another directory, "
@@ -70,12 +73,12 @@ RESTORE = (
 
 
 def damaged(message: str, *, detail: str, hint: str = RESTORE) -> ChangeLogDamaged:
-    """Return the error for damage; its hint is the way out."""
+    """Return the error for damage. Its hint says how to repair the log."""
     return ChangeLogDamaged(message, detail=detail, hint=hint)
 
 
 def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeLogError:
-    """Return the error for a file or directory that the system does not let this process read."""
+    """Return the error for a file or directory that this process cannot read. None for `offset`: not known."""
     return ChangeLogError(
         f'could not read file "{path}"{f" at offset {offset}" if offset is not None else ""}: {error.strerror}',
         hint="Check the file system, and that the user of this process may read the directory and its files.",
@@ -85,7 +88,7 @@ def unreadable(path: Path, error: OSError, offset: int | None = None) -> ChangeL
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn an OSError of the block into a ChangeLogError, but for FileNotFoundError."""
+    """Turn an OSError of the block into a ChangeLogError. FileNotFoundError is raised as it is."""
     try:
         yield
     except FileNotFoundError:
@@ -96,7 +99,7 @@ def reading(path: Path) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What a log is of. `start` is where it begins, in the publisher's WAL."""
+    """The contents of log.json: the source of a change log, and its start position."""
 
     system_id: int
     slot: str
@@ -104,7 +107,7 @@ class Identity:
     start: Lsn
 
     def write(self, directory: Path) -> None:
-        """Put it there, whole or not at all, durably."""
+        """Write log.json atomically, and sync it. Raises OSError."""
         fields = {**asdict(self), "start": str(self.start), "system_id": str(self.system_id)}
         temporary = directory / f"{IDENTITY}.tmp"
         with temporary.open("w") as file:
@@ -116,10 +119,10 @@ class Identity:
 
     @classmethod
     def read(cls, directory: Path) -> Identity | None:
-        """Return what log.json says; None where there is no log.
+        """Read log.json. Returns None if the directory has no log.
 
         Raises:
-            ChangeLogDamaged: the file is not as it was written.
+            ChangeLogDamaged: the file was changed or damaged.
             ChangeLogError: the file cannot be read.
         """
         path = directory / IDENTITY
@@ -144,7 +147,7 @@ def _checksum(fields: dict[str, Any]) -> str:
 
 @dataclass(frozen=True, slots=True, order=True)
 class SegmentFile:
-    """A segment as its name tells. `end` is None for the open one."""
+    """A segment, by its file name. `end` is None for the open segment."""
 
     start: Lsn
     end: Lsn | None
@@ -152,7 +155,7 @@ class SegmentFile:
 
     @classmethod
     def of(cls, path: Path) -> SegmentFile | None:
-        """None for a file that is no segment."""
+        """Return the segment with this path. None: the file is not a segment."""
         if match := _NAME.fullmatch(path.name):
             start, end = match["start"], match["end"]
             return cls(Lsn(int(start, 16)), Lsn(int(end, 16)) if end else None, path)
@@ -168,10 +171,11 @@ def open_path(directory: Path, start: Lsn) -> Path:
 
 
 def segment_files(directory: Path, identity: Identity | None = None) -> list[SegmentFile]:
-    """Return all segments, oldest first; the open one, if there is one, last.
+    """Return all segments, oldest first. The open segment is the last one, if there is one.
 
     Args:
-        identity: what log.json says; None if there is none.
+        directory: the directory of the log.
+        identity: the contents of log.json. None: the start of the log is not checked.
 
     Raises:
         ChangeLogDamaged: segments are missing, overlap, or start before the log does.
@@ -200,7 +204,7 @@ def segment_files(directory: Path, identity: Identity | None = None) -> list[Seg
 
 
 def sync_directory(directory: Path) -> None:
-    """Make what was created, renamed or removed in a directory durable."""
+    """Sync a directory, so that files created, renamed or removed in it survive a crash."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -209,7 +213,7 @@ def sync_directory(directory: Path) -> None:
 
 
 def read_durable(directory: Path) -> Durable | None:
-    """Return what the file "durable" says; None if it is missing, empty or damaged."""
+    """Read the file "durable". Returns None if it is missing, empty or damaged."""
     path = directory / DURABLE
     for _ in range(ATTEMPTS):
         with contextlib.suppress(TornBlock), reading(path):
@@ -221,7 +225,7 @@ def read_durable(directory: Path) -> Durable | None:
 
 
 def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
-    """Raise ChangeLogDamaged if the log ends at `end`, although more has been recorded as durable."""
+    """Raise ChangeLogDamaged if the log ends at `end`, although the file "durable" records a later position."""
     if recorded is not None and recorded.position > end:
         raise damaged(
             f'the change log in "{directory}" ends at {end}, but had everything before {recorded.position}',
@@ -230,7 +234,7 @@ def check_recorded(directory: Path, end: Lsn, recorded: Durable | None) -> None:
 
 
 class Place(NamedTuple):
-    """A block in a segment. `before` is the position at which the last transaction in front of the block ends."""
+    """A block in a segment. `before` is the end of the last transaction before the block."""
 
     offset: int
     before: Lsn
@@ -238,32 +242,41 @@ class Place(NamedTuple):
 
 
 class Index(NamedTuple):
-    """Where reading can begin in a segment: (offset, position before it), oldest first; and where it ends."""
+    """The places in a segment at which a reader can start, in ascending order, and the end of its blocks."""
 
-    places: list[tuple[int, Lsn]]
-    stop: int
+    places: list[tuple[int, Lsn]]  # offset of a RESTART block, and the position before it
+    stop: int  # offset after the last block, not counting the index block
 
 
 @dataclass(slots=True)
 class Extent:
-    """The whole transactions at the front of an open segment."""
+    """The whole transactions at the start of an open segment."""
 
-    offset: int  # where they end
-    position: Lsn  # of that end
+    offset: int  # after the last whole transaction
+    position: Lsn  # end of the last whole transaction
     changes: int
     places: list[tuple[int, Lsn]]  # as in Index
-    torn: int | None  # offset of the first bytes that are no whole block; None if there are none
+    torn: int | None  # offset of the first bytes that are not a whole block; None: all blocks are whole
 
 
 class SegmentReader:
-    """Reads one segment's blocks by their offsets. All its methods raise ChangeLogError when the system refuses."""
+    """Reads the blocks of one segment by their offsets.
+
+    Methods that read the file raise ChangeLogError if a system call fails, in addition to the errors they document.
+
+    Attributes:
+        file: the segment's name.
+        start: its start position.
+        system_id: the publisher's system identifier in its header.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Open a segment, whose `path` is one that SegmentFile.of() knows.
+        """Open a segment. `path` must be the path of a segment, see SegmentFile.of().
 
         Raises:
-            FileNotFoundError: there is no such file, perhaps because it has been sealed, and so renamed.
-            ChangeLogDamaged: the header is damaged, or that of another segment.
+            FileNotFoundError: the file does not exist, for example because the segment has been sealed and renamed.
+            ChangeLogDamaged: the header is damaged, or belongs to another segment.
+            ChangeLogError: the segment has an unknown format.
         """
         file = SegmentFile.of(path)
         assert file is not None
@@ -282,7 +295,7 @@ class SegmentReader:
             system_id, start = decode_header(self._read(HEADER_SIZE, 0))
         except TornBlock:
             raise self.damage(0, self.start) from None
-        except ChangeLogError as error:  # of a format that is not known
+        except ChangeLogError as error:  # the format is unknown
             error.context.append(f'reading "{self.file.path}"')
             raise
         if start != self.start:
@@ -303,12 +316,12 @@ class SegmentReader:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the file in bytes."""
         with reading(self.file.path):
             return os.fstat(self._fd).st_size
 
     def _read(self, size: int, offset: int) -> bytes:
-        """`size` bytes from `offset` on; fewer where the file ends."""
+        """Return `size` bytes from `offset` on, or fewer at the end of the file."""
         try:
             data = os.pread(self._fd, size, offset)
             while len(data) < size and (more := os.pread(self._fd, size - len(data), offset + len(data))):
@@ -318,7 +331,7 @@ class SegmentReader:
         return data
 
     def check_publisher(self, system_id: int) -> None:
-        """Raise ChangeLogDamaged if the segment is not of the publisher that log.json names."""
+        """Raise ChangeLogDamaged if the segment has another publisher than log.json, `system_id`."""
         if self.system_id != system_id:
             raise damaged(
                 f'change log file "{self.file.path}" is of another publisher than the log',
@@ -329,7 +342,9 @@ class SegmentReader:
         """Return the error for damaged bytes at `offset`.
 
         Args:
-            before: the end of the last whole transaction in front of `offset`; None: the heads in front of it say.
+            offset: the offset of the damage.
+            before: the end of the last whole transaction before `offset`. None: read it from the block heads.
+            detail: more sentences for the error's detail, with a space first.
         """
         end = f" and before {self.file.end}" if self.file.end is not None else ""
         before = self._position(offset) if before is None else before
@@ -339,7 +354,7 @@ class SegmentReader:
         )
 
     def _position(self, offset: int) -> Lsn:
-        """Where the last whole transaction in front of `offset` ends, as far as the heads there say so."""
+        """Return the end of the last whole transaction before `offset`, up to the first damaged head."""
         found = self.start
         with contextlib.suppress(ChangeLogDamaged):
             for place in self.heads(HEADER_SIZE, self.start, offset):
@@ -354,10 +369,15 @@ class SegmentReader:
         return decode_body(head, self._read(head.length, offset + BLOCK_SIZE))
 
     def heads(self, offset: int, before: Lsn, stop: int) -> Iterator[Place]:
-        """Give each block from `offset` to `stop`, without its body.
+        """Yield each block from `offset` to `stop`, without its body.
+
+        Args:
+            offset: the offset of a block.
+            before: the end of the last transaction before that block.
+            stop: the offset after the last block.
 
         Raises:
-            ChangeLogDamaged: no block is there, or none ends at `stop`.
+            ChangeLogDamaged: a head is damaged, or no block ends at `stop`.
         """
         while offset < stop:
             try:
@@ -373,10 +393,10 @@ class SegmentReader:
                 before = head.position
 
     def blocks(self, offset: int, stop: int) -> Iterator[tuple[int, Block]]:
-        """Give each block from `offset` to `stop`, at which no transaction may be open, and its offset.
+        """Yield the offset of each block from `offset` to `stop`, and the block. No transaction is open at `stop`.
 
         Raises:
-            ChangeLogDamaged: a block is not as it was written, or none that ends a transaction ends at `stop`.
+            ChangeLogDamaged: a block is damaged, or no block with BOUNDARY ends at `stop`.
         """
         boundary = True
         while offset < stop:
@@ -407,18 +427,18 @@ class SegmentReader:
             block = self._block(found)
             if block.kind != INDEX or block.position != self.file.end or found + block.size != offset:
                 raise TornBlock
-            # From the header on, so that no index, however it was written, makes a reader leave blocks out.
+            # The first place is the header, so that a wrong index cannot make a reader skip the first blocks.
             return Index([(HEADER_SIZE, self.start), *decode_index(block.body)[1:]], found)
         except TornBlock:
             raise self.damage(max(0, offset), self.start) from None
 
     def extent(self) -> Extent:
-        """Find the whole transactions at the front of an open segment, by reading all its blocks."""
+        """Read all blocks of an open segment, and return its whole transactions."""
         offset, changes, places = HEADER_SIZE, 0, list[tuple[int, Lsn]]()
         found = Extent(offset, self.start, 0, [], None)
         size = self.size
         try:
-            # An index is there if the writer was killed before it had renamed the file.
+            # The segment has an index if the writer was killed before it renamed the file.
             while offset < size and (block := self._block(offset)).kind != INDEX:
                 if block.restart:
                     places.append((offset, found.position))

@@ -1,29 +1,31 @@
-"""Reading the change log: by LSN range, in pieces that can be read independently, from any process.
+"""ChangeLog reads a range of LSNs from the change log, in pieces that any process can read independently.
 
     log = ChangeLog(directory)
     for piece in log.pieces(start, log.end()):      # start < committed <= end
         for change in read(log.directory, piece):
             …
 
-A range (start, end] has the transactions whose commit record starts at or after `start` and before `end`; every
-position that a transaction ends at, and every one that a server gives as its own, falls between two.
+A range (start, end] has the transactions whose commit record starts at or after `start` and before `end`. The end of a
+transaction and the current position of a server always lie between two transactions.
 
-What is read is what is durable: sealed segments, and the open one as far as the file "durable" says. A
-segment may be sealed, and so get another name, at any time; it is then looked for again.
+Invariants.
 
-Invariants: a piece is read from its first block to its last, and the last one ends a transaction. All pieces of a range
-together have every block of the range. A reader raises ChangeLogError where it cannot read them; it never ends early.
+- Readers see durable transactions only: sealed segments, and the open one up to the offset in the file "durable".
+- A segment is renamed when it is sealed, which can happen at any time. The reader then searches for the other name.
+- A piece is read from its first block to its last, which ends a transaction. All pieces of a range together have all
+  blocks of the range. A reader raises ChangeLogError if it cannot read them, and does not end early.
 
-Failure cases, besides those of changelog/files.py:
+Failure cases, in addition to those of changelog/files.py.
 
-- Segment renamed while the directory is listed, so that the listing has it twice or not at all: it is listed again.
-- Segment removed by retention before it is opened: an error, as changes are missing for this reader.
+- Segment renamed while the directory is listed, so that the list has it twice or not at all: the directory is listed
+  again.
+- Segment removed by retention before it is opened: ChangeLogError, because changes are missing for this reader.
 - Segment sealed or removed while a piece is read: the piece is read to its end from the open descriptor.
-- "durable" records more than the files have, as the newest are missing: ChangeLogDamaged.
-- "durable" older than the newest sealed segment, after a crash of the machine: the log ends with that segment.
-- "durable" lost, and bytes behind the last whole transaction: ChangeLogDamaged, as these may be an unfinished write or
-  damage. `subscriber archive` knows from its slot which, and records again how far the log goes.
-- Trailer, index or file name of a sealed segment damaged: ChangeLogDamaged; the segment is not read.
+- "durable" records more than the files have, because the newest are missing: ChangeLogDamaged.
+- "durable" is older than the newest sealed segment, after a crash of the machine: the log ends with that segment.
+- "durable" lost, and the open segment has bytes after the last whole transaction: ChangeLogDamaged. The bytes may be an
+  unfinished write or damage. `subscriber archive` decides that by the position of its slot, and writes "durable" again.
+- Trailer, index or file name of a sealed segment damaged: ChangeLogDamaged. The segment is not read.
 """
 
 from __future__ import annotations
@@ -78,22 +80,22 @@ _COMMIT = 0x43  # C
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of one segment that can be read by itself, for the transactions of (after, upto] in it."""
+    """A part of one segment that can be read by itself. A reader yields its transactions in (after, upto]."""
 
-    segment: Lsn  # where the segment starts
-    offset: int
-    stop: int
+    segment: Lsn  # start position of the segment
+    offset: int  # of the first block
+    stop: int  # offset after the last block
     after: Lsn
     upto: Lsn
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """The size of the part in bytes."""
         return self.stop - self.offset
 
 
 class Reach(NamedTuple):
-    """A position and what there is to read up to it. `size` is in bytes."""
+    """A position, and the changes and bytes that a reader reads before it."""
 
     position: Lsn
     changes: int
@@ -102,11 +104,11 @@ class Reach(NamedTuple):
 
 @dataclass(slots=True)
 class LoggedChange:
-    """One change of a committed transaction. `number` counts from 0 within the transaction."""
+    """One change of a committed transaction."""
 
     begin: Begin
-    number: int
-    relations: tuple[Relation, ...]  # one for a row, all of a truncate's, none for a message
+    number: int  # position of the change in its transaction, from 0
+    relations: tuple[Relation, ...]  # one for a row, all tables of a TRUNCATE, none for a logical message
     message: Insert | Update | Delete | Truncate | LogicalMessage
 
 
@@ -114,7 +116,12 @@ Scanned: TypeAlias = tuple[Begin, int, tuple[Relation, ...], bytes]
 
 
 class ChangeLog:
-    """A change log as it is on disk. Blocking; keeps nothing open between two calls."""
+    """A change log on disk. Methods block, and keep no file open between two calls.
+
+    Attributes:
+        directory: the directory of the log.
+        identity: the contents of log.json.
+    """
 
     def __init__(self, directory: Path | str) -> None:
         """Open a log for reading.
@@ -134,20 +141,25 @@ class ChangeLog:
         self.identity = identity
 
     def files(self) -> list[SegmentFile]:
-        """All segments, oldest first."""
+        """Return all segments, oldest first.
+
+        Raises:
+            ChangeLogDamaged: segments are missing or damaged.
+            ChangeLogError: the log cannot be read.
+        """
         return self._state()[0]
 
     def start(self) -> Lsn:
-        """Where the oldest segment starts that retention has left."""
+        """Return the start of the oldest segment that retention has left. Raises as files()."""
         files = self.files()
         return files[0].start if files else self.identity.start
 
     def end(self) -> Lsn:
-        """The log has everything before this position, durably."""
+        """Return the position before which the log has all transactions on disk. Raises as files()."""
         return self._state()[1].position
 
     def _state(self) -> tuple[list[SegmentFile], Durable]:
-        """The segments, and how far they may be read; listed again while a segment may be getting its other name."""
+        """Return the segments, and the durable end of the open one. Retries, because a segment may be renamed."""
         for _ in range(ATTEMPTS):
             recorded = read_durable(self.directory)
             try:
@@ -160,7 +172,7 @@ class ChangeLog:
         raise damage
 
     def _durable(self, files: list[SegmentFile], recorded: Durable | None) -> Durable:
-        """How far `files` may be read."""
+        """Return the durable end of `files`, and check it against the file "durable"."""
         last = files[-1] if files else None
         if last is not None and last.end is None:
             if recorded is None:
@@ -174,7 +186,7 @@ class ChangeLog:
         return Durable(end, HEADER_SIZE, end, 0)
 
     def _unrecorded(self, file: SegmentFile) -> Durable:
-        """What the file "durable" should say, from the blocks of the open segment."""
+        """Return the durable end from the blocks of the open segment, in place of a missing file "durable"."""
         with SegmentReader(file.path) as reader:
             extent = reader.extent()
             if extent.torn is not None:
@@ -186,7 +198,7 @@ class ChangeLog:
     # --- ranges ---------------------------------------------------------------------------------
 
     def check(self, start: Lsn) -> None:
-        """Raises ChangeLogError when something after `start` has been removed, or was never there."""
+        """Raise ChangeLogError if the log does not have all changes after `start`."""
         self._check_start(self.files(), start)
 
     def _check_start(self, files: list[SegmentFile], start: Lsn) -> None:
@@ -200,7 +212,12 @@ class ChangeLog:
             )
 
     def pieces(self, start: Lsn, end: Lsn, *, size: int = PIECE) -> list[Piece]:
-        """What to read for the transactions of (start, end], in order; pieces of about `size` bytes.
+        """Return the pieces that have the transactions of (start, end], in order.
+
+        Args:
+            start: the reader has everything before this position.
+            end: at most end().
+            size: bytes of a piece, approximately.
 
         Raises:
             ChangeLogDamaged: the files cannot be read up to `end`.
@@ -233,12 +250,19 @@ class ChangeLog:
         return reader
 
     def reach(self, start: Lsn, *, changes: int | None = None, size: int | None = None) -> Reach:
-        """Return the position that a reader reaches from `start` with so many changes or bytes.
+        """Return the position that a reader reaches from `start` with this number of changes or bytes.
 
-        It is the first end of a transaction that completes them, or end().
+        It is the first boundary of blocks at which one of the limits is reached, or end(). A block holds up to some
+        hundred kilobytes of small transactions. The block that contains `start` counts as a whole.
 
-        Positions are those of blocks, which hold up to some hundred kilobytes of small transactions. One in which
-        `start` lies counts as a whole.
+        Args:
+            start: the reader has everything before this position.
+            changes: number of changes. None: no limit.
+            size: bytes. None: no limit.
+
+        Raises:
+            ChangeLogDamaged: the files cannot be read.
+            ChangeLogError: the log cannot be read.
         """
         files, durable = self._state()
         found = Reach(durable.position, 0, 0)
@@ -262,7 +286,16 @@ class ChangeLog:
         return found
 
     def relation(self, table: str) -> Relation | None:
-        """The newest description of schema.name; None if the log has no change of it. Looks from the end backwards."""
+        """Return the newest description of a table. None: the log has no change of this table.
+
+        Searches from the end of the log backwards, and reads the whole log in the worst case.
+
+        Args:
+            table: `schema.name`.
+
+        Raises:
+            ChangeLogError: the log cannot be read.
+        """
         for piece in reversed(self.pieces(self.start(), self.end(), size=1)):
             found: list[Relation] = []
 
@@ -280,7 +313,7 @@ class ChangeLog:
     # --- checking -------------------------------------------------------------------------------
 
     def damage(self) -> list[ChangeLogDamaged]:
-        """Read the whole log, and return the first damage in each of its segments.
+        """Read the whole log, and return the first damage in each segment.
 
         Raises:
             ChangeLogDamaged: the segments do not follow one another, or the newest are missing.
@@ -294,7 +327,7 @@ class ChangeLog:
             except ChangeLogDamaged as error:
                 found.append(error)
             except ChangeLogError:
-                if file.start >= self.start():  # otherwise retention has removed it meanwhile
+                if file.start >= self.start():  # otherwise retention has removed the segment
                     raise
         return found
 
@@ -312,12 +345,12 @@ class ChangeLog:
 
 
 def _stop(file: SegmentFile, durable: Durable) -> int:
-    """The offset up to which an open segment may be read."""
+    """Return the offset up to which the blocks of an open segment are durable."""
     return durable.offset if file.start == durable.segment else HEADER_SIZE
 
 
 def _index(reader: SegmentReader, file: SegmentFile, durable: Durable) -> Index:
-    """The index of a segment, also of the open one."""
+    """Return the index of a sealed segment, or build that of the open one from its block heads."""
     if file.end is not None:
         return reader.index()
     stop, position = _stop(file, durable), file.start
@@ -332,7 +365,7 @@ def _index(reader: SegmentReader, file: SegmentFile, durable: Durable) -> Index:
 
 
 def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end: Lsn, size: int) -> list[Piece]:
-    """Cut a segment at its places into pieces that together hold (start, end]."""
+    """Cut a segment at its RESTART blocks into pieces that together hold (start, end]."""
     bounds = [*places, (stop, end)]
     pieces: list[Piece] = []
     begin: int | None = None
@@ -349,7 +382,7 @@ def _cut(segment: Lsn, places: list[tuple[int, Lsn]], stop: int, start: Lsn, end
 
 
 def _opened(directory: Path, segment: Lsn) -> SegmentReader:
-    """The segment that starts there, under whichever of its two names it has at the moment."""
+    """Open a segment by its start position, under the name of a sealed or of an open segment."""
     for _ in range(ATTEMPTS):
         with suppress(FileNotFoundError):
             sealed = next(directory.glob(f"{segment:016X}-*.changes"), None)
@@ -365,9 +398,16 @@ def _opened(directory: Path, segment: Lsn) -> SegmentReader:
 def read(
     directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True
 ) -> Iterator[LoggedChange]:
-    """The changes of a piece's transactions in commit order; rows only of relations that are `wanted`.
+    """Yield the changes of a piece's transactions in commit order.
 
-    Raises ChangeLogError for damage; what came before it has been given out, as whole changes.
+    Args:
+        directory: the directory of the log.
+        piece: from ChangeLog.pieces().
+        wanted: returns False to skip the row changes of a relation. Truncates and logical messages are not skipped.
+
+    Raises:
+        ChangeLogDamaged: the piece is damaged. The changes before the damage have been yielded.
+        ChangeLogError: the piece cannot be read, or retention has removed its segment.
     """
     decode = Decoder().decode
     with _readable(directory, piece):
@@ -378,12 +418,13 @@ def read(
 
 
 def scan(directory: Path, piece: Piece, *, wanted: Callable[[Relation], bool] = lambda _: True) -> Iterator[Scanned]:
-    """As read(), for readers that look into few changes: (begin, number, relations, payload), with rows as they came.
+    """Yield (begin, number, relations, payload) of each change, for readers that decode few changes.
 
-    They have not been checked. Row after row of one relation has the very same tuple of it.
+    Row changes are not decoded and not checked. Consecutive changes of a relation have the same tuple object, until the
+    log describes the relation again. Args and errors are those of read().
     """
     relations: dict[int, Relation] = {}
-    rows: dict[int, tuple[Relation]] = {}  # of relations that are wanted
+    rows: dict[int, tuple[Relation]] = {}  # the wanted relations, by OID
     decode = Decoder().decode
     begin: Begin | None = None
     number = 0

@@ -1,25 +1,31 @@
-"""The bytes of a segment of the change log: a header, then blocks. No I/O here.
+"""The format of a segment of the change log: a header, then blocks. This module does no I/O.
 
-    segment   header, block, block, …; a sealed one ends with an index block and 16 bytes that say where it is
-    header    magic, format version, the publisher's system identifier, where the segment starts, checksum
+Purpose. All numbers are big-endian, as in the replication protocol.
+
+    segment   header, block, block, …; a sealed segment ends with an index block and a trailer of 16 bytes
+    header    magic, format version, the publisher's system identifier, start of the segment, checksum
     block     kind, flags, length of the body, position, transactions, changes, two checksums; the body
-    body      of MESSAGES: pgoutput messages as they came, each after its length in four bytes
-              of POSITION: nothing; everything before the position is in the log, and there is no more
-              of INDEX: (offset, position) of each block from which reading can begin
+    body      of MESSAGES: pgoutput messages as received, each after its length in four bytes
+              of POSITION: empty; the log has all transactions before the position
+              of INDEX: (offset, position before it) of each RESTART block
+    trailer   offset of the index block, magic
 
-All numbers are big-endian, as on the wire. Checksums are CRC-32: one of a block's body, so that what is in
-front of it can be trusted without reading the body; one of that, and of the segment and offset the block was
-written for: a block that is intact but in the wrong place is damage, too.
+Invariants.
 
-The 16 bytes at the end have no checksum and need none, so all segments of format 1 are equally protected. Their
-offset counts only where an index block lies that was written for this offset and ends at these 16 bytes. The index
-block's position must be the end that the file name states (logfiles.SegmentReader.index()).
+- BOUNDARY on a block means that no transaction is open at its end. `position` is this end in the publisher's WAL.
+- RESTART on a block means that a reader can start there. No transaction is open before the block, and each relation is
+  described again before its first change.
+- A block has two CRC-32 checksums. The first covers the body, so that a reader can trust the head without reading the
+  body. The second covers the head, the segment's start and the block's offset.
 
-BOUNDARY on a block says that no transaction is open at its end, and `position` is where that end stands in
-the publisher's WAL. RESTART says that reading can begin here: no transaction is open before it either,
-and each relation is described again before its first change.
+Failure cases.
 
-Source for what a block must survive: PostgreSQL's WAL records, xlogreader.c, ValidXLogRecord().
+- An intact block is in the wrong place: its second checksum fails.
+- The trailer is damaged: it has no checksum and needs none, so all segments of format 1 are equally protected. A reader
+  accepts its offset if an index block was written for this offset and ends at the trailer. The position of the index
+  block must be the end in the file name (files.py:SegmentReader.index).
+
+Source for the damage that a block must reveal: PostgreSQL's WAL records, ValidXLogRecord() in xlogreader.c.
 """
 
 from __future__ import annotations
@@ -44,34 +50,34 @@ RESTART = 2
 MAGIC = b"PGCHLOG\n"
 VERSION = 1
 
-_HEADER = struct.Struct(">8sIQQ")  # and the checksum
+_HEADER = struct.Struct(">8sIQQ")  # then the checksum
 HEADER_SIZE = _HEADER.size + 4
-_BLOCK = struct.Struct(">BBIQIII")  # the last is the body's checksum; and the head's
+_BLOCK = struct.Struct(">BBIQIII")  # the last number is the body's checksum; then the head's checksum
 BLOCK_SIZE = _BLOCK.size + 4
 _PLACE = struct.Struct(">QQ")
 _ENTRY = struct.Struct(">QQ")
 _TRAILER = struct.Struct(">Q8s")
 TRAILER_SIZE = _TRAILER.size
-_STATE = struct.Struct(">QQQQ")  # and the checksum
+_STATE = struct.Struct(">QQQQ")  # then the checksum
 STATE_SIZE = _STATE.size + 4
 
 
 class TornBlock(Exception):
     """The bytes are not a whole header, block or trailer: the file ends here, or is damaged here.
 
-    Only this package sees it: files.py, which knows file and offset, raises ChangeLogDamaged instead.
+    It does not leave this package: files.py and reader.py know the file and the offset, and raise ChangeLogDamaged.
     """
 
 
 @dataclass(slots=True)
 class Block:
-    """`position` is 0 unless a transaction ends in it; `changes` counts rows, truncates and messages."""
+    """A block of a segment."""
 
-    kind: int
-    flags: int
-    position: Lsn
-    transactions: int
-    changes: int
+    kind: int  # MESSAGES, POSITION or INDEX
+    flags: int  # BOUNDARY, RESTART
+    position: Lsn  # 0 without BOUNDARY
+    transactions: int  # number of transactions that end in the block
+    changes: int  # number of rows, truncates and logical messages
     body: bytes
 
     @property
@@ -84,20 +90,20 @@ class Block:
 
     @property
     def size(self) -> int:
-        """Bytes in the file."""
+        """The size of the block in the file, in bytes."""
         return BLOCK_SIZE + len(self.body)
 
 
 class BlockHead(NamedTuple):
-    """A block without its body, `length` bytes; `checksum` is the body's, still to be compared."""
+    """A block without its body."""
 
     kind: int
     flags: int
-    length: int
+    length: int  # of the body, in bytes
     position: Lsn
     transactions: int
     changes: int
-    checksum: int
+    checksum: int  # of the body, which decode_body() compares
 
 
 def encode_header(system_id: int, start: Lsn) -> bytes:
@@ -106,7 +112,12 @@ def encode_header(system_id: int, start: Lsn) -> bytes:
 
 
 def decode_header(data: bytes) -> tuple[int, Lsn]:
-    """(system identifier, start). Raises TornBlock when the bytes are not a whole header."""
+    """Return the system identifier and the start position in a header.
+
+    Raises:
+        TornBlock: the bytes are not a whole header.
+        ChangeLogError: the format is unknown.
+    """
     head = data[: _HEADER.size]
     if len(data) < HEADER_SIZE or zlib.crc32(head) != int.from_bytes(data[_HEADER.size : HEADER_SIZE], "big"):
         raise TornBlock
@@ -123,14 +134,18 @@ def decode_header(data: bytes) -> tuple[int, Lsn]:
 
 
 def encode_block(block: Block, segment: Lsn, offset: int) -> bytes:
-    """The block as it stands at `offset` of the segment that starts at `segment`."""
+    """Encode a block for `offset` of the segment that starts at `segment`."""
     numbers = (block.position, block.transactions, block.changes, zlib.crc32(block.body))
     head = _BLOCK.pack(block.kind, block.flags, len(block.body), *numbers)
     return head + _checksum(head, segment, offset) + block.body
 
 
 def decode_head(data: bytes, segment: Lsn, offset: int) -> BlockHead:
-    """Read BLOCK_SIZE bytes from `offset` of a segment. Raises TornBlock when no block was written there."""
+    """Decode the head of a block from the BLOCK_SIZE bytes at `offset` of a segment.
+
+    Raises:
+        TornBlock: the bytes are not the head of a block that was written there.
+    """
     packed = data[: _BLOCK.size]
     if len(data) != BLOCK_SIZE or data[_BLOCK.size :] != _checksum(packed, segment, offset):
         raise TornBlock
@@ -139,7 +154,7 @@ def decode_head(data: bytes, segment: Lsn, offset: int) -> BlockHead:
 
 
 def decode_body(head: BlockHead, body: bytes) -> Block:
-    """Put a block together again. Raises TornBlock when the body is not the one that was written."""
+    """Return the block with this head and body. Raises TornBlock if the body is damaged."""
     if len(body) != head.length or zlib.crc32(body) != head.checksum:
         raise TornBlock
     return Block(head.kind, head.flags, head.position, head.transactions, head.changes, body)
@@ -150,7 +165,7 @@ def _checksum(head: bytes, segment: Lsn, offset: int) -> bytes:
 
 
 def split_messages(body: bytes) -> Iterator[bytes]:
-    """The messages of a MESSAGES body. Raises TornBlock when the lengths do not add up."""
+    """Yield the messages of a MESSAGES body. Raises TornBlock if a length is wrong."""
     pos, end = 0, len(body)
     while pos < end:
         length = int.from_bytes(body[pos : pos + 4], "big")
@@ -161,12 +176,12 @@ def split_messages(body: bytes) -> Iterator[bytes]:
 
 
 def encode_index(entries: list[tuple[int, Lsn]]) -> bytes:
-    """The body of an INDEX block: (offset of a RESTART block, position before it)."""
+    """Encode the body of an INDEX block. An entry is the offset of a RESTART block and the position before it."""
     return b"".join([_ENTRY.pack(offset, position) for offset, position in entries])
 
 
 def decode_index(body: bytes) -> list[tuple[int, Lsn]]:
-    """Raises TornBlock for anything else than what encode_index() gives."""
+    """Decode the body of an INDEX block. Raises TornBlock if its length is wrong."""
     if len(body) % _ENTRY.size:
         raise TornBlock
     return [(offset, Lsn(position)) for offset, position in _ENTRY.iter_unpack(body)]
@@ -177,7 +192,7 @@ def encode_trailer(index_offset: int) -> bytes:
 
 
 def decode_trailer(data: bytes) -> int:
-    """Offset of the index block. Raises TornBlock when a segment does not end so."""
+    """Return the offset of the index block. Raises TornBlock if the bytes are not a trailer."""
     if len(data) != TRAILER_SIZE or not data.endswith(MAGIC):
         raise TornBlock
     offset: int = _TRAILER.unpack(data)[0]
@@ -186,12 +201,12 @@ def decode_trailer(data: bytes) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Durable:
-    """How far the open segment may be read: everything before `offset` is on disk and ends a transaction."""
+    """The durable end of the open segment: the transactions before `offset` are whole and on disk."""
 
-    segment: Lsn  # where the open segment starts
+    segment: Lsn  # start position of the open segment
     offset: int
-    position: Lsn
-    changes: int  # in the segment so far
+    position: Lsn  # end of the last transaction before `offset`
+    changes: int  # in the segment before `offset`
 
     def encode(self) -> bytes:
         packed = _STATE.pack(self.segment, self.offset, self.position, self.changes)
@@ -199,7 +214,7 @@ class Durable:
 
     @classmethod
     def decode(cls, data: bytes) -> Durable:
-        """Raises TornBlock for anything else than what encode() gives."""
+        """Decode the bytes of encode(). Raises TornBlock if they are damaged."""
         if len(data) != STATE_SIZE or zlib.crc32(data[: _STATE.size]) != int.from_bytes(data[_STATE.size :], "big"):
             raise TornBlock
         segment, offset, position, changes = _STATE.unpack_from(data)

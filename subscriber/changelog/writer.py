@@ -1,30 +1,36 @@
-"""Writing the change log: appended, synced, sealed, and found whole again after any end.
+"""ChangeLogWriter: appends blocks to the change log, syncs and seals segments, and resumes after a crash.
 
-The contract is that of PostgreSQL's archive modules: whoever hands data over keeps it until it is told
-that it is stored, and it is told so only after fsync() of the file and, for a new name, of its directory.
-What is told is `position`.
+Purpose. The contract is that of PostgreSQL's archive modules: the sender keeps its data until the writer confirms that
+it is stored. The writer confirms after fsync() of the file, and of the directory if the name is new. The confirmed
+position is `position`.
 
-Invariants: `position` is the end of a transaction, and everything before it is on disk. The file "durable" records it
-before it can be confirmed. open() cuts nothing. Bytes behind the last whole transaction are cut off when the first
-block is written; "durable" records no such bytes.
+Invariants.
 
-Failure cases. The publisher sends all changes behind `position` again.
+- `position` is the end of a transaction, and everything before it is on disk. The file "durable" records it before it
+  can be confirmed.
+- open() cuts nothing. Bytes after the last whole transaction are cut off when the first block is written. "durable"
+  records no such bytes.
 
-- Killed before a block is written, or in the middle: the torn block fails its checksum. It is cut off with the blocks
-  of its transaction, when the next block is written.
-- Killed after the write, before fsync(): the block may be there. It is kept, written again and synced before `position`
-  includes it: after a failed fsync() the kernel may show pages as clean that never reached the disk.
-- Killed after the index is written, before the rename: the index is cut off, and the segment is continued.
-- Killed after the rename, before the next segment exists: a segment begins where the last one ends.
-- Killed before a new segment has its name: it is made again. Header and name are synced first, so a damaged header is
-  never the work of a crash.
-- Killed between two removals of old segments: the oldest are removed, as the directory is synced after each.
-- Disk full, or any other error of the system: the writer closes itself, and no file is cut.
-- Machine crashed: "durable" is never synced and may be old. Damage in the blocks that were synced last then resembles
-  a torn tail. Nothing is cut until the archiver has compared `position` with its slot (worker/archive/worker.py).
-- Damage in front of the recorded position, or a missing segment that is recorded: open() raises ChangeLogDamaged and
-  changes no file.
-- "durable" damaged or lost: the log ends at its last whole transaction; the archiver's slot shows whether that is all.
+Failure cases. The publisher sends all changes after `position` again.
+
+- Process killed before a block is written, or during the write: the torn block fails its checksum. It is cut off with
+  the blocks of its transaction, when the next block is written.
+- Process killed after the write, before fsync(): the file may have the block. The next writer keeps it, writes it again
+  and syncs it before `position` includes it. The reason is a failed fsync(), after which the kernel may show pages as
+  clean that never reached the disk.
+- Process killed after the index is written, before the rename: the index is cut off, and the segment is continued.
+- Process killed after the rename, before the next segment exists: a new segment starts where the last one ends.
+- Process killed before a new segment has its name: the segment is created again. Header and name are synced first, so a
+  crash does not leave a damaged header.
+- Process killed between two removals of old segments: the oldest are removed, because the directory is synced after
+  each removal.
+- Disk full, or another error of the operating system: the writer closes itself, and no file is cut.
+- Machine crashed: "durable" is never synced and may be old. Damage in the last synced blocks then resembles a torn
+  tail. Nothing is cut until the archiver has compared `position` with its slot (worker/archive/worker.py).
+- Damage before the recorded position, or a recorded segment is missing: open() raises ChangeLogDamaged and changes no
+  file.
+- "durable" damaged or lost: the log ends at its last whole transaction. The archiver's slot shows whether the log is
+  complete.
 """
 
 from __future__ import annotations
@@ -70,13 +76,16 @@ from subscriber.sqlstate import DISK_FULL, IO_ERROR, OBJECT_IN_USE
 
 SEGMENT_SIZE = 64 * 1024 * 1024  # bytes
 SEGMENT_AGE = 300.0  # seconds
-_CHUNK = 1024 * 1024  # bytes that are written again at a time
+_CHUNK = 1024 * 1024  # bytes of one write when blocks are written again
 
 
 class ChangeLogWriter:
-    """The one writer of a directory. Blocking, and not for two threads at once.
+    """The writer of a directory. A lock keeps other writers away. Methods block, and are not thread-safe.
 
-    `position` is what may be confirmed to the publisher: everything before it is on disk.
+    Attributes:
+        directory: the directory of the log.
+        identity: the contents of log.json. None: the directory has no log yet.
+        position: can be confirmed to the publisher, because everything before it is on disk.
     """
 
     def __init__(
@@ -88,36 +97,41 @@ class ChangeLogWriter:
         keep_size: int | None = None,
         keep_age: float | None = None,
     ) -> None:
-        """A segment is sealed at `segment_size` bytes or `segment_age` seconds, whichever comes first.
+        """Create a writer; open() opens it.
 
-        Sealed segments are removed, oldest first, while all of them together are larger than `keep_size` bytes,
-        and when they are older than `keep_age` seconds; None keeps them.
+        Args:
+            directory: the directory of the log.
+            segment_size: bytes after which a segment is sealed.
+            segment_age: seconds after which a segment is sealed, if it has changes.
+            keep_size: bytes of all sealed segments. The oldest are removed above that. None: no limit.
+            keep_age: seconds after which a sealed segment is removed. None: no limit.
         """
         self.directory = directory
-        self.identity: Identity | None = None  # None: there is no log here yet
+        self.identity: Identity | None = None
         self.position = Lsn(0)
         self._segment_size, self._segment_age = segment_size, segment_age
         self._keep_size, self._keep_age = keep_size, keep_age
         self._lock = -1
         self._fd = -1
         self._durable_fd = -1
-        self._start = Lsn(0)  # of the open segment
-        self._offset = 0  # its length
-        self._boundary = 0  # of that, up to the last end of a transaction
-        self._torn = 0  # bytes behind it, to be cut off before anything is written
-        self._last = Lsn(0)  # position of the last boundary written
-        self._changes = 0  # in the open segment
-        self._index: list[tuple[int, Lsn]] = []
+        # The open segment:
+        self._start = Lsn(0)
+        self._offset = 0  # its end, where the next block is written
+        self._boundary = 0  # offset of the last end of a transaction
+        self._torn = 0  # bytes after `_offset`, to be cut off before the next write
+        self._last = Lsn(0)  # position of the last written boundary
+        self._changes = 0
+        self._index: list[tuple[int, Lsn]] = []  # offset of each RESTART block, and the position before it
         self._opened = monotonic()
 
     # --- opening --------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Take the directory, which is made if need be, and continue the log in it, if there is one.
+        """Lock the directory, which is created if it does not exist, and resume its log if it has one.
 
         Raises:
-            ChangeLogDamaged: files of the log are damaged or missing; none has been changed.
-            ChangeLogError: another process writes the log, or the system refuses something.
+            ChangeLogDamaged: files of the log are damaged or missing. No file has been changed.
+            ChangeLogError: another process writes the log, or a system call has failed.
         """
         try:
             self._open()
@@ -140,14 +154,16 @@ class ChangeLogWriter:
                 detail=f'The first segment is "{files[0].path.name}".',
             )
         self._durable_fd = os.open(self.directory / DURABLE, os.O_RDWR | os.O_CREAT, 0o640)
-        sync_directory(self.directory)  # which a writer that was killed may have left undone
+        # A killed writer may not have synced the directory.
+        sync_directory(self.directory)
         if self.identity is not None:
             self.sync()
 
     def _make_directory(self) -> None:
         missing = list(takewhile(lambda path: not path.exists(), (self.directory, *self.directory.parents)))
         if missing:
-            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)  # rows are nobody else's business
+            # The log contains rows, which other users must not read.
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in missing:
             sync_directory(path.parent)
 
@@ -163,9 +179,14 @@ class ChangeLogWriter:
             ) from None
 
     def create(self, identity: Identity) -> None:
-        """Begin a log where there is none."""
+        """Create a log in a directory without one, after open().
+
+        Raises:
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
+        """
         try:
-            identity.write(self.directory)  # first: a segment without it belongs to nobody
+            # Written first: without it the owner of a segment is unknown.
+            identity.write(self.directory)
             self.identity = identity
             self._begin_segment(identity.start)
         except OSError as error:
@@ -173,14 +194,14 @@ class ChangeLogWriter:
         self.sync()
 
     def close(self) -> None:
-        """Release the directory. The next writer keeps whole transactions that are not synced, not a torn tail."""
+        """Release the directory. The next writer keeps unsynced whole transactions and cuts off a torn tail."""
         for fd in (self._fd, self._durable_fd, self._lock):
             if fd >= 0:
                 os.close(fd)
         self._fd = self._durable_fd = self._lock = -1
 
     def _resume(self, identity: Identity, files: list[SegmentFile]) -> None:
-        """Continue the open segment, or begin one; no file is changed before all is known to be there."""
+        """Continue the open segment, or start one. No file is changed before the log is known to be complete."""
         recorded = read_durable(self.directory)
         last = files[-1] if files else None
         if last is not None and last.end is None:
@@ -193,10 +214,11 @@ class ChangeLogWriter:
         self._begin_segment(end)
 
     def check_tail(self, confirmed: Lsn) -> None:
-        """Raise ChangeLogDamaged if the open segment has bytes behind `position`, which no crash can have left there.
+        """Raise ChangeLogDamaged if the open segment has bytes after `position`, and these cannot be a torn tail.
 
         Args:
-            confirmed: how far the publisher knows the log to be stored, which is behind `position`.
+            confirmed: the position of the slot, which is greater than `position`. Blocks before it were synced, so a
+                crash cannot have torn them.
         """
         if self._torn:
             with SegmentReader(open_path(self.directory, self._start)) as reader:
@@ -204,7 +226,7 @@ class ChangeLogWriter:
                 raise reader.damage(self._offset, self.position, detail)
 
     def _recover(self, reader: SegmentReader, recorded: Durable | None) -> None:
-        """Continue the open segment behind its last whole transaction. _write() cuts off the bytes that follow."""
+        """Continue the open segment after its last whole transaction. _write() cuts off the bytes that follow."""
         extent, size = reader.extent(), reader.size
         synced = HEADER_SIZE
         if recorded is not None and recorded.segment == reader.start:
@@ -227,7 +249,7 @@ class ChangeLogWriter:
     def _begin_segment(self, start: Lsn) -> None:
         assert self.identity is not None
         path = open_path(self.directory, start)
-        begun = path.with_suffix(".new")  # a reader never sees it without its header
+        begun = path.with_suffix(".new")  # readers ignore it until it has its header
         self._start = self._last = start
         self._offset = self._boundary = HEADER_SIZE
         self._torn = self._changes = 0
@@ -242,10 +264,10 @@ class ChangeLogWriter:
     # --- appending ------------------------------------------------------------------------------
 
     def append(self, blocks: list[Block]) -> None:
-        """Write blocks, which BlockBuilder made, without waiting for the disk.
+        """Write blocks of a BlockBuilder, without waiting for the disk. May seal the segment before a RESTART block.
 
         Raises:
-            ChangeLogError: the system refuses, and the writer has to be opened again.
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
         """
         self._check_usable()
         try:
@@ -267,7 +289,7 @@ class ChangeLogWriter:
         """Sync all appended blocks, and set `position` to the end of their last transaction.
 
         Raises:
-            ChangeLogError: the system refuses, and the writer has to be opened again.
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
         """
         self._check_usable()
         try:
@@ -277,18 +299,19 @@ class ChangeLogWriter:
             raise self._failed("sync", error) from error
 
     def wants_seal(self) -> bool:
-        """Whether the open segment is large or old enough; never when it has no changes."""
+        """Return True if the open segment has reached `segment_size` or `segment_age`. False if it has no changes."""
         if not self._changes:
             return False
         return self._offset >= self._segment_size or monotonic() - self._opened >= self._segment_age
 
     def seal(self) -> None:
-        """End the open segment, which nobody changes afterwards, and begin the next.
+        """End the open segment, which does not change afterwards, and start the next one.
 
-        Only at a boundary; the next block to be appended must be a RESTART block.
+        May be called only at a boundary. The next appended block must be a RESTART block. Old segments are removed
+        according to `keep_size` and `keep_age`.
 
         Raises:
-            ChangeLogError: the system refuses, and the writer has to be opened again.
+            ChangeLogError: a system call has failed, and the writer has to be opened again.
         """
         self._check_usable()
         try:
@@ -305,7 +328,8 @@ class ChangeLogWriter:
         self._fd = -1
         start, end_lsn = self._start, self._last
         open_path(self.directory, start).rename(sealed_path(self.directory, start, end_lsn))
-        sync_directory(self.directory)  # before another segment can be seen behind this one
+        # Synced before the next segment exists, so that a crash leaves no gap.
+        sync_directory(self.directory)
         self._begin_segment(end_lsn)
         self._record(end_lsn)
         self._retain()
@@ -319,7 +343,7 @@ class ChangeLogWriter:
             left, offset = left[written:], offset + written
 
     def _cut(self) -> None:
-        """Cut off the torn tail, and sync that: after a crash no old block may follow a new one."""
+        """Cut off the torn tail and sync the file, so that no old block follows a new one after a crash."""
         os.ftruncate(self._fd, self._offset)
         os.fsync(self._fd)
         telemetry.log(
@@ -337,7 +361,7 @@ class ChangeLogWriter:
             )
 
     def _failed(self, what: str, error: OSError) -> ChangeLogError:
-        """Close the writer, which has to be opened again; return the error for what the system refused."""
+        """Close the writer, which has to be opened again, and return the error for a failed system call."""
         self.close()
         file = error.filename or open_path(self.directory, self._start)
         return ChangeLogError(
@@ -349,7 +373,7 @@ class ChangeLogWriter:
         )
 
     def _record(self, position: Lsn) -> None:
-        """Set `position`, for which everything before it is on disk, after the file "durable" has it."""
+        """Write `position` to the file "durable", then set it. Everything before it must be on disk."""
         os.pwrite(self._durable_fd, Durable(self._start, self._boundary, position, self._changes).encode(), 0)
         self.position = position
 
@@ -357,7 +381,7 @@ class ChangeLogWriter:
 
     def _retain(self) -> None:
         sealed = [file for file in segment_files(self.directory) if file.end is not None]
-        with contextlib.suppress(FileNotFoundError):  # removed by hand meanwhile; the next seal retries
+        with contextlib.suppress(FileNotFoundError):  # a user has removed a segment; the next seal() retries
             sizes = [file.path.stat().st_size for file in sealed]
             total, oldest = sum(sizes), None if self._keep_age is None else time() - self._keep_age
             for file, size in zip(sealed, sizes, strict=True):
@@ -366,6 +390,7 @@ class ChangeLogWriter:
                 if not too_much and not too_old:
                     break
                 file.path.unlink()
-                sync_directory(self.directory)  # so that after a crash the oldest are gone, and none in between
+                # Synced after each removal, so that a crash leaves no gap between segments.
+                sync_directory(self.directory)
                 total -= size
                 telemetry.log(telemetry.LOG, f'removed segment "{file.path.name}" of the change log')

@@ -18,7 +18,6 @@ CEILINGS = {
     "subscriber": 11,
     "subscriber/apply": 22,
     "subscriber/catalog": 16,
-    "subscriber/changelog": 13,
     "subscriber/connection": 19,
     "subscriber/protocol": 15,
     "subscriber/publisher": 19,
