@@ -15,10 +15,11 @@
 
     await subscriber.mirror(source_dsn, slot="m", publications=["p"], target="sqlite+aiosqlite:///copy.db")
 
-A subscription between two servers; only its changes, which consume() gives to callbacks; a copy in another database.
+The examples are a subscription between two servers, a change stream without a target, and a copy in another database.
+consume() passes a change stream to callbacks.
 
-What is public is what `__all__` names. Everything is imported when it is first used: the command
-`subscriber --help` has to answer in a tenth of a second.
+The names in `__all__` are public. A name is imported when it is first used, because `subscriber --help` has to answer
+in a tenth of a second.
 """
 
 from __future__ import annotations

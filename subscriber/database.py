@@ -1,4 +1,4 @@
-"""One target database and its subscriptions, from inside an async program."""
+"""connect() and Database: a target database and its subscriptions in an async program."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.supervision.launcher import Launcher
 
-POLL = 0.05  # seconds between two looks at the catalog while waiting
+POLL = 0.05  # seconds between two reads of the catalog during a wait
 
-Notice = Callable[[str, str, str | None, str | None], None]
+Notice = Callable[[str, str, str | None, str | None], None]  # severity, message, detail, hint
 
 
 @asynccontextmanager
@@ -36,14 +36,21 @@ async def connect(
     hooks: Mapping[str, Hooks] | None = None,
     settings: Settings | None = None,
 ) -> AsyncIterator[Database]:
-    """Connect to the target database, and create or upgrade schema "subscriber" in it if need be.
+    """Connect to the target database, and create or upgrade schema "subscriber" in it if necessary.
 
-    `target` is a URI or libpq `key=value` string; `apply_target` is another one to the same database, of the role that
-    applies changes: one that may do no more than the tables' owners. None: that of `target`. `hooks`, by the
-    subscription's name, change rows on their way; give them each time, to create a subscription as well as to run it.
-    `settings` are limits, intervals and time-outs; None: those of the environment, Settings.from_environment().
+    Args:
+        target: a URI or libpq `key=value` string.
+        apply_target: a connection string to the same database for the role that applies changes. This role needs no
+            more rights than the owners of the tables. None: `target`.
+        hooks: by the name of the subscription; they modify rows before these are applied. Pass them each time: when a
+            subscription is created, and when it runs.
+        settings: limits, intervals and time-outs. None: Settings.from_environment().
 
-    Raises ConninfoError, ConnectionLost, ServerError; ValueError for a variable of the environment with a wrong value.
+    Raises:
+        ConninfoError: the connection string is invalid.
+        ConnectionLost: the target cannot be reached.
+        ServerError: the target rejects the connection or a statement.
+        ValueError: a variable of the environment has an invalid value.
     """
     settings = Settings.from_environment() if settings is None else settings
     async with CatalogConnection.open(target, "subscriber") as catalog:
@@ -53,7 +60,10 @@ async def connect(
 
 
 class Database:
-    """Made by connect(). Its methods may be called from several tasks."""
+    """A target database and its subscriptions. connect() creates it. Several tasks can call its methods.
+
+    After the target has closed the connection, the methods raise ConnectionLost. Call connect() again.
+    """
 
     def __init__(
         self,
@@ -70,10 +80,17 @@ class Database:
         self._settings = settings
 
     async def execute(self, statements: str, *, notice: Notice | None = None) -> None:
-        """Run CREATE, ALTER or DROP SUBSCRIPTION statements, spelled as PostgreSQL 18 spells them.
+        """Execute CREATE, ALTER or DROP SUBSCRIPTION statements in the syntax of PostgreSQL 18.
 
-        `notice(severity, message, detail, hint)` gets what the server would say besides; None drops it.
-        Raises SubscriberError with PostgreSQL's own message; nothing is left half done.
+        Each statement is a transaction. The first error ends the execution, and the failed statement has no effect.
+
+        Args:
+            statements: separated by semicolons.
+            notice: called with the severity (NOTICE or WARNING), message, detail and hint of PostgreSQL's notices.
+                None: they are discarded.
+
+        Raises:
+            SubscriberError: a statement failed, with PostgreSQL's message.
         """
         async with self._catalog.use() as connection:
             await _execute.execute(
@@ -85,19 +102,23 @@ class Database:
             )
 
     async def subscriptions(self) -> list[Subscription]:
-        """All subscriptions of this database, oldest first."""
+        """Return all subscriptions of this database, oldest first."""
         async with self._catalog.use() as connection:
             return await load_subscriptions(connection)
 
     @asynccontextmanager
     async def running(self, *, resolvers: Mapping[str, Resolver] | None = None) -> AsyncIterator[None]:
-        """Run the launcher in this task group: all enabled subscriptions work while the block lasts.
+        """Run the launcher, and with it all enabled subscriptions, until the end of the block.
 
-        `resolvers` are async functions for conflict_policy = 'call name', by their names: each is given a Conflict,
-        and returns the name of a policy ("apply_remote", "keep_local", …) or a dict with values, by column, that
-        the row shall have. One that raises stops the subscription, which asks again a few seconds later.
-        Leaving the block stops them; the next start goes on where they stopped. The first error that
-        the launcher cannot get over is raised here.
+        The next start resumes each subscription where it stopped.
+
+        Args:
+            resolvers: async functions for conflict_policy = 'call name', by name. A function receives a Conflict. It
+                returns the name of a policy ("apply_remote", "keep_local", …), or a dict of column values for the row.
+                An exception stops the subscription, which calls the function again a few seconds later.
+
+        Raises:
+            ExceptionGroup: with an error that the launcher cannot handle, or with the error of the block.
         """
         async with anyio.create_task_group() as tasks:
             launcher = Launcher(self._target, resolvers or {}, self._hooks, self._apply_target, self._settings)
@@ -108,9 +129,10 @@ class Database:
                 tasks.cancel_scope.cancel()
 
     async def wait_for_sync(self, name: str) -> None:
-        """Wait until every table of the subscription has been copied and caught up.
+        """Wait until every table of the subscription has been copied and has caught up. There is no timeout.
 
-        Raises StatementError if there is no such subscription. Put a timeout around it if you want one.
+        Raises:
+            StatementError: the subscription does not exist.
         """
         while True:
             async with self._catalog.use() as connection:
@@ -121,10 +143,16 @@ class Database:
             await anyio.sleep(POLL)
 
     async def wait_for_lsn(self, name: str, lsn: Lsn) -> None:
-        """Wait until everything the publisher committed before `lsn` is visible on the target.
+        """Wait until all transactions that the publisher committed before `lsn` are visible on the target.
 
-        The subscription's tables must be in sync; see wait_for_sync(). Take `lsn` from the publisher's
-        pg_current_wal_lsn() after the commit to wait for.
+        The tables of the subscription must be in sync, see wait_for_sync(). There is no timeout.
+
+        Args:
+            name: the name of the subscription.
+            lsn: a position of the publisher, for example pg_current_wal_lsn() after the commit to wait for.
+
+        Raises:
+            StatementError: the subscription does not exist.
         """
         while True:
             async with self._catalog.use() as connection:
@@ -132,7 +160,7 @@ class Database:
                 progress = await progress_records.load(connection, subscription.oid)
                 workers = await load_workers(connection)
             reached = [w.latest_end_lsn for w in workers if w.subid == subscription.oid and w.relid == 0]
-            # The record has the last commit; behind it, only the worker knows that there was nothing for us.
+            # The record has the last applied commit. Only the worker knows that no later change is published.
             reached.append(progress)
             if any(position is not None and position >= lsn for position in reached):
                 return

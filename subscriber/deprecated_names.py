@@ -1,6 +1,6 @@
-"""Modules that had another name, and still have it for one release, with a DeprecationWarning.
+"""Former names of modules, which work for one more release with a DeprecationWarning.
 
-Only those that the documentation had programs import. Nothing else in the package knows an old name.
+MOVED has the modules that programs import according to the documentation. The rest of the package uses no former name.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ MOVED = {
 
 
 class _Finder:
-    """Finds and loads old names, after all other finders: an old name has no file.
+    """Finds and loads modules by their former names. It is the last finder, because a former name has no file.
 
-    It implements the protocols of importlib.abc, which takes longer to import than the rest of package subscriber.
+    It implements the protocols of importlib.abc without that module, which takes longer to import than the rest of the
+    package.
     """
 
     def find_spec(
@@ -44,7 +45,7 @@ class _Finder:
         return ModuleSpec(fullname, cast("Loader", self), is_package=package)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        # Not the new module itself, whose name and spec the import system would overwrite.
+        # The import system would overwrite the name and the spec of the new module itself.
         return ModuleType(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
@@ -57,5 +58,6 @@ class _Finder:
 
 
 def install() -> None:
+    """Make former names importable. A second call does nothing."""
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.append(_Finder())

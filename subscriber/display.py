@@ -1,12 +1,12 @@
-r"""Text of other parties as a person, a shell and a server may be given it.
+r"""Untrusted text, made safe for a terminal, a log, SQL and a shell.
 
-**Purpose.** Names, error texts and values come from publishers, and a publisher may be an attacker. A terminal executes
-escape sequences, a line break forges a line of a log, a bidirectional override shows another text than there is. So
-a character that nobody can see is shown as an escape in every output: `\n`, `\r`, `\t`, `\x1B` for the rest of ASCII,
-`\u202E` for others. JSON has escapes of its own, which its readers turn back.
+**Purpose.** Names, error texts and values are received from publishers, and a publisher may be an attacker. A terminal
+executes escape sequences. A line break forges a line of a log. A bidirectional override displays a different text.
+Therefore invisible characters are displayed as escapes: `\n`, `\r`, `\t`, `\x1B` for the rest of ASCII, `\u202E` for
+others. JSON has its own escapes, which readers of JSON decode.
 
-What an operator pastes, as the fixes of `subscriber check`, is quoted for SQL or for the shell, without any such
-character: SQL has `U&"…"`, shells have `$'…'`.
+Text that an operator pastes, such as the fixes of `subscriber check`, is quoted for SQL or for the shell. It contains
+no invisible characters either: SQL has `U&"…"`, shells have `$'…'`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 
 from subscriber.quoting import identifier, replication_literal
 
-# Separators of lines and paragraphs, characters that change the direction of text or are not seen at all, and halves
-# of surrogate pairs, which stand for bytes that are no UTF-8. Joiners are not among them: some scripts need them.
+# Control characters, separators of lines and paragraphs, invisible characters, and those that change the direction of
+# text. Also halves of surrogate pairs, which represent bytes that are not UTF-8. Joiners stay: some scripts need them.
 _UNSEEN = (
     "\x7f-\x9f\u061c\u180e\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ud800-\udfff\ufeff\ufff9-\ufffb"
     "\U000e0000-\U000e007f"
@@ -29,7 +29,7 @@ _unseen = re.compile(f"[\x00-\x1f{_UNSEEN}]")
 _unseen_in_lines = re.compile(f"[\x00-\x08\x0b-\x1f{_UNSEEN}]")  # all but tabs and line breaks
 _NAMED = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
-# What format_type() prints for types whose names are of several words. All others are one name, perhaps with a schema.
+# The names of several words that format_type() prints. All other types have one name, which may have a schema.
 _FIELD = "(?:year|month|day|hour|minute|second)"
 _SEVERAL_WORDS = re.compile(
     r"(?:double precision|(?:character|bit) varying(?:\(\d+\))?|time(?:stamp)?(?:\(\d\))? with(?:out)? time zone"
@@ -40,17 +40,22 @@ _ONE_NAME = re.compile(rf"(?:({_NAME})\.)?({_NAME})((?:\([A-Za-z0-9_,. +-]*\))?(
 
 
 def printable(text: str) -> str:
-    """Return `text` on one line, with an escape for each character that cannot be seen."""
+    """Return `text` on one line, with an escape for each invisible character."""
     return _unseen.sub(_escape, text)
 
 
 def printable_lines(text: str, indent: str = "\t") -> str:
-    """Return `text` with its tabs and line breaks. `indent` follows each break, so no line can pass for a first one."""
+    """Return `text` with its tabs and line breaks, and with an escape for each other invisible character.
+
+    Args:
+        text: the text of one record.
+        indent: inserted after each line break, so that no line resembles the first line of a record.
+    """
     return _unseen_in_lines.sub(_escape, text).replace("\n", f"\n{indent}")
 
 
 def json_text(value: object, default: Callable[[Any], Any] | None = None) -> str:
-    """Return `value` as JSON on one line, with JSON's escapes; `default` is that of json.dumps()."""
+    """Return `value` as JSON on one line, with JSON's escapes. `default` is passed to json.dumps()."""
     return _unseen.sub(_json_escape, json.dumps(value, ensure_ascii=False, default=default))
 
 
@@ -66,11 +71,11 @@ def _json_escape(found: re.Match[str]) -> str:
     return json.dumps(found[0])[1:-1] if found[0] != "\x7f" else "\\u007f"
 
 
-# --- to be pasted ---------------------------------------------------------------------------------
+# --- text to paste into a terminal ----------------------------------------------------------------
 
 
 def sql_identifier(name: str) -> str:
-    """Return a name for SQL, always quoted."""
+    """Return a quoted name for SQL."""
     quoted = identifier(name)
     return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(name) else quoted
 
@@ -81,13 +86,13 @@ def sql_name(schema: str, name: str) -> str:
 
 
 def sql_literal(text: str) -> str:
-    """Return a string for SQL."""
+    """Return a string literal for SQL."""
     quoted = replication_literal(text)
     return f"U&{_with_unicode_escapes(quoted)}" if _unseen.search(text) or "\\" in text else quoted
 
 
 def sql_type(text: str) -> str | None:
-    """Return the type that format_type() printed as `text`; None if it cannot have printed that."""
+    """Return the name of a type for SQL. None: format_type() cannot have printed `text`."""
     if _SEVERAL_WORDS.fullmatch(text):
         return text
     found = _ONE_NAME.fullmatch(text)
@@ -98,7 +103,7 @@ def sql_type(text: str) -> str | None:
 
 
 def shell_word(text: str) -> str:
-    """Return one argument of a command for a shell; with characters that cannot be seen for bash, zsh and ksh."""
+    """Return one argument of a shell command. With invisible characters it requires bash, zsh or ksh."""
     if not _unseen.search(text):
         return shlex.quote(text)
     return "$'" + _unseen.sub(_byte_escapes, text.replace("\\", "\\\\").replace("'", "\\'")) + "'"
@@ -114,13 +119,13 @@ def _with_unicode_escapes(quoted: str) -> str:
 
 def _unicode_escape(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if code == 0 or 0xD800 <= code <= 0xDFFF:  # what no name of a server has
+    if code == 0 or 0xD800 <= code <= 0xDFFF:  # no name on a server contains these
         code = 0xFFFD
     return f"\\{code:04X}" if code <= 0xFFFF else f"\\+{code:06X}"
 
 
 def _byte_escapes(found: re.Match[str]) -> str:
     code = ord(found[0])
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     return "".join(f"\\x{byte:02x}" for byte in found[0].encode("utf-8", "replace"))

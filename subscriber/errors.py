@@ -1,34 +1,40 @@
-"""Every error this package raises on purpose, and what its reader can do about it.
+"""SubscriberError and its subclasses, and the action that repairs each error.
 
     SubscriberError
-    ├── ProtocolError        the bytes are damaged, or came out of order: reconnect once, then report
-    ├── ConninfoError        a connection string cannot be understood: correct it
-    ├── ConnectionLost       a server could not be reached, or went away: try again later
-    │   └── EndOfStream      the publisher ended the stream in good order
+    ├── ProtocolError        damaged bytes, or a message out of order: reconnect once, then report
+    ├── ConninfoError        an invalid connection string: correct it
+    ├── ConnectionLost       a server cannot be reached, or the connection is lost: retry later
+    │   └── EndOfStream      the publisher has ended the stream
     ├── ServerError          a server answered with an ErrorResponse; its fields are attributes
-    ├── StatementError       a SUBSCRIPTION statement is wrong or refused: correct it
+    ├── StatementError       a SUBSCRIPTION statement is wrong or rejected: correct it
     ├── CatalogMoved         the subscriptions belong to another database: confirm the move, or remove them
     ├── StaleCatalog         a statement has changed the subscription while a worker started: read it again
-    ├── PublisherError       the publisher can never serve this subscription as it stands: stop, repair
-    │   ├── SlotLost         the replication slot is gone or invalidated: new slot and new copy
-    │   ├── PublisherReplaced  another cluster, or one behind our progress, answers at that address
-    │   └── TargetBehind     the target has lost what was confirmed: new copy, or go on with a gap
+    ├── PublisherError       the publisher cannot serve this subscription: stop, repair
+    │   ├── SlotLost         the replication slot is dropped or invalidated: new slot and new copy
+    │   ├── PublisherReplaced  another cluster, or one behind the progress, answers at that address
+    │   └── TargetBehind     the target has lost confirmed transactions: new copy, or continue with a gap
     ├── ChangeLogError       the change log cannot be opened, read or written: correct that, and start again
-    │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or begin a new log
-    ├── SpoolError           a file of the spool cannot be made, read or written: repair the folder
-    │   └── SpoolFull        no room for a streamed transaction: more disk, a higher limit, or streaming = off
+    │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or start a new log
+    ├── SpoolError           a file of the spool cannot be created, read or written: repair the folder
+    │   └── SpoolFull        no space for a streamed transaction: more disk, a higher limit, or streaming = off
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
-        │   └── HookError    a hook of the program cannot be right for its table, or failed: correct it
-        │       └── HooksMissing  a subscription with hooks is run by a program without: run the right one
-        ├── ConflictError    a row of the target is in the way of a change
-        ├── LateConflict     a row came into the way after it was looked for: look again, nothing is wrong
-        ├── StaleMapping     the target's table changed its shape under us: map again, nothing is wrong
-        └── TextNeeded       values come in binary, which their types do not allow: ask for text, nothing is wrong
+        │   └── HookError    a hook does not fit its table, or has failed: correct it
+        │       └── HooksMissing  a program without the hooks runs the subscription: run the program that has them
+        ├── ConflictError    a conflict that no policy resolves
+        ├── LateConflict     a conflicting row was written after the check: retry, nothing is wrong
+        ├── StaleMapping     the definition of the target's table has changed: map it again, nothing is wrong
+        └── TextNeeded       binary values that the types do not allow: request text, nothing is wrong
 
-A message is one line without a full stop; a detail states facts in whole sentences; a hint says what
-the operator can do. None of ours carries a row value, and none shows a password of a connection string (redaction.py).
-`context` grows on the way up and is printed as CONTEXT lines, as PostgreSQL prints them.
+Other modules define subclasses with data of their own: StatementSyntaxError (catalog/grammar/lexer.py),
+PublisherUnreachable (catalog/commands/publisher_connection.py), ConnectError (connection/errors.py) and ServersError
+(demo/servers.py). The exceptions RefusedTogether (worker/mirror/applier.py) and TornBlock (changelog/segment.py) are
+not SubscriberErrors. The package that raises them catches them. Wrong arguments raise TypeError and ValueError.
+
+A message is one line without a full stop. A detail states facts in whole sentences. A hint advises the operator. The
+messages, details and hints of this package contain no values of rows; a ServerError has the server's own text.
+Passwords of connection strings are hidden (redaction.py). Callers append lines to `context`, which are printed as
+CONTEXT lines, as in PostgreSQL.
 """
 
 from __future__ import annotations
@@ -51,10 +57,14 @@ from subscriber.sqlstate import (
 
 
 class SubscriberError(Exception):
-    """An error with the parts PostgreSQL's own errors have.
+    """An error with the parts of PostgreSQL's own errors.
 
-    `sqlstate` is five characters and decides how a worker goes on (worker/retry.py);
-    `detail` and `hint` are None when there is nothing to add.
+    Attributes:
+        message: one line.
+        detail: facts, in sentences. None: there are none.
+        hint: advice, in sentences. None: there is none.
+        sqlstate: five characters. Class and SQLSTATE decide the reaction of a worker (worker/retry.py).
+        context: lines, the innermost first.
     """
 
     sqlstate = INTERNAL_ERROR
@@ -86,29 +96,29 @@ class SubscriberError(Exception):
 
 
 class ProtocolError(SubscriberError):
-    """The bytes are damaged, or a message came that may not come now."""
+    """The bytes of the replication protocol are damaged, or a message is out of order."""
 
     sqlstate = PROTOCOL_VIOLATION
 
 
 class ConninfoError(SubscriberError):
-    """A connection string cannot be understood, or asks for what we cannot do."""
+    """A connection string is invalid, or has an option that is not supported."""
 
     sqlstate = SYNTAX_ERROR
 
 
 class ConnectionLost(SubscriberError):
-    """A server could not be reached, or went away."""
+    """A server cannot be reached, or the connection to it is lost."""
 
     sqlstate = CONNECTION_FAILURE
 
 
 class EndOfStream(ConnectionLost):
-    """The publisher ended the change stream in good order: it is shutting down, or was asked to."""
+    """The publisher has ended the change stream, because it shuts down or because a client requested it."""
 
 
 class ServerError(SubscriberError):
-    """An ErrorResponse. `fields` maps the protocol's one-letter codes to text."""
+    """An ErrorResponse of a server. `fields` maps the protocol's one-letter codes to text."""
 
     def __init__(self, fields: dict[str, str]) -> None:
         fields = {code: redact(text) for code, text in fields.items()}
@@ -125,33 +135,33 @@ class ServerError(SubscriberError):
 
 
 class StatementError(SubscriberError):
-    """A SUBSCRIPTION statement is wrong, or refused."""
+    """A SUBSCRIPTION statement is wrong or rejected."""
 
     sqlstate = SYNTAX_ERROR
 
 
 class PublisherError(SubscriberError):
-    """The publisher cannot serve this subscription as it stands; trying again does not help."""
+    """The publisher cannot serve this subscription, and a retry does not help."""
 
     sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class SlotLost(PublisherError):
-    """The replication slot is gone or invalidated: a new slot and a new copy are needed."""
+    """The replication slot is dropped or invalidated. A new slot and a new copy are needed."""
 
     sqlstate = UNDEFINED_OBJECT
 
 
 class PublisherReplaced(PublisherError):
-    """Another cluster, or one that is behind our progress, answers at the publisher's address."""
+    """Another cluster, or one that is behind the subscription's progress, answers at the publisher's address."""
 
 
 class TargetBehind(PublisherError):
-    """The target has gone back to an older state than the publisher was told of: a new copy is needed."""
+    """The target is in an older state than the one that was confirmed to the publisher. A new copy is needed."""
 
 
 class CatalogMoved(SubscriberError):
-    """The database was moved, restored or copied, or its server promoted, and no user has confirmed that yet."""
+    """The database was moved, restored or copied, or its server was promoted, and no user has confirmed that yet."""
 
     sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
@@ -163,25 +173,25 @@ class StaleCatalog(SubscriberError):
 
 
 class SpoolError(SubscriberError):
-    """A file of the spool, or its folder, cannot be made, read or written."""
+    """A file of the spool, or its folder, cannot be created, read or written."""
 
     sqlstate = IO_ERROR
 
 
 class SpoolFull(SpoolError):
-    """The spool has no room for the rest of a streamed transaction: its limit, or the disk."""
+    """The spool has no space for the rest of a streamed transaction, because of its limit or the disk."""
 
     sqlstate = DISK_FULL
 
 
 class ChangeLogError(SubscriberError):
-    """The change log cannot be opened, read or written, or has been removed as far as it was asked for."""
+    """The change log cannot be opened, read or written, or does not have the requested range."""
 
     sqlstate = IO_ERROR
 
 
 class ChangeLogDamaged(ChangeLogError):
-    """A file of the change log is damaged, missing, or part of another log; retrying does not help."""
+    """A file of the change log is damaged, missing, or part of another log. A retry does not help."""
 
     sqlstate = DATA_CORRUPTED
 
@@ -197,34 +207,41 @@ class MappingError(ApplyError):
 
 
 class HookError(MappingError):
-    """A hook of the embedding program cannot be right for its table, or failed."""
+    """A hook of the embedding program does not fit its table, or has failed."""
 
 
 class HooksMissing(HookError):
-    """The subscription has hooks, and this program is not the one that has them."""
+    """The subscription has hooks, and this program does not have them."""
 
     sqlstate = UNDEFINED_FUNCTION
 
 
 class ConflictError(ApplyError):
-    """A change is refused because of a row that the target has; `exact_detail` has the rows' values."""
+    """A conflict that no policy resolves. `exact_detail` contains the values of the rows."""
 
     sqlstate = UNIQUE_VIOLATION
 
     def __init__(self, message: str, *, detail: str, exact_detail: str, conflict_type: str) -> None:
-        """`conflict_type` is one of PostgreSQL's names, as "insert_exists"."""
+        """Create the error.
+
+        Args:
+            message: as PostgreSQL words it.
+            detail: without values of rows.
+            exact_detail: as PostgreSQL words it, with values of rows.
+            conflict_type: PostgreSQL's name of the conflict type, for example "insert_exists".
+        """
         super().__init__(message, detail=detail)
         self.conflict_type = conflict_type
         self.exact_detail = exact_detail
 
 
 class LateConflict(ApplyError):
-    """Somebody wrote a row that is in the way of a change after it was looked for; look again, it is decided then."""
+    """A conflicting row was written after the worker had checked for conflicts. The retry resolves the conflict."""
 
 
 class StaleMapping(ApplyError):
-    """The target's table has, or may have, another shape than when it was looked at; look again."""
+    """The definition of the target's table has changed, or may have, since the worker read it."""
 
 
 class TextNeeded(ApplyError):
-    """Values came in binary though nobody asked for that, and a table's types do not allow it; ask for text."""
+    """Binary format was chosen automatically, and a table's types do not allow it or are faster as text."""

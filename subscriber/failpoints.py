@@ -1,9 +1,9 @@
-"""Places at which a worker may die, by name, so that tests can have it die exactly there.
+"""Failpoints: named steps of a worker, at which tests kill it.
 
-    reach(Point.COMMIT_SENT)        costs one look into an empty dictionary
+    reach(Point.COMMIT_SENT)        costs one test of an empty dictionary
 
-Nothing in the package ever puts anything into `armed`: no option, no variable of the environment. A
-test's own program does, and then runs the command in the same process.
+The package itself does not change `armed`. No option and no environment variable does. A test program arms a point, and
+then runs the command in the same process.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from enum import StrEnum
 
 
 class Point(StrEnum):
-    """In the order in which a table, and then a transaction, comes past them."""
+    """The failpoints, in the order in which a table synchronization and then a transaction reach them."""
 
-    # table synchronization: the worker's states are those of apply/table_states.py
+    # Table synchronization. apply/table_states.py has the states.
     DATASYNC_STORED = "datasync stored, nothing done yet"
     SLOT_CREATED = "slot of the table created, nothing copied yet"
     COPIED = "all rows copied, not committed"
@@ -27,10 +27,10 @@ class Point(StrEnum):
     SLOT_DROPPED = "slot of the table dropped, origin still there"
     READY_STORED = "ready stored, nobody told"
 
-    # confirming
+    # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
 
-    # applying
+    # Changes and transactions.
     CHANGE_SENT = "change sent to the target"
     COMMIT_READY = "all changes sent, COMMIT not"
     COMMIT_SENT = "COMMIT sent, no answer yet"
@@ -45,11 +45,16 @@ class Point(StrEnum):
     CONFIRMED = "publisher told"
 
 
-armed: dict[Point, Callable[[], None]] = {}
+armed: dict[Point, Callable[[], None]] = {}  # the action of each armed point
 
 
 def reach(point: Point, before: Callable[[], None] | None = None) -> None:
-    """The worker stands at `point`; where that is armed `before` is called first, to make it true."""
+    """Run the action of `point` if a test has armed it.
+
+    Args:
+        point: the step that the worker has reached.
+        before: called before the action, to complete the step. For example, it flushes queued statements.
+    """
     if armed and point in armed:
         if before is not None:
             before()

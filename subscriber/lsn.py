@@ -1,4 +1,4 @@
-"""Positions in the publisher's write-ahead log."""
+"""Lsn: a position in the publisher's write-ahead log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _TEXT = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
 class Lsn(int):
-    """A byte position in WAL; 0 means "none". Prints as PostgreSQL does: two hex halves.
+    """A byte position in WAL. 0 means "none". str() returns PostgreSQL's text format: two hexadecimal numbers.
 
     >>> Lsn.parse("16/B374D848")
     Lsn('16/B374D848')
@@ -18,9 +18,10 @@ class Lsn(int):
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read the text form. PostgreSQL 19 pads the second half with zeros; both forms are read.
+        """Parse the text format, also with the leading zeros of PostgreSQL 19 in the second number.
 
-        Raises ValueError for anything else.
+        Raises:
+            ValueError: the text is not a position.
         """
         match = _TEXT.fullmatch(text)
         if match is None:
@@ -35,5 +36,5 @@ class Lsn(int):
 
 
 def optional_lsn(text: str | None) -> Lsn | None:
-    """Read the text form of a position that may be NULL."""
+    """Parse the text format of a position that may be NULL. Raises ValueError as Lsn.parse()."""
     return None if text is None else Lsn.parse(text)

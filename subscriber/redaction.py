@@ -1,20 +1,20 @@
-"""Passwords in connection strings, hidden before a text that may quote one is shown. Pure.
+"""Redaction of passwords in connection strings, before a text that may contain one is displayed.
 
     redact(text)              any text: a server's error, a traceback, a log record of a library
-    redact_conninfo(text)     what was given as a connection string, however broken it is
-    RedactedStatement(sql)    a statement, whose CONNECTION '…' may be broken anywhere; keeps track of positions
+    redact_conninfo(text)     a connection string, which may be invalid
+    RedactedStatement(sql)    a statement, whose CONNECTION '…' may be invalid; it also converts positions
 
-All of them find the same places:
+Purpose. All of these find the same secrets:
 
     scheme://user:SECRET@host      up to the last @, because a password may have an unescaped @ or /
-    scheme://user:SECRET           a port that is no number is a password whose @ is missing
+    scheme://user:SECRET           a port that is not a number is a password without its @
     user:SECRET@host               a URI without its scheme
-    password=SECRET                up to the next keyword of libpq, because a password may have an unquoted blank
+    password=SECRET                up to the next keyword of libpq, because a password may have an unquoted space
 
-They differ in where a place ends. A connection string is known from end to end, so everything doubtful is hidden. In
-any other text a place ends with its line, and with the quotes around the connection string.
+They differ in the end of a secret. The limits of a connection string are known, so all doubtful parts are hidden. In
+other text a secret ends with its line, or with the quotes around the connection string.
 
-A text may be redacted again, which its way through errors and logs does.
+A redacted text can be redacted again. That happens to texts on their way through errors and logs.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-# Every keyword libpq 18 knows, in its order.
+# The keywords of libpq 18, in its order.
 KEYWORDS = (
     "service", "user", "password", "passfile", "channel_binding", "connect_timeout", "dbname", "host",
     "hostaddr", "port", "client_encoding", "options", "application_name", "fallback_application_name",
@@ -40,11 +40,12 @@ HIDDEN = "********"
 
 Span = tuple[int, int]
 
-# The end of a longer word counts too: PGPASSWORD=…, "sslpassword": "…". Others are of other programs, and misspelt.
+# They are found at the end of longer words too: PGPASSWORD=…, "sslpassword": "…". Those that libpq does not have are
+# keywords of other programs, and misspelled ones.
 _WORDS = "|".join(sorted({*SECRETS, "pass", "passwd", "passwort", "passphrase", "pw", "pwd", "secret"}))
 _KEY = rf"(?:{_WORDS})(?:\s*=|['\"]\s*[:=]|:(?=\S))"
 _NEXT = rf"[\s&](?:{'|'.join(KEYWORDS)})\s*="
-# One slash where a URI was taken for a path.
+# One slash if a program has normalized the URI like a path.
 _USER = r":/{1,2}[^\s:/?#'\"\[]{0,200}:"
 
 
@@ -52,12 +53,12 @@ def _compile(*patterns: str, flags: re.RegexFlag) -> tuple[re.Pattern[str], ...]
     return tuple(re.compile(pattern, re.IGNORECASE | flags) for pattern in patterns)
 
 
-_END = r"[\s,;:.&)\]}>]|$"  # what may follow a closing quote; a doubled one closes nothing
+_END = r"[\s,;:.&)\]}>]|$"  # characters that can follow a closing quote; a doubled quote does not close
 _QUOTED = rf"'(?:\\.|[^\\\n])*?'(?=[\"']|{_END})|\"(?:\\.|[^\\\n])*?\"(?=[\"']|{_END})"
 _CLOSED = rf"'(?=\"|{_END})|\"(?='|{_END})"
 _PORT_IN_TEXT = r"\d*(?=[/?,'\")\]}>\s]|[.;:](?:\s|\Z)|\Z)"
 _IN_TEXT = _compile(
-    # From the first colon of a word, which is not its scheme's, to the last @: atomic, so that it takes linear time.
+    # From the first colon of a word, except for the scheme's, to the last @. The group is atomic, for linear time.
     r"(?<!\S)(?>\S*?:(?://\S*?:|(?!//)))(?P<secret>\S*)@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^'\"\n]{{1,200}})@",
     rf"{_USER}(?!{_PORT_IN_TEXT})(?P<secret>[^\s/?,'\"@]+)",
@@ -65,7 +66,7 @@ _IN_TEXT = _compile(
     flags=re.MULTILINE,
 )
 
-_PARTS = ("@", ":/", "pass", "pw", "secret", "scram_")  # a text without any of them has no secret
+_PARTS = ("@", ":/", "pass", "pw", "secret", "scram_")  # a text that contains none has no secret
 
 _PORT = r"\d*(?:[/?,]|\Z)"
 _IN_CONNINFO = _compile(
@@ -77,16 +78,16 @@ _IN_CONNINFO = _compile(
     flags=re.DOTALL,
 )
 
-# The literals of a statement. One with anything else behind its closing quote was closed by a quote of a password.
+# The literals of a statement. If other characters follow the closing quote, that quote belongs to a password.
 _LITERAL = re.compile(r"'(?:[^'\\]|''|\\.)*+'(?![^\s;,)])|(\$\w*\$).*?\1(?![^\s;,)])|(?P<open>'|\$\w*\$).*", re.DOTALL)
-_HIDES_LETTERS = re.compile(r"\\[0-9xuU]")  # an escape of a character that could be written as it is
+_HIDES_LETTERS = re.compile(r"\\[0-9xuU]")  # an escape that can represent a letter
 _UESCAPE = re.compile(r"\s*uescape", re.IGNORECASE)
 _CUT_OFF = re.compile(rf"{_KEY}\s*'\Z", re.IGNORECASE)
 _CONNECTION = re.compile(r"\bconnection\s*(?:[en]|u&)?\Z", re.IGNORECASE)
 
 
 def redact(text: str) -> str:
-    """Hide what looks like a secret of a connection string in any text."""
+    """Hide in any text the parts that may be secrets of a connection string."""
     folded = text.lower()
     if not any(part in folded for part in _PARTS):
         return text
@@ -94,24 +95,24 @@ def redact(text: str) -> str:
 
 
 def redact_conninfo(text: str) -> str:
-    """Hide the secrets of a connection string, or of what was given in place of one."""
+    """Hide the secrets of a connection string, which may be invalid."""
     return _hide(text, _find(_IN_CONNINFO, text))
 
 
 def is_secret(piece: str, conninfo: str) -> bool:
-    """Whether `piece`, which could not be read where it stands in `conninfo`, may be part of a secret."""
+    """Return True if `piece`, a part of `conninfo` that could not be parsed, may be part of a secret."""
     doubtful = ":" in piece or (piece not in KEYWORDS and re.search(_WORDS, piece, re.IGNORECASE))
     return bool(doubtful) or piece not in redact_conninfo(conninfo)
 
 
 class RedactedStatement:
-    """A statement, and pieces of it, without the secrets of the connection strings in its literals."""
+    """A statement without the secrets of the connection strings in its literals. str() returns its text."""
 
     def __init__(self, sql: str) -> None:
         self._sql = sql
         literals = list(_LITERAL.finditer(sql))
         spans = _find(_IN_TEXT, sql) + [span for literal in literals for span in _in_literal(literal)]
-        if any(map(_is_cut_off, literals)):  # quotes do not say where a secret ends
+        if any(map(_is_cut_off, literals)):  # the end of a secret is unknown, so the rest of the statement is hidden
             start = literals[0].start()
             spans += [(start + a, len(sql)) for a, _ in _find(_IN_CONNINFO, sql[start:])]
         self._spans = _merge(spans)
@@ -120,12 +121,12 @@ class RedactedStatement:
         return _hide(self._sql, self._spans)
 
     def piece(self, start: int, end: int) -> str:
-        """The part of the statement between two positions; HIDDEN stands for each part of a secret in it."""
+        """Return the part of the statement between two positions, with HIDDEN in place of each part of a secret."""
         spans = [(max(a, start) - start, min(b, end) - start) for a, b in self._spans if a < end and b > start]
         return _hide(self._sql[start:end], spans)
 
     def position(self, position: int) -> int:
-        """Where in str(self) that position of the statement is; of one within a secret, where HIDDEN begins."""
+        """Return the offset in str(self) of a position in the statement. Inside a secret: the offset of HIDDEN."""
         outside = next((a for a, b in self._spans if a < position < b), position)
         return len(self.piece(0, outside))
 
@@ -135,12 +136,12 @@ def _in_literal(literal: re.Match[str]) -> list[Span]:
     before = literal.string[max(0, start - 2) : start].lower()
     unicode = before == "u&" and ("\\" in literal[0] or _UESCAPE.match(literal.string, literal.end()))
     if unicode or (before.endswith("e") and _HIDES_LETTERS.search(literal[0])):
-        return [(start + 1, literal.end() - 1)]  # escapes may spell the keyword
+        return [(start + 1, literal.end() - 1)]  # the keyword may be written with escapes
     return [(start + a, start + b) for a, b in _find(_IN_CONNINFO, literal[0].rstrip("'$"))]
 
 
 def _is_cut_off(literal: re.Match[str]) -> bool:
-    """Whether the literal may have ended within a secret."""
+    """Return True if the literal may have ended inside a secret."""
     if literal["open"] or _CUT_OFF.search(literal[0]):
         return True
     sql, start, end = literal.string, literal.start(), literal.end()
@@ -152,7 +153,7 @@ def _find(patterns: Iterable[re.Pattern[str]], text: str) -> list[Span]:
 
 
 def _merge(spans: Iterable[Span]) -> list[Span]:
-    """The same places in order, none of them empty or touching another one."""
+    """Sort spans, and merge those that overlap or touch. Empty spans are dropped."""
     merged: list[Span] = []
     for start, end in sorted(spans):
         if merged and start <= merged[-1][1]:

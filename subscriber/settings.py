@@ -1,7 +1,7 @@
 """Settings: every limit, interval and time-out that a user or a test may change, with its unit, default and reason.
 
-Each field of `Settings` is documented where it stands: first its meaning, then the reason for the default. A value has
-one of these sources, the first that names it:
+Each field of `Settings` has its documentation below it: first the meaning, then the reason for the default. The value
+is taken from the first of these sources that has one:
 
     command line    --setting status_interval=5s, repeated for each setting
     environment     SUBSCRIBER_STATUS_INTERVAL=5s
@@ -30,7 +30,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
-PREFIX = "SUBSCRIBER_"  # of the variable of a setting
+PREFIX = "SUBSCRIBER_"  # of environment variables
 
 # Multiples of PostgreSQL's units, the base unit first.
 TIME_UNITS = {"s": 1.0, "us": 1e-6, "ms": 1e-3, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -72,8 +72,11 @@ CountOrZero = Annotated[int, Unit()]
 class Settings:
     """Limits, intervals and time-outs, with a default for each. Times are in seconds, sizes in bytes.
 
-    The page "Settings" of the reference explains each field. Raises TypeError for a name that is no setting, and for a
-    value of another type; ValueError for a value out of range.
+    The page "Settings" of the reference explains each field.
+
+    Raises:
+        TypeError: the name of a setting is unknown, or a value has the wrong type.
+        ValueError: a value is out of range.
     """
 
     # --- the connection to the publisher ----------------------------------------------------------
@@ -97,8 +100,8 @@ class Settings:
     Reason: covers some milliseconds of a fast publisher; a larger queue costs memory and gains no speed."""
 
     stream_stop_timeout: SecondsOrZero = 5.0
-    """Time for the publisher to finish what it is sending, and to take the last status update, when a stream ends. 0
-    drops the connection immediately.
+    """Time for the publisher to send the rest of a transaction, and to receive the last status update, when a stream
+    ends. 0 drops the connection immediately.
 
     Reason: the publisher first sends the rest of its transaction. A lost update only makes it send changes again."""
 
@@ -194,7 +197,7 @@ class Settings:
     worker_shutdown_grace: SecondsOrZero = 5.0
     """Time that DROP SUBSCRIPTION gives a worker to stop before it ends the worker's session.
 
-    Reason: a worker has to roll back what it is applying."""
+    Reason: a worker has to roll back its open transaction."""
 
     earlier_session_grace: SecondsOrZero = 2.0
     """Time for the session of an earlier worker to end before a new worker ends it.
@@ -251,8 +254,8 @@ class Settings:
     Reason: large enough for the disk, and small beside the batches in memory."""
 
     spool_block_remainder: BytesOrZero = 16 * 1024
-    """Size of the end of a block that may stay in memory until more of its transaction arrives. It is written at once
-    for a parallel worker.
+    """Size of the end of a block that may stay in memory until more of its transaction arrives. For a parallel worker
+    it is written immediately.
 
     Reason: a publisher that interleaves many transactions sends small blocks, and a write for each would be slow."""
 
@@ -363,7 +366,7 @@ class Settings:
     flush_interval: SecondsOrZero = 0.03
     """Shortest time between two flushes that make commits on the target durable. Commits within it share a flush.
 
-    Reason: a flush waits for the disk; a delay of 30 ms is short for the publisher, which may keep WAL meanwhile."""
+    Reason: a flush waits for the disk; the publisher has to keep WAL only 30 ms longer."""
 
     confirm_interval: SecondsOrZero = 0.2
     """Shortest time between two records of a confirmed position that no transaction of the subscription has.
@@ -402,15 +405,16 @@ class Settings:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None, **values: Any) -> Settings:
-        """Settings from the environment; `values` take precedence over it.
+        """Return the settings of the environment. `values` take precedence.
 
         Args:
-            environment: None: that of the process. An empty variable counts as absent.
-            values: settings by their names.
+            environment: variables and their values. None: the environment of the process. An empty variable counts as
+                absent.
+            values: settings by name.
 
         Raises:
-            TypeError: a name that is no setting, or a value of another type.
-            ValueError: a value that is no value of its setting. The message names the variable.
+            TypeError: the name of a setting is unknown, or a value has the wrong type.
+            ValueError: a value is invalid for its setting. The message names the variable.
         """
         given = os.environ if environment is None else environment
         found = {}
@@ -425,15 +429,15 @@ class Settings:
 
     @classmethod
     def names(cls) -> list[str]:
-        """The names of all settings, in the order of the documentation."""
+        """Return the names of all settings, in the order of the documentation."""
         return [one.name for one in fields(cls)]
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """Values from texts of the form NAME=VALUE, by name. The last one of a name counts.
+    """Parse texts of the form NAME=VALUE. Returns the values by name; the last one of a name counts.
 
     Raises:
-        ValueError: no such setting, or no value of the setting.
+        ValueError: a setting is unknown, or a value is invalid.
     """
     values = {}
     for assignment in assignments:
@@ -446,10 +450,14 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
 
 
 def parse_value(name: str, text: str) -> Any:
-    """The value of the setting `name` that `text` stands for.
+    """Parse the value of a setting.
+
+    Args:
+        name: the name of the setting.
+        text: its value, which may have a unit.
 
     Raises:
-        ValueError: no such setting, or no value of the setting.
+        ValueError: the setting is unknown, or the value is invalid.
     """
     hint = _hints().get(name)
     if hint is None:
@@ -476,12 +484,12 @@ def parse_value(name: str, text: str) -> Any:
 
 
 def variable_of(name: str) -> str:
-    """The environment variable of the setting `name`."""
+    """Return the name of a setting's environment variable."""
     return PREFIX + name.upper()
 
 
 def kind_of(hint: Any) -> tuple[type, Unit]:
-    """The type of a setting and its unit, from its annotation. A setting that may be None has the type of its value."""
+    """Return the type and the unit of a setting from its annotation. None is not counted as a type."""
     alternatives = [one for one in get_args(hint) if one is not type(None)]
     if type(None) in get_args(hint):
         return kind_of(alternatives[0])
@@ -496,7 +504,7 @@ def _hints() -> dict[str, Any]:
 
 
 def _check(name: str, hint: Any, value: object) -> None:
-    """Raise TypeError or ValueError for a value that the setting cannot have."""
+    """Raise TypeError or ValueError if the setting cannot have this value."""
     if value is None and type(None) in get_args(hint):
         return
     kind, unit = kind_of(hint)
@@ -516,4 +524,4 @@ def _invalid(name: str, text: str, why: str) -> ValueError:
     return ValueError(f'invalid value for setting "{name}": "{text}"; {why}')
 
 
-DEFAULTS = Settings()  # for parameters; a value of it never changes
+DEFAULTS = Settings()  # an immutable default for parameters

@@ -69,7 +69,7 @@ DUPLICATE_FILE: Final = "58P02"
 INTERNAL_ERROR: Final = "XX000"
 DATA_CORRUPTED: Final = "XX001"
 
-# Our own, raised by functions of schema "subscriber" and by statements on the target.
+# SQLSTATEs of this package, raised by functions of schema "subscriber" and by statements on the target.
 TARGET_TABLE_CHANGED: Final = "SB001"  # the definition differs from the one that the worker has read
 PROGRESS_OUT_OF_STEP: Final = "SB002"  # another session has moved the progress record
-SUBSCRIPTION_ALTERED: Final = "SB003"  # the subscription has other settings than the worker has read
+SUBSCRIPTION_ALTERED: Final = "SB003"  # the settings differ from those that the worker has read

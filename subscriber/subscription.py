@@ -1,8 +1,8 @@
 """A subscription as the catalog stores it, and the table of options of the statements that create and change it.
 
 An option is one field, made by `_option()`. Options that the catalog stores are fields of SubscriptionOptions; options
-that only a statement has are fields of StatementOptions. OPTIONS has the rows of all of them, by name. These parts of
-the program read the table, and need no change for a new option that has a known kind of value:
+that only a statement has are fields of StatementOptions. OPTIONS has a row for each option, by name. These parts of the
+program read the table, and need no change for a new option that has a known kind of value:
 
 - catalog/grammar/options.py: the options that each statement takes, and their parsers
 - catalog/tables.py: the columns; a test compares them with what the migrations make
@@ -36,7 +36,7 @@ class Streaming(StrEnum):
 
     @property
     def option(self) -> Literal["off", "on", "parallel"]:
-        """As CREATE SUBSCRIPTION and START_REPLICATION spell it."""
+        """The spelling in CREATE SUBSCRIPTION and START_REPLICATION."""
         return _SPELT[self]
 
 
@@ -59,12 +59,12 @@ class ConflictHistory(StrEnum):
     """Which conflicts are recorded in `subscriber.conflict_history`."""
 
     NONE = "none"
-    DECIDED = "decided"  # what a policy decided, and what stopped the stream
-    ALL = "all"  # rows that were missing or written by others as well, at the price of waiting for answers
+    DECIDED = "decided"  # conflicts that a policy decides, and those that stop the stream
+    ALL = "all"  # also missing rows and rows of other writers; applying then waits for the target's answers
 
 
 class CopyEngine(StrEnum):
-    """Who makes the initial copy of tables."""
+    """The engine of the initial copy of tables."""
 
     AUTO = "auto"  # Spark, if it is installed and the tables are large
     ASYNCIO = "asyncio"  # the launcher, table by table, as PostgreSQL does
@@ -75,7 +75,7 @@ MAX_APPLY_SESSIONS = 64
 
 
 class OptionStatement(StrEnum):
-    """The statements that take options; the values are the words before the options."""
+    """The statements that have options. The values are the words before the options."""
 
     CREATE = "CREATE"
     SET = "SET"
@@ -85,7 +85,7 @@ class OptionStatement(StrEnum):
 
 
 class ValueSyntax(Enum):
-    """How the value of an option is written. Each has a parser in catalog/grammar/options.py."""
+    """The syntax of an option's value. Each member has a parser in catalog/grammar/options.py."""
 
     BOOLEAN = auto()
     CHOICE = auto()  # a member of an enum
@@ -106,7 +106,7 @@ class OptionValue:
     syntax: ValueSyntax
     description: str  # for the documentation, in Markdown
     choices: type[StrEnum] | None = None  # of CHOICE
-    limits: tuple[int, int] = (0, 0)  # of NUMBER: the least and the greatest
+    limits: tuple[int, int] = (0, 0)  # of NUMBER: minimum and maximum
 
 
 BOOLEAN = OptionValue(ValueSyntax.BOOLEAN, "boolean")
@@ -125,30 +125,30 @@ class OptionColumn:
     """The column of `subscriber.subscription` that stores an option."""
 
     name: str
-    type: str = "boolean"  # as SQL; one of COLUMN_TYPES
+    type: str = "boolean"  # in SQL, one of COLUMN_TYPES
     about: str = ""  # for the catalog's documentation; empty: the option's name
-    default: str | None = None  # as SQL
+    default: str | None = None  # in SQL
     null: bool = False
-    has_states: bool = False  # ALTER SUBSCRIPTION … SET moves it from state to state, by statements of its own
-    read: Callable[[Any], Any] | None = None  # from the column's value to the field's; None: they are the same
-    write: Callable[[Any], Any] | None = None  # from the parsed value to the column's; None: they are the same
+    has_states: bool = False  # ALTER SUBSCRIPTION … SET has special statements, which change one state to another
+    read: Callable[[Any], Any] | None = None  # converts the column's value to the field's; None: they are the same
+    write: Callable[[Any], Any] | None = None  # converts the parsed value to the column's; None: they are the same
 
     @property
     def parameter(self) -> str:
-        """The type of a query parameter with the column's value. asyncpg needs no codec of its own then."""
+        """The type of a query parameter with the column's value, for which asyncpg needs no additional codec."""
         return COLUMN_TYPES[self.type][0]
 
     @property
     def selected(self) -> str:
-        """The column in a SELECT list of table `s`."""
+        """The column in the SELECT list of a query that has the table as `s`."""
         return COLUMN_TYPES[self.type][1].format(f"s.{self.name}") + f" AS {self.name}"
 
     def write_value(self, value: Any) -> Any:
-        """Return the column's value for a parsed one."""
+        """Convert a parsed value to the column's value."""
         return value if self.write is None else self.write(value)
 
     def read_value(self, value: Any) -> Any:
-        """Return the field's value for the column's."""
+        """Convert the column's value to the field's value."""
         return value if self.read is None else self.read(value)
 
 
@@ -167,17 +167,17 @@ _STORED = (OptionStatement.CREATE, OptionStatement.SET)
 
 @dataclass(frozen=True, slots=True)
 class SubscriptionOption:
-    """One row of the table: everything that is said of an option."""
+    """One row of the table: the facts about an option."""
 
     default: Any
     effect: str  # for the documentation, in Markdown
     since: int | None  # the first major version of PostgreSQL that has it; None: PostgreSQL does not have it
     value: OptionValue = BOOLEAN
-    statements: tuple[OptionStatement, ...] = _STORED  # that take it
+    statements: tuple[OptionStatement, ...] = _STORED  # the statements that have it
     column: OptionColumn | None = None  # None: it is not stored
     restarts: bool = False  # a change restarts the apply worker
     default_text: str = ""  # for the documentation, if the default is not a fixed value
-    since_text: str = ""  # for the documentation: what only a later version has
+    since_text: str = ""  # for the documentation: values or uses that a later version has added
 
     def is_supported_by(self, server_version: int) -> bool:
         """True if a publisher of this version (server_version_num) has the option."""
@@ -185,7 +185,7 @@ class SubscriptionOption:
 
 
 def _option(default: Any, effect: str, since: int | None, value: OptionValue = BOOLEAN, **more: Any) -> Any:
-    """Make a field that is an option; `more` are further fields of SubscriptionOption."""
+    """Create the dataclass field of an option. `more` are further fields of SubscriptionOption."""
     return field(default=default, metadata={"option": SubscriptionOption(default, effect, since, value, **more)})
 
 
@@ -195,7 +195,7 @@ def _two_phase_state(wanted: bool) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscriptionOptions:
-    """The options that the catalog stores, with PostgreSQL 18's defaults. Only the default of `binary` differs."""
+    """The options that the catalog stores, with PostgreSQL 18's defaults. The default of `binary` differs."""
 
     enabled: bool = _option(
         True,
@@ -382,34 +382,34 @@ STORED_OPTIONS: Mapping[str, OptionColumn] = MappingProxyType(
 
 @dataclass(frozen=True, slots=True)
 class Subscription(SubscriptionOptions):
-    """One row of `subscriber.subscription`.
+    """A subscription: one row of `subscriber.subscription`.
 
-    `slot_name` is None after `slot_name = NONE`. `binary` is None if no statement has set it. `conflict_policy` is as
-    the user wrote it, and empty if conflicts are treated as by PostgreSQL.
+    `slot_name` is None after `slot_name = NONE`. `binary` is None if no statement has set it. `conflict_policy` has the
+    user's text. It is empty if PostgreSQL's rules apply to conflicts.
     """
 
     oid: int
     name: str
     owner: str  # role name
-    conninfo: str = field(repr=False)  # as the user wrote it: URI or key=value
+    conninfo: str = field(repr=False)  # the user's text: URI or key=value
     publications: tuple[str, ...]
-    two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # the state that the option `two_phase` has led to
+    two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # the state of the option `two_phase`
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
     owner_is_superuser: bool = True
     system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
-    timeline: int | None = None  # the publisher's; None: unknown until the next connection
+    timeline: int | None = None  # the publisher's timeline; None: unknown until the next connection
     timeline_system: str | None = None  # the system identifier that the timeline belongs to
-    version: str = ""  # of the row: another one after each statement about it
-    generation: int = 0  # of the settings: another one after each statement that restarts the worker
+    version: str = ""  # of the row; changes with each statement on the subscription
+    generation: int = 0  # of the settings; changes with each statement that restarts the worker
 
     @property
     def must_use_password(self) -> bool:
-        """Whether every connection to the publisher must use the password of `conninfo`, and no identity of ours."""
+        """True if connections to the publisher must use the password of `conninfo`, and no other identity."""
         return self.password_required and not self.owner_is_superuser
 
     @property
     def decides_conflicts(self) -> bool:
-        """Whether changes have to look at the target before they are applied, one after the other in commit order."""
+        """True if each change has to be compared with the target's row, and changes are applied in commit order."""
         return bool(self.conflict_policy) or self.conflict_history is ConflictHistory.ALL
 
     @property

@@ -24,7 +24,8 @@ from subscriber.testing import FakePublisher, FakeTable
 
 Values = tuple[str | None, ...]  # of one row, as PostgreSQL writes them
 
-# The tables that the tests change, for targets that need them beforehand. The last one has REPLICA IDENTITY FULL.
+# The tables that the tests change, for targets that need tables before the first change. The last one has REPLICA
+# IDENTITY FULL.
 DDL = (
     "CREATE TABLE public.item (id integer PRIMARY KEY, name text, note text)",
     "CREATE TABLE public.line (item integer, number integer, quantity integer, PRIMARY KEY (item, number))",
@@ -33,17 +34,17 @@ DDL = (
 
 
 class TargetContract(ABC):
-    """See the top of the file. Each test begins with an empty target, whose position is 0/0."""
+    """The tests of a target, see the top of the file. Each test starts with an empty target, whose position is 0/0."""
 
     @abstractmethod
     def open(self) -> AbstractAsyncContextManager[Target]:
-        """Open the target, closed at the end of the block. Opened again, it has what was committed before."""
+        """Open the target, and close it at the end of the block. When it is opened again, it has the committed rows."""
 
     @abstractmethod
     async def rows(self, table: str) -> list[Values]:
         """Return the committed rows of `public.<table>`, in the order of the columns."""
 
-    # --- what the tests begin with ------------------------------------------------------------------
+    # --- set-up and assertions ----------------------------------------------------------------------
 
     def _publisher(self) -> tuple[FakePublisher, FakeTable, FakeTable, FakeTable]:
         publisher = FakePublisher()
@@ -102,7 +103,7 @@ class TargetContract(ABC):
         await self._assert_rows("item", ("2", "c", "large"))
 
     async def test_whole_rows_are_the_identity(self) -> None:
-        """One of several equal rows is changed, and NULL is equal to NULL."""
+        """Check that one of several equal rows is changed, and that NULL is equal to NULL."""
         publisher, *_, entry = self._publisher()
         with publisher.transaction() as one:
             for kind in ("a", "a", "b", None):
@@ -146,7 +147,7 @@ class TargetContract(ABC):
         await self._assert_rows("entry", ("kept", None))
 
     async def test_many_transactions(self) -> None:
-        """So many that a target with batches fills some."""
+        """Apply enough transactions to fill several batches of a target that has batches."""
         publisher, item, line, _ = self._publisher()
         for start in range(0, 3000, 30):
             with publisher.transaction() as one:
@@ -167,7 +168,7 @@ class TargetContract(ABC):
         for amount in range(3):
             with publisher.transaction() as one:
                 one.insert(entry, kind="a", amount=amount)
-            publisher.confirmed = Lsn(0)  # the publisher was never told
+            publisher.confirmed = Lsn(0)  # no status update has arrived
             await self._apply(publisher)
         await self._apply(publisher)
         await self._assert_rows("entry", ("a", "0"), ("a", "1"), ("a", "2"))

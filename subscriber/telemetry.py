@@ -1,14 +1,16 @@
-"""What every room says about itself: log records with the parts of PostgreSQL's own and fixed keys.
+"""Log records of the package: the parts of PostgreSQL's own log lines, and fixed keys.
 
     telemetry.log(telemetry.LOG, "logical replication apply worker has started", event="worker.started")
 
-The keys are a TypedDict, so that a misspelt one does not type-check. Where a whole task speaks for one
-subscription or worker, `with telemetry.bound(subscription=…, worker=…):` says so once; tasks started
-inside inherit it. How records look and where they go is decided in cli/logs.py.
+The keys are a TypedDict, so that a type checker finds a misspelled key. A task that works for one subscription or
+worker binds these keys: `with telemetry.bound(subscription=…, worker=…):`. Tasks that are started in the block inherit
+them. cli/logs.py decides the format and the destination of records.
 
-Row values stay out of a record's `parts`. Where PostgreSQL's own log has them (a conflict's DETAIL, the
-server's DETAIL of a duplicate key), they are in `exact`, which only the `postgres` format prints.
-Passwords of connection strings are in neither.
+Invariants.
+
+- The `parts` of a record have no values of rows. PostgreSQL's log has them in the DETAIL of a conflict or of a
+  duplicate key. They are in `exact`, which the `postgres` format prints and the other formats do not.
+- Neither has passwords of connection strings.
 """
 
 from __future__ import annotations
@@ -34,23 +36,23 @@ logger = logging.getLogger("subscriber")
 
 
 class LogKeys(TypedDict, total=False):
-    """What a record can be searched by; a key that does not apply is left out."""
+    """The keys by which a log can be searched. A record has those that apply."""
 
     event: str  # a name that stays when the message changes: worker.started, apply.conflict, …
-    subscription: str  # its name
+    subscription: str  # the name of the subscription
     worker: str  # launcher, apply, parallel apply, tablesync
     relation: str  # schema.table on the target
     slot: str  # on the publisher
     xid: int  # of the remote transaction
-    finish_lsn: Lsn  # of its commit or prepare record: what SKIP takes
-    conflict_type: str  # PostgreSQL's names
-    error_class: str  # our class of error
-    sqlstate: str  # its five characters
+    finish_lsn: Lsn  # of the transaction's commit or prepare record, for SKIP
+    conflict_type: str  # PostgreSQL's name
+    error_class: str  # class of subscriber's error
+    sqlstate: str  # five characters
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """The words of one record, as PostgreSQL divides them. None and empty: no such line."""
+    """The text of one record in PostgreSQL's parts. The record has no line for None or an empty tuple."""
 
     message: str
     detail: str | None = None
@@ -58,7 +60,7 @@ class Parts:
     context: tuple[str, ...] = ()
 
     def redacted(self) -> Parts:
-        """The same without passwords of connection strings."""
+        """Return the parts without passwords of connection strings."""
         detail, hint = (text and redact(text) for text in (self.detail, self.hint))
         return Parts(redact(self.message), detail, hint, tuple(map(redact, self.context)))
 
@@ -68,7 +70,7 @@ _bound: ContextVar[LogKeys | None] = ContextVar("subscriber_telemetry", default=
 
 @contextmanager
 def bound(**keys: Unpack[LogKeys]) -> Iterator[None]:
-    """Add `keys` to every record of this task, and of tasks it starts, until the block ends."""
+    """Add `keys` to the records of this task, and of tasks that are started in the block, until its end."""
     outer = _bound.get() or LogKeys()
     token = _bound.set({**outer, **keys})
     try:
@@ -89,8 +91,14 @@ def log(
 ) -> None:
     """Write one record.
 
-    `exact_detail` is `detail` as PostgreSQL words it, row values and all; None when it has none.
-    `context` are lines from the inside out. Keys given here win over bound ones.
+    Args:
+        level: DEBUG, LOG, WARNING, ERROR or FATAL.
+        message: one line.
+        detail: without values of rows.
+        hint: advice.
+        context: lines, the innermost first.
+        exact_detail: `detail` as PostgreSQL words it, with values of rows. None: `detail` is exact.
+        keys: take precedence over bound keys.
     """
     if logger.isEnabledFor(level):
         parts = Parts(message, detail, hint, tuple(context))
@@ -98,23 +106,26 @@ def log(
         _write(level, parts, exact, keys)
 
 
-_following: int | None = None  # the level that was configured, where our log follows the target's; None: it does not
+_following: int | None = None  # the configured level; None: the target's log_min_messages has no effect
 
 
 def follow_servers(level: int | None) -> None:
-    """From now on the target's log_min_messages counts, at least `level`; None: it does not count."""
+    """Let the target's log_min_messages lower the level of this log. `level` applies otherwise. None: stop that."""
     global _following  # noqa: PLW0603  one log for each process
     _following = level
 
 
 def follow_server(log_min_messages: str) -> None:
-    """The target has this log_min_messages now."""
+    """Apply the target's current log_min_messages, after follow_servers()."""
     if _following is not None:
         logger.setLevel(DEBUG if log_min_messages.startswith("debug") else _following)
 
 
 def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[LogKeys]) -> None:
-    """Write an error with all its parts, a group's members one by one; a traceback only for bugs."""
+    """Write an error with its parts, or each member of an exception group.
+
+    An error that is not a SubscriberError is a bug. Its record has a traceback.
+    """
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
             log_error(member, level, **keys)
@@ -133,15 +144,15 @@ def log_error(error: BaseException, level: int = ERROR, **keys: Unpack[LogKeys])
 def _write(level: int, parts: Parts, exact: Parts, keys: LogKeys, bug: BaseException | None = None) -> None:
     everything = {**(_bound.get() or {}), **keys}
     parts, exact = parts.redacted(), exact.redacted()
-    message = printable(parts.message)  # for handlers that know nothing of parts
+    message = printable(parts.message)  # for handlers that do not read the parts
     logger.log(level, "%s", message, extra={"parts": parts, "exact": exact, "keys": everything}, exc_info=bug)
 
 
 def _without_values(error: SubscriberError, exact: Parts) -> Parts:
-    """What a server's error says without the rows it is about; errors of ours have no values.
+    """Remove values of rows from a server's error. Errors of this package have none.
 
-    Values stand in DETAIL (`Key (id)=(1) already exists.`), in the CONTEXT of COPY and of parameters,
-    and, between double quotes, in the messages of data exceptions (SQLSTATE class 22).
+    Values are in DETAIL (`Key (id)=(1) already exists.`), and in the CONTEXT of COPY and of parameters. Messages of
+    data exceptions (SQLSTATE class 22) have them in double quotes.
     """
     if isinstance(error, ConflictError):
         return Parts(exact.message, error.detail, exact.hint, exact.context)
@@ -156,6 +167,6 @@ def _without_values(error: SubscriberError, exact: Parts) -> Parts:
 
 
 def _server_context(where: str) -> str:
-    """The CONTEXT a server sent, without the line COPY stood at and without parameters."""
+    """Return the CONTEXT of a server without the data of COPY and the values of parameters."""
     where = re.sub(r'(COPY [^\n]*?, line \d+(?:, column [^\n]*?)?): ".*"', r"\1", where, flags=re.DOTALL)
     return re.sub(r"((?:parameter \$\d+|parameters:)[^\n=]*=?).*", r"\1 …", where, flags=re.DOTALL)

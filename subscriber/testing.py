@@ -1,4 +1,4 @@
-"""For unit tests of consumers: a publisher without a server.
+"""FakePublisher: a publisher without a server, for unit tests of consumers.
 
     publisher = FakePublisher()
     city = publisher.table("public.city", id="integer key", name="text")
@@ -12,9 +12,10 @@
     await publisher.consume(MyConsumer())           # and the same callbacks
     assert publisher.confirmed == publisher.position
 
-Everything behind the socket is the real thing: what is written becomes pgoutput's bytes, and goes through the same
-decoding, acknowledging, waiting and reconnecting. `play()` takes the bytes a real publisher sent instead.
-disconnect() loses the connection, and what is not confirmed, or before the position asked for, is sent again.
+FakePublisher replaces the server and the socket. Changes are encoded as messages of pgoutput. The code of the package
+decodes and acknowledges them, and reconnects. `play()` sends the recorded messages of a real publisher instead.
+`disconnect()` closes the connection. The next connection starts at the requested position, or at the confirmed position
+if that is greater.
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ from subscriber.worker.apply.custom_target import ApplyUntil
 from subscriber.worker.apply.loop import ApplyLoop
 
 FIRST = Lsn(0x1000000)
-TIME = 800_000_000_000_000  # microseconds since 2000-01-01 UTC: of everything that happens here
+TIME = 800_000_000_000_000  # the time of each message, in microseconds since 2000-01-01 00:00 UTC
 
-_BATCH = 100  # frames that arrive at once
+_BATCH = 100  # frames of one receive()
 
 _IDENTITIES = {
     "default": ReplicaIdentity.DEFAULT,
@@ -65,12 +66,20 @@ _PER_RELATION = (messages.Insert, messages.Update, messages.Delete)
 
 @dataclass(frozen=True, slots=True)
 class FakeTable:
-    """Made by FakePublisher.table()."""
+    """A published table. FakePublisher.table() creates it."""
 
     relation: messages.Relation
 
     def row(self, values: dict[str, Any], *, keys_only: bool = False) -> TupleData:
-        """The columns in their order; those that `values` has not are NULL."""
+        """Return a row of the table.
+
+        Args:
+            values: by column. Other columns are NULL.
+            keys_only: columns outside of the replica identity are NULL.
+
+        Raises:
+            ValueError: the table does not have one of the columns.
+        """
         columns = self.relation.columns
         if unknown := values.keys() - {column.name for column in columns}:
             raise ValueError(f"{self.relation.name} has no column {', '.join(sorted(unknown))}")
@@ -101,26 +110,33 @@ def _as_sent(value: Any) -> tuple[int, bytes | None]:
 class _Frame:
     lsn: Lsn
     message: bytes
-    until: Lsn  # sent to those who ask for everything from this position on, or from one before it
+    until: Lsn  # the frame is sent on connections that start before this position
     in_block: bool
 
 
 @dataclass
 class FakeTransaction:
-    """What a transaction does; made by FakePublisher.transaction(). Values are what str() of them is as text."""
+    """A transaction. FakePublisher.transaction() creates it.
+
+    Values are sent as text: bool and bytes in PostgreSQL's format, None as NULL, others as str() returns them.
+    """
 
     publisher: FakePublisher
     xid: int
     changes: list[messages.Message] = field(default_factory=list)
 
     def insert(self, table: FakeTable, **values: Any) -> None:
-        """A new row. Columns that are not named are NULL."""
+        """Insert a row. Columns without a value are NULL."""
         self._add(messages.Insert(None, table.relation.relid, table.row(values)))
 
     def update(self, table: FakeTable, old: dict[str, Any] | None = None, **values: Any) -> None:
-        """A row as it is afterwards; subscriber.UNCHANGED for a large value that was not touched.
+        """Update a row.
 
-        `old` is what it was, and needed under REPLICA IDENTITY FULL; without FULL it means that the key changed.
+        Args:
+            table: the table.
+            old: the old row, which REPLICA IDENTITY FULL needs. Otherwise the old key, if the key changes. None: the
+                key does not change.
+            values: the new row, by column. subscriber.UNCHANGED is a large value that did not change.
         """
         part = row = None
         if old is not None:
@@ -129,7 +145,7 @@ class FakeTransaction:
         self._add(messages.Update(None, table.relation.relid, part, row, table.row(values)))
 
     def delete(self, table: FakeTable, **old: Any) -> None:
-        """A row that is gone: its key, or all of it under REPLICA IDENTITY FULL."""
+        """Delete a row. `old` has the columns of its key, or all columns under REPLICA IDENTITY FULL."""
         whole = table.relation.replica_identity is ReplicaIdentity.FULL
         part = OldPart.ROW if whole else OldPart.KEY
         self._add(messages.Delete(None, table.relation.relid, part, table.row(old, keys_only=not whole)))
@@ -140,7 +156,7 @@ class FakeTransaction:
         self._add(messages.Truncate(None, cascade, restart_identity, relids))
 
     def message(self, prefix: str, content: bytes | str) -> None:
-        """A logical message that belongs to the transaction."""
+        """Send a transactional logical message."""
         content = content.encode() if isinstance(content, str) else content
         self._add(messages.LogicalMessage(None, True, self.publisher.position, prefix, content))
 
@@ -149,18 +165,28 @@ class FakeTransaction:
 
 
 class FakePublisher:
-    """See the top of the file. `position` is behind the last thing written, `confirmed` what may be forgotten."""
+    """A publisher with one slot, in memory. It is also the source of the streams that it opens.
+
+    Attributes:
+        position: the position after the last written record.
+        confirmed: the confirmed flush position of the slot.
+        slot: the name of the slot.
+        snapshot: None: there is no exported snapshot.
+        can_reconnect: True: a stream reconnects after disconnect().
+        connections: the number of connections that were started.
+        statuses: the number of status updates that were received.
+    """
 
     def __init__(self, *, settings: Settings = DEFAULTS) -> None:
-        """`settings` are those of its streams."""
+        """Create a publisher. `settings` are the settings of its streams."""
         self._settings = settings
         self.position = FIRST
         self.confirmed = FIRST
         self.slot = "fake"
         self.snapshot: str | None = None
         self.can_reconnect = True
-        self.connections = 0  # so far
-        self.statuses = 0  # that came
+        self.connections = 0
+        self.statuses = 0
         self._frames: list[_Frame] = []
         self._relations: dict[int, messages.Relation] = {}
         self._types: dict[str, int] = {}
@@ -169,14 +195,18 @@ class FakePublisher:
         self._connection: _Connection | None = None
         self._decoder = Decoder()
 
-    # --- what is written --------------------------------------------------------------------------
+    # --- tables and changes -----------------------------------------------------------------------
 
     def table(
         self, name: str, /, *, identity: Literal["default", "nothing", "full", "index"] = "default", **columns: str
     ) -> FakeTable:
-        """A table: `name` with its schema; for each column its type, and ` key` behind it in the replica identity.
+        """Create a table.
 
-        Types of a server that are not built in have any name; their values are strings.
+        Args:
+            name: with its schema, "public.city".
+            identity: the replica identity. With "full" all columns are part of it.
+            columns: the type of each column, with the suffix " key" if the column is part of the replica identity.
+                A name that is no built-in type is a type whose values are strings.
         """
         schema, _, bare = name.rpartition(".")
         relid = 20_000 + len(self._relations)
@@ -195,9 +225,12 @@ class FakePublisher:
     def transaction(
         self, *, origin: str | None = None, prepare: str | None = None, streamed: bool = False
     ) -> Iterator[FakeTransaction]:
-        """What is done in the block is committed at its end, or prepared under the identifier `prepare`.
+        """Write a transaction, which is committed or prepared at the end of the block. An error rolls it back.
 
-        `streamed` sends it in a block while it is in progress. An error in the block rolls it back.
+        Args:
+            origin: the replication origin of the transaction. None: it was made on this publisher.
+            prepare: the identifier under which the transaction is prepared. None: it is committed.
+            streamed: send the changes in a block of an in-progress transaction.
         """
         self._xid += 1
         transaction = FakeTransaction(self, self._xid)
@@ -225,32 +258,34 @@ class FakePublisher:
         self._write([(finish, message) for message in sent] + [(end, ends)], end)
 
     def commit_prepared(self, gid: str) -> None:
-        """COMMIT PREPARED of a transaction that was prepared."""
+        """Commit the transaction that was prepared as `gid`."""
         finish, end = self._advance(), self._advance()
         self._write([(end, messages.CommitPrepared(finish, end, TIME, self._prepared.pop(gid), gid))], end)
 
     def rollback_prepared(self, gid: str) -> None:
-        """ROLLBACK PREPARED of a transaction that was prepared."""
+        """Roll back the transaction that was prepared as `gid`."""
         end = self._advance()
         self._write([(end, messages.RollbackPrepared(end, end, TIME, TIME, self._prepared.pop(gid), gid))], end)
 
     def message(self, prefix: str, content: bytes | str) -> None:
-        """A logical message that belongs to no transaction."""
+        """Send a logical message that is not transactional."""
         lsn = self._advance()
         content = content.encode() if isinstance(content, str) else content
         self._write([(lsn, messages.LogicalMessage(None, False, lsn, prefix, content))], lsn)
 
     def play(self, recorded: Iterable[tuple[Lsn, bytes]], *, parallel: bool = False) -> None:
-        """What a publisher sent: pgoutput messages with their positions.
+        """Send the recorded messages of a real publisher.
 
-        pg_logical_slot_peek_binary_changes() gives them. `parallel` if streaming was that.
+        Args:
+            recorded: pgoutput messages with their positions, as pg_logical_slot_peek_binary_changes() returns them.
+            parallel: the messages were recorded with streaming = parallel.
         """
         decoder = Decoder(parallel=parallel)
         known = [(lsn, data, decoder.in_block, decoder.decode(data)) for lsn, data in recorded]
         until = last = max([self.position, *(_end(message) for *_, message in known)])
         frames = []
         for lsn, data, in_block, message in reversed(known):
-            # Blocks belong to a transaction that ends later, perhaps much later; to send them too often does no harm.
+            # The end of a streamed transaction may follow much later. Sending a block too often does no harm.
             until = _end(message) or (last if in_block or _is_of_stream(message) else until)
             frames.append(_Frame(lsn, data, until, in_block))
         self._frames += reversed(frames)
@@ -258,17 +293,17 @@ class FakePublisher:
         self._tell()
 
     def disconnect(self) -> None:
-        """The connection is lost; a stream connects again."""
+        """Close the connection. A stream reconnects."""
         if self._connection is not None:
             self._connection.lose()
 
     def ask(self) -> None:
-        """Have the publisher ask for an answer, as it does when it has not heard anything for a while."""
+        """Send a keepalive that requests a reply, as a publisher does after a time without a status update."""
         if self._connection is not None:
             self._connection.ask()
 
     def advance(self) -> Lsn:
-        """Something is written that is not published: only the position moves."""
+        """Advance the position without a change, as unpublished writes do. Returns the new position."""
         return self._advance()
 
     def _advance(self) -> Lsn:
@@ -288,7 +323,7 @@ class FakePublisher:
         if self._connection is not None:
             self._connection.wake()
 
-    # --- who reads it -----------------------------------------------------------------------------
+    # --- consumers --------------------------------------------------------------------------------
 
     @asynccontextmanager
     async def stream(
@@ -301,7 +336,17 @@ class FakePublisher:
         memory: int | None = None,
         parallel: bool = False,
     ) -> AsyncIterator[Stream]:
-        """Like subscriber.stream(). It ends when what is written by now was handed out, unless it is to `follow`."""
+        """Open a stream, as subscriber.stream() does.
+
+        Args:
+            until: end the iteration after the transactions before this position. None: the current position, so that
+                the stream delivers the transactions that have been written.
+            follow: without `until`, do not end the iteration.
+            start: as in subscriber.stream().
+            in_progress: as in subscriber.stream().
+            memory: as in subscriber.stream(), in bytes.
+            parallel: decode streamed transactions as with streaming="parallel".
+        """
         options = ChangeStreamOptions(
             start=start,
             until=until or (None if follow else self.position),
@@ -314,7 +359,13 @@ class FakePublisher:
             yield stream
 
     async def consume(self, consumer: Consumer, *, until: Lsn | None = None, parallel: bool = False) -> None:
-        """Like subscriber.consume(), of what is written by now."""
+        """Call the callbacks of a consumer, as subscriber.consume() does, for the transactions before `until`.
+
+        Args:
+            consumer: the consumer.
+            until: None: the current position.
+            parallel: decode streamed transactions as with streaming="parallel".
+        """
         options = ChangeStreamOptions(
             until=until or self.position,
             streaming="parallel" if parallel else "on",
@@ -327,23 +378,23 @@ class FakePublisher:
             await drive(consumer, stream)
 
     async def apply(self, target: Target) -> None:
-        """Like subscriber.apply_to(), of what is written by now."""
+        """Apply the transactions that have been written to a target, as subscriber.apply_to() does."""
         connection, _ = await self.start(target.position)
-        connection.ask()  # the answer says that there is nothing more
+        connection.ask()  # the keepalive after the last transaction ends the loop
         stream, hooks = cast(ReplicationStream, connection), ApplyUntil(self.position)
         await ApplyLoop(stream, target, target.position, hooks=hooks).run()
         connection.send_status(target.position, target.position, target.position)
 
-    # --- what a Source is -------------------------------------------------------------------------
+    # --- the protocol Source of change_stream/engine/connection.py --------------------------------
 
     async def start(self, position: Lsn) -> tuple[_Connection, float]:
-        """Return a connection that sends from `position`, and a wal_sender_timeout of 0: none."""
+        """Return a connection that sends from `position`, and 0, because there is no wal_sender_timeout."""
         self.connections += 1
         self._connection = _Connection(self, max(position, self.confirmed))
         return self._connection, 0.0
 
     async def types(self, oids: Iterable[int], known: Iterable[int]) -> list[TypeRow]:
-        """Names of those that are not built in; they are strings."""
+        """Return the types that are not built in. Their values are strings."""
         names = {oid: name for name, oid in self._types.items()}
         return [TypeRow(oid, names[oid], "b", 0, ",", ()) for oid in oids if oid in names]
 
@@ -351,7 +402,16 @@ class FakePublisher:
         """Do nothing: there is no connection to close."""
 
     def frames(self, number: int, start: Lsn, described: set[int]) -> tuple[list[bytes], int]:
-        """The next frames for a connection that has got `number` of them, and how many that makes then."""
+        """Return the next frames for a connection.
+
+        Args:
+            number: the number of frames that the connection has received or skipped.
+            start: transactions that end at or before this position are skipped.
+            described: the OIDs of the relations that were described on this connection. The method adds to it.
+
+        Returns:
+            The frames, which include descriptions of relations, and the new `number`.
+        """
         found: list[bytes] = []
         while number < len(self._frames) and len(found) < _BATCH:
             frame = self._frames[number]
@@ -378,7 +438,7 @@ class FakePublisher:
 
 
 class _Connection:
-    """What a started stream is to those who use it."""
+    """A started stream, with the methods of protocol Connection in change_stream/engine/connection.py."""
 
     def __init__(self, publisher: FakePublisher, start: Lsn) -> None:
         self._publisher = publisher
@@ -451,7 +511,7 @@ def _relids(message: messages.Message | None) -> tuple[int, ...]:
 
 
 def _end(message: messages.Message) -> Lsn:
-    """The position behind what the message ends; 0 if it ends nothing."""
+    """Return the position after the transaction that a message ends. 0: it does not end a transaction."""
     match message:
         case messages.RollbackPrepared():
             return message.rollback_end_lsn

@@ -1,6 +1,6 @@
-"""PostgreSQL's epoch, 2000-01-01, and its distance from the Unix epoch.
+"""PostgreSQL's epoch, 2000-01-01, and conversions to other epochs.
 
-The protocol and binary values count microseconds, dates count days, since PostgreSQL's epoch.
+Times of the protocol and of binary values are microseconds since PostgreSQL's epoch. Dates are days since then.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def to_datetime(microseconds: int) -> datetime:
 
 
 def to_unix(microseconds: int) -> int:
-    """Return a time of PostgreSQL's in microseconds since 1970."""
+    """Convert microseconds since PostgreSQL's epoch to microseconds since 1970."""
     return microseconds + UNIX_EPOCH_OFFSET_US
 
 
 def from_unix(microseconds: int) -> int:
-    """Return a time in microseconds since 1970 as PostgreSQL counts it."""
+    """Convert microseconds since 1970 to microseconds since PostgreSQL's epoch."""
     return microseconds - UNIX_EPOCH_OFFSET_US
