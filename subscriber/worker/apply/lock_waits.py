@@ -1,23 +1,28 @@
-"""What an apply worker waits for, when its target does not answer.
+"""LockWaitMonitor: detects deadlocks between an apply worker and its parallel workers, and reports other lock waits.
 
-A backend that waits for a lock says nothing. So when no answer has come for a moment, another session asks the
-server who is in the way:
+Purpose. A backend that waits for a lock sends nothing. If the target has not answered for `lock_wait_interval`, another
+session queries the server for the sessions that hold the lock.
 
-- a parallel worker of ours, whose transaction ends later in the stream than what waits: a deadlock that no
-  server can see. That worker gives up, and its transaction is applied from its file when it ends.
-- whoever holds what the first of the worker's lanes needs: the others step back (targets/postgres/session_group.py),
-  since whoever it is may be one of them, or wait for one. The same deadlock otherwise.
-- a transaction prepared by this subscription: the same, but what is prepared stays. A parallel worker that waits
-  for it gives up. That happens without a fault of anybody after a restart: what is prepared is there from the
-  start then, and what is streamed again may have had, and rolled back, what was prepared later. For the leader,
-  which applies nothing but what was committed, there is no such way out. But what the publisher has rolled back by
-  now is rolled back here too, at once: the publisher may have sent it in part only (ReorderBufferPrepare() in
-  reorderbuffer.c), and so it may hold rows that it did not hold there. Otherwise an error says so.
-- anybody else: told in `status`, and waited for. After ten seconds the log says so, too, and also if it is no lock that
-  keeps the target from answering.
+Failure cases. The end of the holder's transaction may be later in the stream than the waiting change. No server can
+detect such a deadlock.
 
-Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c show the first to the server's own
-deadlock detector; of the second PostgreSQL's worker knows nothing.
+- Blocked by a parallel worker, for whose end the leader does not wait: the parallel worker gives up. The leader applies
+  its transaction from the spool file when it ends.
+- First of the worker's sessions blocked, with `apply_sessions`: the other sessions roll back
+  (targets/postgres/session_group.py). The holder may be one of the other sessions, or wait for one.
+- Parallel worker blocked by a transaction that this subscription has prepared: the parallel worker gives up. A restart
+  can cause this wait. The prepared transaction then exists from the start. A transaction that is streamed again may
+  have locked the same row earlier, in a subtransaction that it rolled back.
+- Leader blocked by a transaction that this subscription has prepared: the prepared transaction is rolled back if the
+  publisher has rolled it back by now. The publisher may have sent only a part of such a transaction
+  (ReorderBufferPrepare() in reorderbuffer.c). So it can hold rows here that it did not hold there. Otherwise the
+  monitor raises ApplyError, because the leader applies only committed changes and cannot give up.
+- Blocked by another session: the worker waits, and `subscriber status` shows the holder. After `lock_wait_log_delay`
+  the log names it.
+- No answer, and no lock is the reason: after `lock_wait_log_delay` the status and the log report the wait.
+
+Source: pa_lock_stream() and pa_lock_transaction() in applyparallelworker.c. They make waits for a parallel worker
+visible to the server's deadlock detector. PostgreSQL's worker does not handle waits for prepared transactions.
 """
 
 from __future__ import annotations
@@ -42,10 +47,10 @@ from subscriber.worker.streaming.parallel_worker import ParallelWorker, Pool
 
 RolledBack = Callable[[int], Awaitable[bool]]
 
-SHOWN_AFTER = 10  # looks without an answer until others are told of it
+SHOWN_AFTER = 10  # checks without an answer, after which the status shows the wait
 
 BLOCKERS = "SELECT pid, pg_catalog.pg_blocking_pids(pid) FROM pg_catalog.unnest($1::int[]) pid"
-# What is prepared belongs to no process; all its locks, that on its own xid among them, have one virtual transaction.
+# A prepared transaction has no process. All its locks, including the one on its xid, have the same virtual transaction.
 PREPARED_BLOCKERS = """
 SELECT DISTINCT x.gid
   FROM pg_catalog.pg_locks w
@@ -61,7 +66,7 @@ SELECT DISTINCT x.gid
 NAMES = """
 SELECT pid, application_name FROM pg_catalog.pg_stat_activity WHERE pid = ANY ($1::int[]) ORDER BY pid
 """
-# What a session waits for, and with which statement. Its parameters are no part of the text.
+# The lock that a session waits for, and its statement. The text of the statement does not contain parameters.
 WAITS_WITH = """
 SELECT pg_catalog.format('%s of %s: %s', w.locktype, coalesce(w.relation::pg_catalog.regclass::text, 'a transaction'),
                          pg_catalog.left(a.query, 500))
@@ -72,10 +77,7 @@ PREPARED_BY = "SELECT x.owner::text FROM pg_catalog.pg_prepared_xacts x WHERE x.
 
 
 class LockWaitMonitor:
-    """For one apply worker. `pool`: None without parallel workers, `two_phase`: None without prepared transactions.
-
-    `rolled_back(xid)` asks the publisher whether its transaction `xid` was rolled back.
-    """
+    """Monitors the lock waits of one apply worker, its sessions and its parallel workers."""
 
     def __init__(
         self,
@@ -87,6 +89,18 @@ class LockWaitMonitor:
         two_phase: TwoPhase | None = None,
         rolled_back: RolledBack | None = None,
     ) -> None:
+        """Create the monitor.
+
+        Args:
+            target: the apply worker's target.
+            subid: OID of the subscription.
+            catalog: runs the queries about locks.
+            report: its status gets the description of the wait.
+            pool: the parallel workers. None: there are none.
+            two_phase: the prepared transactions. None: two-phase commit is off.
+            rolled_back: asks the publisher whether its transaction with an xid was rolled back. None: it cannot be
+                asked, and prepared transactions are not rolled back.
+        """
         self._two_phase = two_phase
         self._rolled_back = rolled_back
         self._target = target
@@ -97,7 +111,11 @@ class LockWaitMonitor:
         self._workers: list[ParallelWorker] = pool.workers if pool is not None else []
 
     async def run(self, settings: Settings) -> None:
-        """Until cancelled. Raises ApplyError if waiting longer is of no use."""
+        """Check for lock waits until canceled.
+
+        Raises:
+            ApplyError: the worker waits for a prepared transaction that ends later in the stream.
+        """
         seen: object = None
         looks, since, told = 0, monotonic(), False
         while True:
@@ -123,7 +141,7 @@ class LockWaitMonitor:
             self._report.status.waiting_for = None
 
     def _who_waits(self) -> Mapping[int, object]:
-        """The backends whose answer is needed now, and what stands for that answer."""
+        """Return the backends that the worker waits for, by process ID, each with a token for its next answer."""
         awaited = [
             worker for worker in self._workers if worker.assignment is not None and worker.assignment.is_leader_waiting
         ]
@@ -131,7 +149,15 @@ class LockWaitMonitor:
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
     async def _look(self, waiting: Sequence[int], *, shown: bool) -> str | None:
-        """Who holds what is waited for, if that is to be shown and not ended here."""
+        """Find the holders of the locks, and end the wait if it is a deadlock.
+
+        Args:
+            waiting: process IDs of backends that have not answered.
+            shown: the wait is long enough to be reported.
+
+        Returns:
+            A description of the holders. None: nothing to report.
+        """
         ours = {worker.pid: worker for worker in self._workers if worker.pid is not None}
         async with self._catalog.use() as connection:
             rows = await connection.fetch(BLOCKERS, [*waiting, *(pid for pid in ours if pid not in waiting)])
@@ -166,9 +192,9 @@ class LockWaitMonitor:
             return str(await connection.fetchval(WAITS_WITH, list(waiting)) or "nothing any more")
 
     async def _forestall(self, gid: str) -> bool:
-        """Roll back what is prepared here and is no more on the publisher; whether `gid` was among that.
+        """Roll back prepared transactions that the publisher has rolled back. Returns True if `gid` was one.
 
-        If others were, a row that is equal to the one waited for may be free now: the next attempt will take it.
+        If others were rolled back and `gid` was not, the worker fails. Its next attempt may find the row unlocked.
         """
         if self._two_phase is None or self._rolled_back is None:
             return False
@@ -188,7 +214,7 @@ class LockWaitMonitor:
         prepared: Mapping[int, Sequence[str]],
         ours: Mapping[int, ParallelWorker],
     ) -> ParallelWorker | None:
-        """The parallel worker that has given up now; None if that would not help."""
+        """Choose a parallel worker and make it give up. Returns None if this would not end the wait."""
         holder = _holder(waiting, blockers, ours)
         if holder is not None:
             _give_up(
@@ -236,7 +262,7 @@ def _give_up(victim: ParallelWorker, why: str) -> None:
 def _holder(
     waiting: Sequence[int], blockers: Mapping[int, Sequence[int]], workers: Mapping[int, ParallelWorker]
 ) -> ParallelWorker | None:
-    """A parallel worker that somebody waits for, and that itself waits for the stream; None if there is none."""
+    """Return a parallel worker that blocks a waiting session and itself waits for the stream. None: there is none."""
     reached, todo = set(waiting), list(waiting)
     while todo:
         for pid in blockers.get(todo.pop(), ()):
@@ -253,7 +279,11 @@ def _holder(
 def _stuck(
     prepared: Mapping[int, Sequence[str]], workers: Mapping[int, ParallelWorker], prefix: str
 ) -> tuple[ParallelWorker, str] | None:
-    """A parallel worker that waits for what is prepared under a name with `prefix`, and that name."""
+    """Return a parallel worker that waits for a prepared transaction of this subscription, and the transaction's name.
+
+    Args:
+        prefix: the start of the names of this subscription's prepared transactions.
+    """
     for pid, gids in prepared.items():
         for gid in gids:
             if pid in workers and gid.startswith(prefix):
@@ -273,7 +303,7 @@ def _hopeless(gid: str, waits_with: str) -> ApplyError:
 
 
 async def _roll_back(connection: Connection, gid: str) -> None:
-    """Roll back a prepared transaction as the role that has prepared it, which the server insists on."""
+    """Roll back a prepared transaction as the role that has prepared it, because the server requires that role."""
     owner = await connection.fetchval(PREPARED_BY, gid)
     if owner is None:
         return

@@ -1,11 +1,12 @@
-"""Streamed transactions made plain: what comes in blocks leaves as BEGIN … COMMIT, when it has committed.
+"""StreamReassembler: turns each streamed transaction that commits into one ordinary transaction, BEGIN … COMMIT.
 
-    S … E          kept in a file of the spool, each change with the (sub)transaction that made it
-    A              forgotten: all of it, or what a subtransaction and those after it have added
-    c              handed out: BEGIN, the changes as they would have come unstreamed, COMMIT
-    anything else  handed out as it is
+    S … E          store the changes of the block in the spool, each with the xid of its (sub)transaction
+    A              discard the transaction, or the changes from the first one of a subtransaction on
+    c              return BEGIN, the stored changes as they are without streaming, and COMMIT
+    anything else  return it unchanged
 
-Nothing in the spool need survive: what has not been confirmed comes again from its first block.
+The files of the spool need not survive a restart. The publisher sends a transaction that was not confirmed again, from
+its first block.
 """
 
 from __future__ import annotations
@@ -25,27 +26,37 @@ _ORIGIN = 0x4F  # O, in a block: its position is not known yet
 
 
 class StreamReassembler:
-    """Holds the state of one connection; open() before the first message, close() after the last."""
+    """Reassembles the streamed transactions of one connection.
+
+    Call open() before the first message, and close() after the last one.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._spool = Spool(folder, limit=None)
         self._decoder = Decoder()
-        self._block: SpooledTransaction | None = None  # whose block is open
+        self._block: SpooledTransaction | None = None  # the transaction of the open block; None: no block is open
 
     async def open(self) -> None:
+        """Create the folder of the spool, and remove files of an earlier process. Raises SpoolError."""
         await self._spool.open()
 
     async def close(self) -> None:
+        """Remove the files and the folder."""
         await self._spool.close()
 
     def passes(self, payload: bytes) -> bool:
-        """Whether a message is to be handed out as it is, without receive(). Empty ones are, to be refused."""
+        """Return True if a message needs no receive(). Empty messages do not, because BlockBuilder rejects them."""
         return not payload or (self._block is None and payload[0] not in _OF_STREAMS)
 
     async def receive(self, payload: bytes) -> AsyncIterator[bytes]:
-        """Take a message that does not pass; the messages that it makes ready.
+        """Process a message for which passes() is False.
 
-        Raises ProtocolError for one that may not come now, SpoolError when the spool cannot take it.
+        Returns:
+            The messages of a transaction that commits with this one. Empty for any other message.
+
+        Raises:
+            ProtocolError: the message is damaged or out of order.
+            SpoolError: a file of the spool cannot be written or read.
         """
         letter = payload[0]
         if self._block is not None and letter in _CHANGES:
@@ -72,7 +83,7 @@ class StreamReassembler:
     async def _abort(self, message: StreamAbort) -> None:
         transaction = self._spool.transactions.get(message.xid)
         if transaction is None:
-            return  # nothing of it was published
+            return  # its changes are not published, so it was not streamed
         if message.subxid == message.xid:
             await transaction.remove()
         else:

@@ -1,28 +1,30 @@
-"""The archiver: from a slot of the publisher to the change log on disk, and to nowhere else.
+"""Archiver: stores the changes of a replication slot in a change log on disk. It needs no target database.
 
-Four tasks for one connection:
+Purpose. A connection has these tasks:
 
-    reader     takes what the walsender sent and queues it; stops reading while `receive_queue_size` bytes wait
-    loop       cuts the messages into blocks (changelog/encoder.py)
-    storing    writes and syncs them, in a thread: whatever has come meanwhile shares the next sync
-    feedback   tells the publisher what is on disk (publisher/feedback.py)
+    reader     reads messages into a queue; stops reading while `receive_queue_size` bytes are queued
+    loop       builds blocks from the messages (changelog/encoder.py)
+    storing    writes and syncs the blocks in a thread; blocks that are built in the meantime share the next sync
+    feedback   confirms the stored position to the publisher (publisher/feedback.py)
 
-A position is confirmed only when the log itself says so. So a keepalive's, between transactions, is written
-to the log too before it is confirmed: at each `status_interval`, at once when the publisher asks. Then the
-slot can never stand behind the end of the log by our doing; where it does, changes are missing, and the
-archiver says so instead of going on.
+Invariants.
 
-Prepared transactions arrive when they are committed: the slot is one without two_phase. Large ones are streamed
-while they go on, and wait in a spool beside the log (reassembly.py) until they commit.
+- A position is confirmed only if the log records it. This includes the position of a keepalive between transactions. It
+  is written to the log at each `status_interval`, and immediately if the publisher requests a reply.
+- So the archiver never moves the slot past the end of the log.
+- The slot has two_phase off, so a prepared transaction arrives when it is committed.
+- Large transactions are streamed while they are in progress. They are stored in a spool inside the log's directory
+  until they commit (reassembly.py).
 
-Failure cases, besides those of changelog/writer.py:
+Failure cases, in addition to those of changelog/writer.py.
 
-- Killed after the slot is created, before the log is: the log begins where the slot stands.
-- Slot confirmed behind the end of the log: changes are missing. Bytes behind that end are damage then, not a torn tail;
-  the archiver stops before the writer cuts them off.
-- Files of the log damaged: the archiver stops, as retrying cannot help. The publisher keeps all changes that are not
-  stored.
-- Disk full, or any other error of the system: the archiver opens the log again, as after a crash, until it can write.
+- Process killed after the slot is created, before the log is: the log starts at the slot's position.
+- Slot confirmed past the end of the log: changes are missing, and the archiver stops. Bytes after the last whole
+  transaction are damage in this case, and not a torn tail. The archiver stops before the writer cuts them off.
+- Files of the log damaged: the archiver stops, because a retry cannot help. The publisher keeps all changes that are
+  not stored.
+- Disk full, or another error of the operating system: the archiver retries at intervals. Each attempt opens the log as
+  after a crash.
 """
 
 from __future__ import annotations
@@ -57,13 +59,13 @@ from subscriber.worker.archive.reassembly import StreamReassembler
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
-SPOOL = "spool"  # the folder, in the log's, for streamed transactions
-STOP_TIMEOUT = 2.0  # seconds for the publisher to finish what it is sending when we stop
-MIN_INTERVAL = 0.005  # seconds between two syncs: transactions that come closer together share one
+SPOOL = "spool"  # the folder of streamed transactions, in the directory of the log
+STOP_TIMEOUT = 2.0  # seconds for the publisher to end the stream
+MIN_INTERVAL = 0.005  # seconds between two syncs; transactions that arrive closer together share one
 
 
 class Archiver:
-    """One change log and the slot it is fed from; run() connects again after errors that pass."""
+    """Stores the changes of one slot in one change log."""
 
     def __init__(
         self,
@@ -74,21 +76,38 @@ class Archiver:
         until: Lsn | None = None,
         settings: Settings = DEFAULTS,
     ) -> None:
-        """`writer` is open; `until` ends run() when everything before that position is in the log, None never."""
+        """Create an archiver.
+
+        Args:
+            source: the connection string of the publisher.
+            slot: the replication slot, which is created if it does not exist.
+            publications: the names of publications.
+            writer: the open change log.
+            until: run() returns when the log has everything before this position. None: no end.
+            settings: limits, intervals and time-outs.
+        """
         self._source = source
         self._slot = slot
         self._publications = tuple(sorted(set(publications)))
         self._writer = writer
-        self._timeline: int | None = None  # of the publisher, in this run
+        self._timeline: int | None = None  # the publisher's timeline on the last connection; None: not known yet
         self._until = until
         self._settings = settings
 
     async def run(self) -> None:
-        """Until `until`, an error that trying again cannot help, or cancelled."""
+        """Archive changes until `until`. Reconnects after all errors that a retry may solve.
+
+        Raises:
+            PublisherError: the slot is lost or cannot be used, changes are missing, or another publisher answers.
+            ChangeLogDamaged: files of the log are damaged or missing.
+
+        Cancellation: safe. Blocks that were not stored are sent again by the publisher.
+        """
         backoff, failed = RetryDelay(self._settings), False
         while not self._done():
             try:
-                if failed:  # the files are looked at anew, as after a crash
+                # The files may have changed. Opening them repeats all checks, as after a crash.
+                if failed:
                     self._writer.close()
                     self._writer.open()
                 await self._session(backoff)
@@ -107,7 +126,7 @@ class Archiver:
     async def _session(self, backoff: RetryDelay) -> None:
         publisher = await Publisher.connect(self._source, application_name=self._slot)
         try:
-            # Text that other programs will read, whenever that may be.
+            # The log's values are text that other programs read later, so their format must not vary.
             await publisher.session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
             await publisher.session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
             await self._prepare(publisher)
@@ -128,7 +147,7 @@ class Archiver:
             publisher.session.abort()
 
     async def _prepare(self, publisher: Publisher) -> None:
-        """Make sure that slot and log go together; make what is not there yet."""
+        """Check that publisher, slot and log belong together. Creates the slot or the log if it does not exist."""
         writer, known = self._writer, self._writer.identity
         identity = await publisher.identify_system()
         check_publisher(identity, known.system_id if known else None, writer.position)
@@ -171,7 +190,7 @@ class Archiver:
 
 
 class ArchiveLoop:
-    """One stream into one log; see the top of the file."""
+    """Stores one replication stream in the log."""
 
     def __init__(
         self, stream: ReplicationStream, writer: ChangeLogWriter, until: Lsn | None, settings: Settings
@@ -184,8 +203,8 @@ class ArchiveLoop:
         self._unstreaming = StreamReassembler(writer.directory / SPOOL)
         self._received = writer.position
         self._inbox = ReceiveQueue(stream, settings.receive_queue_size)
-        self._due = anyio.Event()  # something is to be stored now
-        self._stored = anyio.Event()
+        self._due = anyio.Event()  # requests the next write
+        self._stored = anyio.Event()  # set after a write
         self._feedback = Feedback(
             stream,
             self._positions,
@@ -198,7 +217,11 @@ class ArchiveLoop:
         return Positions(max(self._received, stored), stored, stored)
 
     async def run(self) -> None:
-        """Until `until`, the stream ends, or an error; the publisher is told at the end what is stored."""
+        """Store the stream until `until`. At the end, confirm the stored position to the publisher.
+
+        Raises:
+            SubscriberError: the stream has ended, or an error of the publisher, the log or the spool.
+        """
         await self._unstreaming.open()
         try:
             async with anyio.create_task_group() as tasks:
@@ -229,7 +252,7 @@ class ArchiveLoop:
                 await self._inbox.wait()
 
     async def _make_room(self) -> None:
-        """Have what was added stored, and wait for that if it is much."""
+        """Request a write of the added messages. Wait for it while they exceed `archive_queue_size`."""
         if self._builder.size:
             self._due.set()
         while self._builder.size > self._settings.archive_queue_size:
@@ -272,7 +295,7 @@ class ArchiveLoop:
             await anyio.sleep(MIN_INTERVAL)
 
     async def _store(self) -> None:
-        # Not cancelled in the middle: the thread goes on, and nobody else may write meanwhile.
+        # Shielded, because a cancellation does not stop the thread, and no other task may use the writer beside it.
         with anyio.CancelScope(shield=True):
             if blocks := self._builder.take():
                 await anyio.to_thread.run_sync(self._writer.append, blocks)

@@ -1,7 +1,7 @@
-"""What a mirror does with the changes of the stream: those of several transactions become one of the target.
+"""MirrorApply: applies the changes of the stream to a mirror, several transactions in one transaction of the target.
 
-A change says which row there is to be, or what of it, and by which key it is known. Where the program has a hook for
-the table, that makes another change of it, or none (apply/hooks/table_hook.py), with the names that the target has.
+Rows are found and written by key. If the program has a hook for the table, the hook replaces the change or discards it
+(apply/hooks/table_hook.py). A replaced change has the target's names of columns.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from subscriber.settings import Settings
 from subscriber.targets.sqlalchemy.table import TargetTable, Texts
 from subscriber.targets.sqlalchemy.target import MirrorWriter, SqlTarget
 
-Piece = tuple[list[Change], Transaction | None]  # changes; the transaction, when it ends with them
+Piece = tuple[list[Change], Transaction | None]  # a batch of changes; the transaction if it ends after them
 
 
 class RefusedTogether(Exception):
-    """A transaction was refused after others had been applied in the same one of the target, up to `lsn`."""
+    """The target has rejected transactions that were applied together.
+
+    Those that end at or before `lsn` have to be applied separately.
+    """
 
     def __init__(self, lsn: Lsn) -> None:
         self.lsn = lsn
@@ -42,7 +45,7 @@ class RefusedTogether(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A table as the publisher has described it; `table` None: the mirror began without it."""
+    """A table as the publisher has described it. `table` is None if the mirror does not have the table."""
 
     relation: Relation
     table: TargetTable | None
@@ -50,19 +53,40 @@ class _Known:
 
 
 class MirrorApply:
-    """Changes of the stream, written to the tables of the mirror."""
+    """Writes the changes of the stream to the tables of one mirror.
+
+    Attributes:
+        position: the position that is committed on the target.
+        one_by_one_until: transactions that end at or before this position are committed separately.
+    """
 
     def __init__(self, there: SqlTarget, position: Lsn, settings: Settings) -> None:
         self._there = there
         self._batch_changes = settings.mirror_batch_changes
         self._wait_turns = settings.mirror_wait_turns
-        self.position = position  # durable on the target
-        self.one_by_one_until = NOWHERE  # transactions of the publisher before this stay transactions on the target
+        self.position = position
+        self.one_by_one_until = NOWHERE
         self._known: dict[int, _Known] = {}
         self._ignored: set[str] = set()
 
     async def together(self, piece: Piece, received: MemoryObjectReceiveStream[Piece]) -> list[Transaction]:
-        """The transaction that begins with `piece`, and those that wait behind it: all of them, or nothing."""
+        """Apply the transaction that starts with `piece` and those that wait after it, and commit them together.
+
+        Args:
+            piece: the first batch of a transaction.
+            received: delivers the next batches.
+
+        Returns:
+            The transactions, to be acknowledged.
+
+        Raises:
+            RefusedTogether: the target rejects the transactions, and may accept them separately.
+            ApplyError: the target rejects a single transaction.
+            MappingError: a table has changed in a way that the mirror cannot follow.
+            HookError: a hook has failed.
+
+        Cancellation: nothing is committed.
+        """
         ended: list[Transaction] = []
         most = self._batch_changes if self.position >= self.one_by_one_until else 0
         changes = 0
@@ -132,7 +156,7 @@ class MirrorApply:
         return _Known(relation, table, hook)
 
     def _tell_ignored(self, relation: Relation) -> None:
-        """Once for each table."""
+        """Log once for each table that its changes are ignored."""
         if str(relation) not in self._ignored:
             self._ignored.add(str(relation))
             telemetry.log(
@@ -144,7 +168,7 @@ class MirrorApply:
 
 
 async def _waiting(received: MemoryObjectReceiveStream[Piece], turns: int) -> Piece | None:
-    """What the next transaction begins with, if it is there already."""
+    """Return the first batch of the next transaction if it arrives within `turns` turns of the event loop."""
     for _ in range(turns):
         await anyio.lowlevel.checkpoint()
         try:
@@ -160,7 +184,7 @@ async def _waiting(received: MemoryObjectReceiveStream[Piece], turns: int) -> Pi
 
 
 async def _plain(writer: MirrorWriter, table: TargetTable, change: Insert | Update | Delete) -> None:
-    """A change as it came."""
+    """Write a change of a table without a hook."""
     match change:
         case Insert(_, new):
             await writer.upsert(table, _sent(new))
@@ -172,7 +196,7 @@ async def _plain(writer: MirrorWriter, table: TargetTable, change: Insert | Upda
 
 
 async def _hooked(writer: MirrorWriter, table: TargetTable, hook: TableHook, change: table_hook.Change) -> None:
-    """What the hook has made of one."""
+    """Write a change that a hook has returned."""
     names = [column.name for column in hook.relation.columns]
     match change:
         case messages.Insert(new=new):
@@ -185,7 +209,11 @@ async def _hooked(writer: MirrorWriter, table: TargetTable, hook: TableHook, cha
 
 
 async def _update(writer: MirrorWriter, table: TargetTable, key: Texts, row: Texts, columns: int) -> None:
-    """A row that is whole, with the key that it had, is written over; others need what is there."""
+    """Write the new values of a row.
+
+    A row with all columns and an unchanged key replaces the target's row. Any other row needs an UPDATE of the existing
+    row, because its key has changed or values are missing.
+    """
     if len(row) == columns and table.key_of(row) == table.key_of(key):
         await writer.upsert(table, row)
     elif not await writer.update(table, key, row):
@@ -196,7 +224,7 @@ async def _update(writer: MirrorWriter, table: TargetTable, key: Texts, row: Tex
 
 
 def _sent(row: Row) -> Texts:
-    """What has a value, or is NULL."""
+    """Return the columns of a row that were sent, NULLs included."""
     return {name: text for name, text in row.texts().items() if not isinstance(text, Missing)}
 
 
@@ -206,7 +234,7 @@ def _key(table: TargetTable, row: Row) -> Texts:
 
 
 def _texts(names: list[str], row: TupleData) -> Texts:
-    """The same of a row that went through a hook."""
+    """Return the columns of a hook's row that have a value or are NULL."""
     return {
         name: None if value is None else value.decode("utf-8", "surrogateescape")
         for name, status, value in zip(names, *row.split(), strict=True)

@@ -1,18 +1,28 @@
-"""A mirror: the tables of publications kept in another database, whatever SQLAlchemy speaks to.
+"""Mirrors: keep a copy of the tables of publications in another database that SQLAlchemy supports.
 
-    no row for the slot      the row is stored without a position; tables are found or made
-    a row, no position       a slot is made, what is left of an earlier one is dropped; the tables are copied from its
-                             snapshot, and stored with its position, in one transaction of the target
-    a row with a position    the stream goes on from there: what waits of the publisher's transactions becomes one of
-                             the target, which moves the position; then they are acknowledged
+Purpose. Table subscriber_mirror of the target has a row for each slot. The row decides the next step:
 
-Kill points considered: before the copy is committed nothing is in the tables, and the next start makes slot and copy
-anew. Later the position is committed with the data: what the publisher sends again, because it was not told or has
-forgotten, lies before the position and is passed over (stream(start=…)). The acknowledgement comes last. A transaction
-that the target refuses takes those it was put together with along: they are read again, and applied one by one.
+    no row                 store a row without a position
+    row without position   drop an existing slot and create a new one; find or create the tables; copy them from the
+                           slot's snapshot; commit the rows together with the slot's position
+    row with a position    stream from the position; apply the publisher's waiting transactions in one transaction of
+                           the target, which also moves the position; then acknowledge them
 
-The values are texts on both ways, from COPY and from the stream, so they become the same. What a program's hooks make
-of a row is made of it on either way; that a mirror has hooks is stored, so it does not run without.
+Invariants.
+
+- The position is committed in the same transaction as the rows. Transactions are acknowledged after that.
+- COPY and stream both deliver values as text, so that the same value is stored.
+- Hooks are applied to copied rows and to streamed changes. The row records that the mirror has hooks, and a program
+  without hooks cannot run it.
+
+Failure cases.
+
+- Process killed before the copy is committed: the tables have no rows. The next start creates a new slot and copies the
+  tables again.
+- Process killed after a commit, before the publisher has recorded the acknowledgement: the publisher sends the
+  transactions again. The stream skips them, because they are before the position (`start` of `stream()`).
+- Transaction rejected by the target after others in the same transaction of the target: all are rolled back. They are
+  read again, and applied in a transaction each.
 """
 
 from __future__ import annotations
@@ -56,21 +66,35 @@ async def mirror(
     on_position: Callable[[Lsn], None] | None = None,
     settings: Settings | None = None,
 ) -> None:
-    """Copy the tables of `publications` to another database, and keep them as the publisher's.
+    """Copy the tables of `publications` to another database, and apply all later changes to the copy.
 
-    `source` is a URI or libpq `key=value` string of a role that may replicate. `target` is a URL of SQLAlchemy for
-    asyncio, as "sqlite+aiosqlite:///x.db". The `slot` is made, and names the mirror: started again with the same one,
-    it goes on from where it was. Tables that are not on the target are made, unless `create_tables` is false. `hooks`
-    change rows on their way; give those of the beginning each time.
+    Readers of the target see the publisher's transactions whole and in commit order. Several become visible together if
+    they arrive faster than the target commits. After an error or the end of the process, call mirror() again with the
+    same arguments. No change is lost, and none is applied twice.
 
-    Runs until cancelled; or until everything committed before `until` is there. `on_position` is called with each
-    position that is durable on the target. Transactions of the publisher are seen there whole and in their order,
-    several at once if they come quicker than the target commits. `settings` are limits, intervals and time-outs; None:
-    those of the environment, Settings.from_environment().
+    Args:
+        source: a URI or libpq `key=value` string. Its role needs REPLICATION.
+        slot: the replication slot, which is created. It identifies the mirror: a call with the same slot resumes it.
+        publications: the names of publications, which must exist.
+        target: an SQLAlchemy URL with an asyncio driver, for example "sqlite+aiosqlite:///x.db".
+        hooks: change rows before they are written. Each call needs the hooks of the first one. None: no hooks.
+        create_tables: create tables that the target does not have. False: a missing table is an error.
+        until: return when the target has all transactions that were committed before this position. None: no end.
+        on_position: called with the position at the start, and with each later one that is committed on the target.
+        settings: limits, intervals and time-outs. None: Settings.from_environment().
 
-    Raises ConninfoError, ConnectionLost, ServerError, PublisherError; MappingError for tables that cannot be mirrored,
-    HookError for hooks that do not fit, ApplyError for what the target refuses. Start it again when that is mended:
-    nothing is lost, nothing comes twice.
+    Raises:
+        TypeError: `publications` is a string.
+        ValueError: a variable of the environment has a value that is not allowed.
+        ConninfoError: the connection string or the URL is invalid, or the driver is not installed.
+        ConnectionLost: the publisher cannot be reached, or the connection to the target was lost.
+        ServerError: the publisher rejects the connection or a command.
+        PublisherError: the slot exists without a mirror, or has been lost; or another publisher answers.
+        MappingError: a table cannot be mirrored. It has no key, for example, or the target's table has other columns.
+        HookError: the hooks do not fit the tables, or a mirror with hooks was called without them.
+        ApplyError: the target rejects a change, or another process runs the same mirror.
+
+    Cancellation: safe. The transaction that is open on the target is rolled back.
     """
     settings = Settings.from_environment() if settings is None else settings
     publications = names(publications)
@@ -99,8 +123,9 @@ async def mirror(
 
 
 async def _read(changes: Stream, to: MemoryObjectSendStream[Piece]) -> None:
-    """What comes from the publisher, one batch of changes ahead of the target."""
-    with to, suppress(anyio.BrokenResourceError):  # the other side has failed, and tells
+    """Read transactions from the publisher, one batch of changes ahead of the target."""
+    # BrokenResourceError: the receiver has failed, and raises the reason.
+    with to, suppress(anyio.BrokenResourceError):
         async for transaction in changes:
             async for batch in transaction.batches():
                 await to.send((batch, None))
@@ -110,7 +135,7 @@ async def _read(changes: Stream, to: MemoryObjectSendStream[Piece]) -> None:
 async def _follow(
     received: MemoryObjectReceiveStream[Piece], apply: MirrorApply, on_position: Callable[[Lsn], None]
 ) -> None:
-    """Until nothing more comes: as many transactions as are waiting become one of the target."""
+    """Apply and acknowledge transactions until the stream ends. Waiting ones share a transaction of the target."""
     async for piece in received:
         for transaction in await apply.together(piece, received):
             await transaction.ack()
@@ -120,7 +145,7 @@ async def _follow(
 async def _position(
     source: str, slot: str, publications: Sequence[str], there: SqlTarget, *, create_tables: bool
 ) -> Lsn:
-    """Where to go on from; what is not copied yet is."""
+    """Return the position to stream from. Copies the tables first if that has not been done."""
     publisher = await Publisher.connect(source, application_name=slot)
     try:
         identity = await publisher.identify_system()
@@ -157,7 +182,7 @@ async def _copy(
     *,
     create_tables: bool,
 ) -> Lsn:
-    """Copy all tables as of the beginning of a new slot; its position."""
+    """Create the slot, copy all tables from its snapshot, and return its position."""
     await publisher.drop_slot(slot, missing_ok=True, wait=True)
     async with stream(source, slot=slot, publications=publications, create="missing") as begun:
         info = await publisher.slot(slot)

@@ -1,30 +1,32 @@
-"""Parallel apply workers: a streamed transaction is applied while it is being streamed.
+"""Parallel apply workers: apply a streamed transaction while the publisher is streaming it.
 
-Theory of operation. The apply worker, here the leader, keeps every streamed transaction in its file, whatever
-becomes of it. A parallel worker follows one such file in a session of its own and applies what it finds there,
-each subtransaction under a savepoint, and what stands between two savepoints set by set. So nothing waits for a
-parallel worker but the end of its transaction, and what comes after a savepoint was rolled back, since it may need
-rows that were locked there. And a worker may give up at any time, for whatever reason: then the leader applies the
-file when the transaction commits, as it does where no worker was free. What a worker cannot do right it need not do.
+Purpose. The apply worker, here the leader, writes every streamed transaction to its spool file. A parallel worker
+follows one such file and applies it in its own session. Each subtransaction has a savepoint. Changes between two
+savepoints are applied in batches.
 
-A worker is never ahead of the leader's commits. The leader sends commits without waiting for their answers; what
-came after one in the stream may need what it made visible, so a worker is let see that part of the file only once
-the target has answered.
+Invariants.
 
-At the end the leader waits for the worker: transactions commit in the publisher's order. The worker moves the
-progress row in its own transaction, from where the leader has left it; see targets/postgres/session/progress.py.
+- The file is always written, so a parallel worker may give up at any time and for any reason. Then the leader applies
+  the file when the transaction commits, as it does if no worker was free.
+- The leader waits for a parallel worker in three cases. They are the end of the worker's transaction, its abort, and
+  the rollback of one of its subtransactions. Later changes in the stream may need rows that the subtransaction locked.
+- A parallel worker is never ahead of the leader's commits. The leader sends commits without waiting for the results,
+  and later changes may depend on these commits. So the worker may read a part of the file only after the target has
+  acknowledged the commits that precede it in the stream.
+- Transactions commit in the publisher's order. At the end the leader waits for the worker. The worker's transaction
+  moves the progress record from the leader's last position (targets/postgres/session/progress.py).
+- Each worker has its own replication origin, pg_<subid>_<n>. A session has one origin, and an origin has one session.
 
-An open transaction holds locks. If the leader, or the worker whose transaction ends now, waits for one of these,
-it waits for ever, because what would end the holder comes later in the stream. worker/apply/lock_waits.py finds that,
-and the holder gives up. The publisher's own locks rule most of it out; unique indexes that only the target has do not.
+Failure cases.
 
-Each worker has a replication origin of its own, pg_<subid>_<n>: a session has one origin, an origin one session.
+- Leader, or the worker whose transaction ends now, blocked by a lock of another streamed transaction: a deadlock. The
+  end of that transaction is later in the stream. worker/apply/lock_waits.py detects it, and the holder gives up. The
+  publisher's own locks exclude most such deadlocks, but not those at unique indexes that only the target has.
+- Worker's session ends: its transaction is rolled back, or prepared, or committed together with the progress.
+- Backend of a dead worker processes a COMMIT late: the COMMIT fails if the progress record has moved since, as in any
+  second session.
 
-Kill points considered: whenever a worker's session ends, its transaction is gone, or prepared, or committed
-together with the progress. A COMMIT that a dead worker's backend still has before it finds the progress row where
-it was, or moved: it fails then, as any second session does.
-
-Source: applyparallelworker.c; the deadlocks that its locks are for are described at its head.
+Source: applyparallelworker.c. Its header describes the deadlocks that its locks make visible.
 """
 
 from __future__ import annotations
@@ -64,13 +66,25 @@ Ending = Callable[[PostgresTarget], Awaitable[None]]
 
 
 class AssignmentOutcome(Enum):
+    """The state of an assignment."""
+
     OPEN = auto()
     DONE = auto()  # committed or prepared
-    GIVEN_UP = auto()  # nothing of it is on the target
+    GIVEN_UP = auto()  # rolled back: the target has none of its changes
 
 
 class Assignment:
-    """One streamed transaction that a parallel worker applies; the leader's side and the worker's."""
+    """A streamed transaction that a parallel worker applies. The leader calls one half of the methods, the worker both.
+
+    Attributes:
+        spooled: the file of the transaction.
+        transaction: the state of the transaction in the worker's session.
+        outcome: the state of the assignment.
+        conflicts: conflicts of the transaction. They are reported after its commit.
+        applied: the number of applied changes.
+        until: offset in the file. The worker may apply changes before it.
+        relations: the tables that the publisher described in this transaction.
+    """
 
     def __init__(
         self,
@@ -79,25 +93,25 @@ class Assignment:
         rules: ApplyRules,
         messages_per_turn: int = DEFAULTS.parallel_messages_per_turn,
     ) -> None:
-        """`rules` are asked with the finish LSN 0: it is not known yet."""
+        """Create the assignment. `rules` are called with finish LSN 0, because the real one is not known yet."""
         self._messages_per_turn = messages_per_turn
         self.spooled = spooled
         self.transaction = RemoteTransaction(spooled.xid, Lsn(0), 0)
         self.outcome = AssignmentOutcome.OPEN
-        self.conflicts: list[tuple[Conflict, StatementContext]] = []  # told when it has committed
-        self.applied = 0  # changes
-        self.until = 0  # what lies before this in the file may be applied
-        self.relations = RelationMap()  # what it was told of tables
+        self.conflicts: list[tuple[Conflict, StatementContext]] = []
+        self.applied = 0
+        self.until = 0
+        self.relations = RelationMap()
         self._subid = subid
         self._rules = rules
         self._counters = Counters()
         self._repeated = False
-        self._position = 0  # in the file: everything before it is applied, or is just being
-        self._later: deque[tuple[int, int]] = deque()  # (the leader's commit that has to be done for it, offset)
-        self._savepoints: list[tuple[int, int]] = []  # (where its first change stands, xid), open ones
-        self._inside: set[int] = set()  # the xids of these
-        self._cut: int | None = None  # the file was cut there, and the worker has not gone back yet
-        self._back = anyio.Event()  # it has
+        self._position = 0  # offset in the file: all changes before it are applied, or being applied
+        self._later: deque[tuple[int, int]] = deque()  # (required commit of the leader, offset)
+        self._savepoints: list[tuple[int, int]] = []  # open savepoints: (offset of the first change, xid)
+        self._inside: set[int] = set()  # xids of `_savepoints`
+        self._cut: int | None = None  # new length of the truncated file; None: the worker has rolled back to it
+        self._back = anyio.Event()  # set when the worker has rolled back to `_cut`
         self._ending: Ending | None = None
         self._aborted = False
         self._changed = anyio.Event()
@@ -106,19 +120,20 @@ class Assignment:
     # --- the leader's side ----------------------------------------------------------------------
 
     def extend(self, commit: int) -> None:
-        """There is more in the file, for when the target has done the leader's commit of that number."""
+        """Let the worker apply what the file contains now, as soon as the leader's commit `commit` is done."""
         self._later.append((commit, self.spooled.written))
 
     def committed(self, commit: int) -> None:
-        """The target has done the leader's commits up to that number."""
+        """Record that the target has done the leader's commits up to number `commit`."""
         while self._later and self._later[0][0] <= commit:
             self.until = self._later.popleft()[1]
             self._changed.set()
 
     async def truncate(self, offset: int) -> None:
-        """The file was cut there: a subtransaction was rolled back. Wait until it is on the target, or all of it.
+        """Roll back to `offset`, at which the file was truncated, and wait until the worker has done so.
 
-        What comes next in the stream may need the rows that it had locked.
+        A subtransaction was rolled back on the publisher. Later changes may need the rows that it has locked. The wait
+        also ends if the worker gives up, which rolls back the whole transaction.
         """
         if self.outcome is not AssignmentOutcome.OPEN:
             return
@@ -130,14 +145,20 @@ class Assignment:
         await self._back.wait()
 
     def abort(self) -> None:
-        """The transaction was rolled back."""
+        """Make the worker roll back the transaction. Does not wait for it."""
         self._aborted = True
         self._changed.set()
 
     async def finish_with(self, ending: Ending) -> bool:
-        """Wait until everything is applied and `ending` done, by the worker; false if it has given up.
+        """Make the worker apply the rest of the file and call `ending`, and wait for it.
 
-        All commits of the leader are done.
+        Called when all commits of the leader are done.
+
+        Args:
+            ending: commits or prepares the transaction in the worker's session.
+
+        Returns:
+            False if the worker has given up.
         """
         self._later.clear()
         self.until = self.spooled.written
@@ -148,26 +169,30 @@ class Assignment:
 
     @property
     def is_leader_waiting(self) -> bool:
-        """Whether the leader waits for it."""
+        """True if the leader waits for an end, an abort, or a rollback of a subtransaction."""
         return self.outcome is AssignmentOutcome.OPEN and (
             self._aborted or self._cut is not None or self._ending is not None
         )
 
     async def wait_released(self) -> None:
-        """Wait until the worker has let go of it."""
+        """Wait until the worker has finished the assignment or given it up."""
         await self._over.wait()
 
     # --- the worker's side ----------------------------------------------------------------------
 
     def resolve(self, outcome: AssignmentOutcome) -> None:
+        """Set the outcome, and end the leader's waits."""
         self.outcome = outcome
         self._back.set()
         self._over.set()
 
     def repeat(self) -> bool:
-        """Have the next run() apply the file from its beginning; false if that was done before.
+        """Reset the assignment, so that the next run() applies the file from its start.
 
-        The session of the one before is lost, and with it the transaction.
+        Called after the session was lost, which has rolled back the transaction.
+
+        Returns:
+            False if the assignment was repeated before.
         """
         if self._repeated:
             return False
@@ -180,7 +205,14 @@ class Assignment:
         return True
 
     async def run(self, target: PostgresTarget) -> AssignmentOutcome:
-        """Apply it to its end. Raises what the target raises."""
+        """Apply the transaction to its end.
+
+        Returns:
+            DONE, or GIVEN_UP after abort().
+
+        Raises:
+            SubscriberError: the target has failed, or has rejected a change.
+        """
         dispatcher = Dispatcher.replaying(self.transaction, codec=target.codec)
         self.relations = dispatcher.relations
         applier = Applier(target, dispatcher, self._rules, self._counters)
@@ -205,7 +237,7 @@ class Assignment:
             await self._changed.wait()
 
     async def _apply_chunks(self, target: PostgresTarget, applier: Applier, decoder: Decoder) -> bool:
-        """What may be applied; false if nothing can be read just now: the file is being cut."""
+        """Apply the changes before `until`. Returns False if the file cannot be read, because it is being truncated."""
         before = self._position
         async for records in self.spooled.read(self._position):
             for run in _runs(records, self._messages_per_turn):
@@ -213,7 +245,8 @@ class Assignment:
                     return True
                 allowed = [record for record in run if record[0] < self.until]
                 await self._apply_run(allowed, target, applier, decoder)
-                if len(allowed) < len(run):  # more may be allowed by now: it begins in the middle of this run
+                # `until` may have advanced. The next change is in the middle of this run, so the file is read again.
+                if len(allowed) < len(run):
                     return True
             target.flush()
             telemetry.log(
@@ -224,19 +257,20 @@ class Assignment:
     async def _apply_run(
         self, run: Sequence[spool_format.Record], target: PostgresTarget, applier: Applier, decoder: Decoder
     ) -> None:
-        """Changes that one (sub)transaction made one after another; the first of a subtransaction needs a savepoint."""
+        """Apply consecutive changes of one (sub)transaction. A subtransaction's first change gets a savepoint."""
         offset, xid, _ = run[0]
         if xid != self.spooled.xid and xid not in self._inside:
             self._inside.add(xid)
             self._savepoints.append((offset, xid))
             await target.savepoint(self.transaction, self._name(xid))
-        self._position = spool_format.end(run[-1])  # a cut from now on goes back to where it has to
+        # Set before the changes are applied: a truncation in the meantime has to move the position back.
+        self._position = spool_format.end(run[-1])
         self.applied += len(run)
         await applier.apply_spooled([message for _, _, message in run], decoder)
         await anyio.lowlevel.checkpoint()
 
     async def _go_back(self, target: PostgresTarget, offset: int) -> None:
-        """Undo what was applied of the file from `offset` on."""
+        """Roll back all applied changes at or after `offset`."""
         undone = None
         while self._savepoints and self._savepoints[-1][0] >= offset:
             undone = self._savepoints.pop()
@@ -253,7 +287,7 @@ class Assignment:
 
 
 def _runs(records: Sequence[spool_format.Record], most: int) -> Iterator[Sequence[spool_format.Record]]:
-    """`records` in pieces of at most `most`, each by one (sub)transaction."""
+    """Yield `records` in runs of at most `most`, each of one (sub)transaction."""
     for _, made in groupby(records, itemgetter(1)):
         same = list(made)
         for start in range(0, len(same), most):
@@ -264,12 +298,18 @@ Connect = Callable[[int, OnConflict], AbstractAsyncContextManager[PostgresTarget
 
 
 class ParallelWorker:
-    """A session of its own for one assignment after the other; `number` counts from 1."""
+    """A parallel apply worker: one session, which applies one assignment after another.
+
+    Attributes:
+        number: the number of the worker, from 1.
+        assignment: the current assignment. None: the worker is free.
+        pipeline: the pipeline of the worker's session. None: it has no session.
+    """
 
     def __init__(self, number: int, connect: Connect, on_conflict: OnConflict) -> None:
         self.number = number
         self.assignment: Assignment | None = None
-        self.pipeline: Pipeline | None = None  # of its session on the target, while it has one
+        self.pipeline: Pipeline | None = None
         self._connect = connect
         self._on_conflict = on_conflict
         self._scope = anyio.CancelScope()
@@ -277,25 +317,25 @@ class ParallelWorker:
 
     @property
     def pid(self) -> int | None:
-        """Of its backend on the target; None while it has none."""
+        """The process ID of the worker's backend on the target. None: it has no session."""
         return self.pipeline.session.pid if self.pipeline is not None else None
 
     @property
     def xid(self) -> int:
-        """The remote transaction that it applies; 0 for none."""
+        """The remote transaction that the worker applies. 0: it is free."""
         return self.assignment.spooled.xid if self.assignment is not None else 0
 
     def assign(self, assignment: Assignment) -> None:
-        """Have it begin; it has nothing to do now."""
+        """Start to apply `assignment`. The worker must be free."""
         self.assignment = assignment
         self._assigned.set()
 
     def give_up(self) -> None:
-        """Leave the assignment alone, and the session, whose backend may be waiting for a lock."""
+        """Give up the assignment and close the session. Its backend may still wait for a lock."""
         self._scope.cancel()
 
     async def run(self) -> None:
-        """Until cancelled. No error of an assignment leaves this."""
+        """Apply assignments until canceled. A SubscriberError of an assignment is logged and not raised."""
         with telemetry.bound(worker="parallel apply"):
             while True:
                 await self._assigned.wait()
@@ -314,7 +354,7 @@ class ParallelWorker:
                     self._release(self.assignment, AssignmentOutcome.GIVEN_UP)
 
     async def _serve(self, target: PostgresTarget) -> None:
-        """Everything that is assigned, until the session fails."""
+        """Apply assignments in one session until it fails."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(target.watch)
@@ -355,10 +395,16 @@ class ParallelWorker:
 
 
 class Pool:
-    """The parallel workers of one apply worker; a session is opened when it is first needed, and kept."""
+    """The parallel workers of one apply worker. A worker opens its session for its first assignment, and keeps it."""
 
     def __init__(self, size: int, connect: Connect, on_conflict: OnConflict) -> None:
-        """`connect(number, on_conflict)` opens the session of worker `number`; `on_conflict` is told at commit."""
+        """Create a pool without workers.
+
+        Args:
+            size: the maximum number of workers.
+            connect: opens the session of the worker with a number, and reports its conflicts to the given callback.
+            on_conflict: called with each conflict after the commit of its transaction.
+        """
         self.workers: list[ParallelWorker] = []
         self._size = size
         self._connect = connect
@@ -366,11 +412,11 @@ class Pool:
         self._tasks: TaskGroup | None = None
 
     def start(self, tasks: TaskGroup) -> None:
-        """Run the workers in `tasks` from now on."""
+        """Run the workers in `tasks`. Before this call, assign() returns None."""
         self._tasks = tasks
 
     def assign(self, assignment: Assignment) -> ParallelWorker | None:
-        """Give it to a worker that has nothing to do; None if there is none."""
+        """Give the assignment to a free worker, which is started if necessary. Returns None if no worker is free."""
         for worker in self.workers:
             if worker.assignment is None:
                 worker.assign(assignment)
