@@ -180,7 +180,7 @@ class SubscriptionOption:
     since_text: str = ""  # for the documentation: values or uses that a later version has added
 
     def is_supported_by(self, server_version: int) -> bool:
-        """True if a publisher of this version (server_version_num) has the option."""
+        """Return True if a publisher of this version (server_version_num) has the option."""
         return self.since is None or server_version >= self.since * 10000
 
 

@@ -17,7 +17,7 @@ A transaction is acknowledged when its last callback (commit, prepare, commit_pr
 stream_commit, stream_prepare, message outside a transaction) has returned. A transaction that filter_by_origin() skips
 is acknowledged as well.
 
-Failure cases:
+Failure cases.
 
 - A callback raises: consume() ends with that error. The next consume() delivers the transaction again.
 

@@ -4,7 +4,7 @@ A lost connection in the middle of a transaction is invisible to the user. The p
 with the same changes in the same order, and the stream skips those that it has delivered. As long as the stream stays
 open, it delivers no transaction twice, whether it is acknowledged or not: it can be acknowledged later.
 
-Failure cases:
+Failure cases.
 
 - The process ends anywhere between reading, delivering, processing a change, acknowledging and confirming to the
   publisher: the next stream starts at the lowest position that was not confirmed. A transaction is delivered again if
@@ -66,7 +66,7 @@ class Stream:
         return self._reader.core.acks.open
 
     def finish(self) -> None:
-        """Deliver no further transaction: the iteration ends after the current one. Any task may call it."""
+        """End the iteration after the current transaction. Any task may call this method."""
         self._reader.finish()
 
     async def __aenter__(self) -> Stream:

@@ -163,10 +163,12 @@ class SegmentFile:
 
 
 def sealed_path(directory: Path, start: Lsn, end: Lsn) -> Path:
+    """Return the path of a sealed segment."""
     return directory / f"{start:016X}-{end:016X}{SEALED}"
 
 
 def open_path(directory: Path, start: Lsn) -> Path:
+    """Return the path of an open segment."""
     return directory / f"{start:016X}{OPEN}"
 
 

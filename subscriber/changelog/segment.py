@@ -1,6 +1,7 @@
 """The format of a segment of the change log: a header, then blocks. This module does no I/O.
 
-Purpose. All numbers are big-endian, as in the replication protocol.
+Purpose. A segment stores transactions in blocks. A reader can start at each RESTART block. It detects damaged blocks.
+All numbers are big-endian, as in the replication protocol.
 
     segment   header, block, block, …; a sealed segment ends with an index block and a trailer of 16 bytes
     header    magic, format version, the publisher's system identifier, start of the segment, checksum
@@ -82,10 +83,12 @@ class Block:
 
     @property
     def boundary(self) -> bool:
+        """True if no transaction is open at the end of the block."""
         return bool(self.flags & BOUNDARY)
 
     @property
     def restart(self) -> bool:
+        """True if a reader can start at the block."""
         return bool(self.flags & RESTART)
 
     @property
@@ -107,6 +110,7 @@ class BlockHead(NamedTuple):
 
 
 def encode_header(system_id: int, start: Lsn) -> bytes:
+    """Encode the header of the segment that starts at `start`."""
     head = _HEADER.pack(MAGIC, VERSION, system_id, start)
     return head + zlib.crc32(head).to_bytes(4, "big")
 
@@ -188,6 +192,7 @@ def decode_index(body: bytes) -> list[tuple[int, Lsn]]:
 
 
 def encode_trailer(index_offset: int) -> bytes:
+    """Encode the trailer of a sealed segment."""
     return _TRAILER.pack(index_offset, MAGIC)
 
 
@@ -209,6 +214,7 @@ class Durable:
     changes: int  # in the segment before `offset`
 
     def encode(self) -> bytes:
+        """Encode the contents of the file "durable"."""
         packed = _STATE.pack(self.segment, self.offset, self.position, self.changes)
         return packed + zlib.crc32(packed).to_bytes(4, "big")
 

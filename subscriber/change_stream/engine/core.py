@@ -76,6 +76,7 @@ class TransactionCore:
 
     @property
     def finish_lsn(self) -> Lsn:
+        """The position of the commit (prepare, …) record."""
         return Lsn(self.finish)
 
     def __aiter__(self) -> TransactionCore:

@@ -28,6 +28,7 @@ class InProgressReader:
         core.reconnected.append(self.discard_unfinished)
 
     async def block(self, message: pgoutput.StreamStart) -> TransactionCore | None:
+        """Return the block as a transaction. None: the connection was lost, and the publisher sends the block again."""
         self._open[message.xid] = None
         core = self._core
         state = TransactionCore(core, Kind.STREAM_BLOCK, message.xid, 0, 0, self, first=message.first_segment)
@@ -78,6 +79,7 @@ class InProgressReader:
             await self.read(state)
 
     async def abort(self, message: pgoutput.StreamAbort) -> TransactionCore | None:
+        """Return the abort of a transaction or subtransaction. None: no block of the transaction was received."""
         if message.xid not in self._open:
             return None
         if message.subxid == message.xid:
@@ -85,20 +87,24 @@ class InProgressReader:
         return self._aborted(message.xid, message.subxid, message.abort_lsn, message.abort_time)
 
     async def commit(self, message: pgoutput.StreamCommit) -> TransactionCore | None:
+        """Return the commit of the received blocks. None: it was delivered before a reconnect."""
         self._open.pop(message.xid, None)
         finish_lsn, end_lsn, time = message.commit_lsn, message.end_lsn, message.commit_time
         return self._core.bare(Kind.STREAM_COMMIT, message.xid, finish_lsn, end_lsn, time)
 
     async def prepare(self, message: pgoutput.StreamPrepare) -> TransactionCore | None:
+        """Return the PREPARE of the received blocks. None: it was delivered before a reconnect."""
         self._open.pop(message.xid, None)
         finish_lsn, end_lsn, time = message.prepare_lsn, message.end_lsn, message.prepare_time
         return self._core.bare(Kind.STREAM_PREPARE, message.xid, finish_lsn, end_lsn, time, message.gid)
 
     async def discard_unfinished(self) -> None:
+        """Schedule a STREAM_ABORT for each in-progress transaction, after a reconnect."""
         self._lost.extend(self._open)
         self._open.clear()
 
     def next_lost(self) -> TransactionCore | None:
+        """Return the next scheduled STREAM_ABORT. None: there is none."""
         if not self._lost:
             return None
         xid = self._lost.popleft()

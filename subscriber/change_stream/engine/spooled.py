@@ -53,6 +53,7 @@ class SpooledReader:
         core.reconnected.append(self.discard_unfinished)
 
     async def block(self, message: pgoutput.StreamStart) -> TransactionCore | None:
+        """Store a block, up to its end or to a reconnect. Returns None: a block is not delivered."""
         spooled = await self._start(message.xid, first=message.first_segment)
         while True:
             frame = self._core.frames.next(between=False)
@@ -85,6 +86,7 @@ class SpooledReader:
         return self._spool.start(xid, first=first)
 
     async def abort(self, message: pgoutput.StreamAbort) -> TransactionCore | None:
+        """Remove the stored changes of a transaction or subtransaction. Returns None: an abort is not delivered."""
         spooled = self._spool.transactions.get(message.xid)
         if spooled is not None and message.subxid == message.xid:
             self._origins.pop(message.xid, None)
@@ -96,9 +98,11 @@ class SpooledReader:
         return None
 
     async def commit(self, message: pgoutput.StreamCommit) -> TransactionCore | None:
+        """Return the stored transaction. None: it was delivered before a reconnect, or has no changes."""
         return await self._end(Kind.COMMIT, message.xid, message.commit_lsn, message.end_lsn, message.commit_time)
 
     async def prepare(self, message: pgoutput.StreamPrepare) -> TransactionCore | None:
+        """Return the stored transaction as a prepared one. None: it is held, or was delivered before a reconnect."""
         if self._core.is_held(message.xid, message.gid):
             await self._hold(self._spool.transactions[message.xid], message.end_lsn)
             return None
@@ -184,6 +188,7 @@ class SpooledReader:
         self._core.confirm(self._held.pop(message.xid))
 
     async def discard_unfinished(self) -> None:
+        """Remove the stored blocks of in-progress transactions, after a reconnect."""
         reading = None if self._reading is None else self._reading.spooled
         for spooled in list(self._spool.transactions.values()):
             if spooled is not reading and spooled.xid not in self._held:
@@ -192,6 +197,7 @@ class SpooledReader:
                 await spooled.remove()
 
     async def close(self) -> None:
+        """Remove the stored transactions."""
         if self._reading is not None:
             await self._reading.close()
         await self._spool.close()

@@ -43,7 +43,7 @@ class TransactionReader:
         self._started = False
 
     def finish(self) -> None:
-        """Deliver no further transaction."""
+        """End the iteration after the current transaction."""
         self._finishing = True
         self.core.connection.wake()
 
