@@ -1,22 +1,27 @@
-"""Nothing is confirmed to the publisher that the target could not tell us of when we start again.
+"""ConfirmedPositionGuard: holds back the confirmed flush position until the target has durably recorded it.
 
-A target may go back in time: it is restored from a backup, or a standby is promoted that did not have everything. Its
-progress row goes back with its tables, but the slot does not: what lies between has been forgotten by the publisher
-and is not on the target. PostgreSQL's own worker asks for its old position, is given the later one of the slot, and
-nobody is told.
+Purpose. A target may go back in time: it is restored from a backup, or an incomplete standby is promoted. Its progress
+record goes back with its tables, but the slot does not. The publisher has discarded the WAL in between, so the changes
+are lost. PostgreSQL's own worker requests its old position, receives the stream from the slot's later position, and
+reports no error. This module makes the loss visible.
 
-So that it can be seen, the flushed position that is reported never exceeds what the target has on disk, and on its
-synchronous standbys, as a record: the position of the progress record, for transactions; and where the stream moves on
-with nothing in it for us, the confirmed position beside it, written first. A slot that has been confirmed beyond both
-was confirmed by a target that is no more, and the worker stops. Only the flushed position is held back, since only
-that moves the slot.
+Invariants.
 
-Kill points considered:
-- before the record is written: the publisher has not been told; the slot is where the records are.
-- after the record is written, before it is told: the slot is behind the record, as it may always be.
-- the target crashes: the record was committed synchronously, and so was the flush that the progress record waits for.
-- a statement that changes slot or connection deletes the confirmed position: what the new slot has been confirmed to
-  is taken as it is, once, by the next start.
+- The reported flush position never exceeds the target's records. A record is on disk, and on synchronous standbys,
+  before its position is reported.
+- There are two records. The progress record has the position of applied transactions. The confirmed position covers a
+  stream that advances without changes of the subscription.
+- Only the flush position is held back, because only this position moves the slot.
+
+Failure cases.
+
+- Target gone back: the slot is confirmed beyond both records. The next worker stops with TargetBehind.
+- Worker killed before the record is written: the position was not reported, so the slot is not beyond the records.
+- Worker killed after the record is written, before the position is reported: the slot is behind the record, which is
+  always allowed.
+- Target crashed: the record was committed synchronously. The progress record counts only after a flush.
+- A statement changes the slot or the connection: it deletes the confirmed position. The next start accepts the position
+  of the new slot once.
 """
 
 from __future__ import annotations
@@ -37,14 +42,17 @@ from subscriber.settings import DEFAULTS
 
 
 class ConfirmedPositionGuard:
-    """How far the flushed position may be reported, for one apply worker."""
+    """Limits the flush position that one apply worker reports."""
 
     def __init__(
         self, save: Callable[[Lsn], Awaitable[None]], recorded: Lsn, interval: float = DEFAULTS.confirm_interval
     ) -> None:
-        """`save` makes a record that is durable when it returns; there is one of `recorded` already.
+        """Create the guard.
 
-        `interval` is the shortest time between two records, in seconds.
+        Args:
+            save: records a position. The record is durable when it returns.
+            recorded: a position that the target has recorded already.
+            interval: seconds between two records, at least.
         """
         self._interval = interval
         self._save = save
@@ -52,10 +60,13 @@ class ConfirmedPositionGuard:
         self._wake = anyio.Event()
 
     def clamp(self, flush: Lsn, *, recorded: Lsn, between: bool) -> Lsn:
-        """As much of `flush` as may be reported now; for the rest a record is asked for.
+        """Return the part of `flush` that may be reported now. Requests a record for the rest.
 
-        `recorded` is what the progress row says, durably. Without being `between` transactions nothing is asked for:
-        the end of the one that is going on will be a record.
+        Args:
+            flush: the position to report.
+            recorded: the position of the progress record on the target's disk.
+            between: the stream is between two transactions. Otherwise no record is requested, because the commit of the
+                open transaction moves the progress record.
         """
         self._limit = max(self._limit, recorded)
         if flush > self._limit and between:
@@ -64,7 +75,7 @@ class ConfirmedPositionGuard:
         return min(flush, self._limit)
 
     async def write_records(self, moved: Callable[[], None]) -> None:
-        """The task that writes records; `moved` is called after each."""
+        """Write requested records until canceled, and call `moved` after each."""
         while True:
             await self._wake.wait()
             self._wake = anyio.Event()
@@ -80,11 +91,17 @@ class ConfirmedPositionGuard:
 async def resume_confirming(
     catalog: CatalogConnection, subid: int, slot: SlotInfo | None, claimed: ProgressClaim, interval: float
 ) -> ConfirmedPositionGuard:
-    """Return the guard with which a starting worker continues.
+    """Return the guard for a worker that starts, after comparing the slot with the target's records.
 
-    `slot` is None if there is none; `claimed` is its progress record. `interval`: see ConfirmedPositionGuard.
+    Args:
+        catalog: stores the records.
+        subid: OID of the subscription.
+        slot: the slot on the publisher. None: it does not exist.
+        claimed: the progress record that the worker has claimed.
+        interval: seconds between two records, at least.
 
-    Raises TargetBehind if the slot was confirmed further than this target has a record of.
+    Raises:
+        TargetBehind: the slot is confirmed beyond the records of this target.
     """
 
     async def save(position: Lsn) -> None:
@@ -103,6 +120,7 @@ async def resume_confirming(
 
 
 def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:
+    """Return the error for a slot that is confirmed beyond the target's records."""
     return TargetBehind(
         f'the target is behind replication slot "{slot}"',
         detail=f"The slot was confirmed up to {confirmed}, but the target knows of nothing after {recorded}.",

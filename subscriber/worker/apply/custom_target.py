@@ -1,4 +1,4 @@
-"""Apply a publication to a target of your own: any implementation of targets/base.py."""
+"""apply_to(): applies a publication to a target that the program implements (targets/base.py)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from subscriber.worker.apply_hooks import ApplyHooks
 
 
 class ApplyUntil(ApplyHooks):
-    """Ends the loop at a position; None: never."""
+    """Ends the loop at a position. None: the loop runs until an error or a cancellation."""
 
     def __init__(self, until: Lsn | None) -> None:
         self._until = until
@@ -40,20 +40,21 @@ async def apply_to(
 ) -> None:
     """Apply the changes of publications to `target`, each transaction once, in commit order.
 
-    There is no initial copy: the slot is created where there is none, and what was committed before is not sent.
+    There is no initial copy. A slot that does not exist is created, and the publisher sends only transactions that are
+    committed after that.
 
     Args:
-        target: begins at `target.position`; is not closed at the end.
-        dsn: the publisher's connection string.
-        slot: the name of the replication slot, of plugin pgoutput.
-        publications: their names.
-        until: the position at which to stop; None: apply until an error or a cancellation.
-        settings: limits, intervals and time-outs; None: those of the environment.
+        target: the target. The stream starts at `target.position`. The target is not closed at the end.
+        dsn: the connection string of the publisher.
+        slot: the name of the replication slot, whose plugin is pgoutput.
+        publications: the names of publications, which must exist.
+        until: return when everything before this position is applied. None: apply until an error or a cancellation.
+        settings: limits, intervals and time-outs. None: Settings.from_environment().
 
     Raises:
-        ConnectionLost: the publisher is away. Call this function again: it resumes at `target.position`.
+        ConnectionLost: the publisher cannot be reached. Call this function again: it resumes at `target.position`.
         PublisherError: the slot or the stream cannot be used.
-        SubscriberError: what the target raises, with its CONTEXT.
+        SubscriberError: an error of the target, with its CONTEXT.
 
     Cancellation: the open transaction is not committed. The publisher sends it again.
     """

@@ -1,6 +1,6 @@
-"""A look at all tables of a subscription when its worker starts, in a session of its own that ends afterwards.
+"""Read the definitions of all tables of a subscription soon after its worker has started, in a separate session.
 
-Else the first transaction that changes many tables would wait for it.
+Otherwise the first transaction that changes many tables would have to wait until their definitions are read.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from subscriber.lsn import Lsn
 from subscriber.targets.postgres.session.introspection import Terms, introspect
 from subscriber.targets.postgres.session.known_tables import KnownTables
 
-SETTINGS = {"plan_cache_mode": "force_generic_plan"}  # a plan for each table would take longer than what it finds
+# Planning the queries again for each table would take longer than running them.
+SETTINGS = {"plan_cache_mode": "force_generic_plan"}
 
 
 async def wait_for_pause(position: Callable[[], Lsn], pause: float, timeout: float) -> None:
@@ -30,14 +31,17 @@ async def wait_for_pause(position: Callable[[], Lsn], pause: float, timeout: flo
 async def look_ahead(
     conninfo: str, name: str, tables: Iterable[tuple[str, str]], terms: Terms, known: KnownTables
 ) -> None:
-    """Add `tables`, each a schema and a name, to `known`.
+    """Read the definitions of `tables` and add them to `known`.
+
+    Tables that cannot be a target are skipped. If the session cannot be opened or is lost, the rest is skipped. The
+    worker reports the reason when a change needs such a table.
 
     Args:
-        conninfo: of the role that applies changes.
-        name: of the subscription.
-
-    A table that cannot be a target is left out, and so is the rest when the session is lost: the worker tells why when
-    a change needs it.
+        conninfo: the connection string of the role that applies changes.
+        name: the name of the subscription.
+        tables: schema and name of each table.
+        terms: the role and rules that the definitions are valid for.
+        known: the definitions that the worker has already.
     """
     try:
         session = await open_session(conninfo, application_name=f"subscriber: {name} tables", settings=SETTINGS)

@@ -1,18 +1,24 @@
-"""From the change stream to the target: the loop that apply workers and table sync workers share.
+"""ApplyLoop: applies a change stream to a target. Apply workers and table synchronization workers share it.
 
-The tasks of one connection pair, beside those of the worker that runs the loop (ApplyHooks.background_tasks):
+Purpose. ApplyLoop.run() starts these tasks for a stream and a target, and `ApplyHooks.background_tasks`:
 
-    reader     takes what the walsender sent, answers keepalives at once through the feedback task,
-               and queues the rest; stops reading while `receive_queue_size` bytes wait
-    loop       decodes, asks the dispatcher what to do, and has the target do it
-    feedback   tells the publisher how far we are (publisher/feedback.py)
-    flushing   makes committed transactions durable, so that they can be confirmed (worker/wal_flush.py)
+    reader     reads messages into the queue; requests a reply from the feedback task for a keepalive that wants one;
+               stops reading while `receive_queue_size` bytes are queued
+    loop       passes payloads to the target, or decodes and dispatches them
+    feedback   sends status updates to the publisher (publisher/feedback.py)
+    flushing   makes commits durable, so that they can be confirmed (worker/wal_flush.py)
+    guard      records confirmed positions (confirmed_position.py)
+    watch      raises an error of the target
 
-A position is noted where it stands in the stream, never when it arrives: a keepalive that was received
-while transactions before it wait in the queue must not be confirmed before they are.
+Some tasks are missing if `Durability` does not need them. A parallel apply worker has a task of its own.
 
-Kill points considered: between any two of reading, sending, committing, flushing and confirming, the
-process may end. Nothing here is needed after a restart: the target's progress row and the slot are.
+Invariant. A position is noted in the order of the stream, not on arrival. A keepalive can arrive while earlier
+transactions are queued. Its position must not be confirmed before they are durable.
+
+Failure cases.
+
+- Process killed between any two steps of reading, sending, committing, flushing and confirming: a restart needs only
+  the target's progress record and the slot.
 """
 
 from __future__ import annotations
@@ -39,22 +45,34 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.session.applier import Counters
 
-MANY = (b"I", b"U", b"D", b"B", b"C")  # the first bytes of messages that come in great number
+MANY = (b"I", b"U", b"D", b"B", b"C")  # first bytes of the frequent messages
 
 
 @dataclass(frozen=True, slots=True)
 class Durability:
-    """What has to happen before a commit is confirmed to the publisher."""
+    """The steps between a commit and its confirmation to the publisher.
 
-    flush: Callable[[], Awaitable[None]] | None = None  # makes commits durable; None: they are when they are answered
-    guard: ConfirmedPositionGuard | None = None  # keeps a record of confirmed positions; None: the target needs none
+    Attributes:
+        flush: makes all earlier commits durable. None: a commit is durable when the target acknowledges it.
+        guard: records positions before they are confirmed. None: the target needs no such record.
+    """
+
+    flush: Callable[[], Awaitable[None]] | None = None
+    guard: ConfirmedPositionGuard | None = None
 
 
 _DURABLE, _ORDINARY = Durability(), TransactionKinds()
 
 
 class ApplyLoop:
-    """One connection pair, from where the stream begins to its end."""
+    """Applies one replication stream to one target.
+
+    Attributes:
+        progress: the positions that are received, applied and durable.
+        counters: transactions, changes and bytes since the start.
+        streamed: the streamed transactions. None: streaming is off.
+        position: the end of the processed part of the stream.
+    """
 
     def __init__(
         self,
@@ -70,18 +88,18 @@ class ApplyLoop:
         """Prepare a loop for `run()`.
 
         Args:
-            stream: it has begun at `start`, or before.
-            target: is called by this loop only.
-            start: everything before it is applied.
-            hooks: of the worker.
-            durability: when a commit may be confirmed.
-            kinds: what was asked for of the stream.
-            settings: with a `status_interval` that suits the publisher, see `limit_status_interval()`.
+            stream: the stream, which starts at `start` or before.
+            target: the target. Only this loop may call it.
+            start: all transactions that were committed before this position are on the target.
+            hooks: the rules and boundaries of the worker.
+            durability: the steps before a commit is confirmed.
+            kinds: the kinds of transactions that were requested.
+            settings: limits and intervals. `status_interval` must suit the publisher, see `limit_status_interval()`.
         """
         self.progress = Progress(start)
         self.counters = Counters()
         self.streamed = kinds.streamed
-        self.position = start  # end of what has been processed between transactions
+        self.position = start
         self._stream = stream
         self._target = target
         self._hooks = hooks
@@ -89,7 +107,7 @@ class ApplyLoop:
         self._large_transaction = settings.large_transaction_messages
         self._flush = durability.flush
         self._guard = durability.guard
-        self._applied = NOWHERE  # as reported
+        self._applied = NOWHERE  # the last reported apply position
         self._transactions = Transactions(target, hooks, kinds, self.progress, self.counters, self._commit_done)
         self._queue = ReceiveQueue(stream, settings.receive_queue_size)
         self._committed = anyio.Event()
@@ -115,21 +133,28 @@ class ApplyLoop:
 
     @property
     def needed(self) -> Lsn:
-        """The position at which everything received so far is applied: of an open transaction its end."""
+        """The position at which everything received so far is applied. For an open transaction, this is its end."""
         transaction = self._transactions.open
         return self.position if transaction is None else max(self.position, Lsn(transaction.finish_lsn + 1))
 
     @property
     def one_by_one(self) -> Mapping[str, int]:
-        """Changes that were not applied set-based, by the reason why."""
+        """The number of changes that were not applied in batches, by reason."""
         return self._target.row_by_row_reasons
 
     def wake(self) -> None:
-        """Make the loop look at its boundary again, if it is waiting."""
+        """End the loop's wait for messages, so that it calls `on_idle()` and `on_boundary()` again."""
         self._queue.wake()
 
     async def run(self) -> None:
-        """Run until on_boundary() says so, the stream ends, or an error. At a regular end everything is committed."""
+        """Apply the stream until `ApplyHooks.on_boundary()` returns True, then wait until everything is committed.
+
+        Raises:
+            EndOfStream: the publisher has ended the stream.
+            SubscriberError: the connection, the target, the spool or a hook has failed.
+
+        Cancellation: the open transaction is not committed. The publisher sends unconfirmed transactions again.
+        """
         try:
             async with anyio.create_task_group() as tasks:
                 for task in self._hooks.background_tasks:
@@ -157,7 +182,7 @@ class ApplyLoop:
     async def _loop(self) -> None:
         if await self._hooks.on_boundary(self.position):
             return
-        inside = sent = 0  # messages since the end of a transaction; how many had ended then
+        inside = sent = 0  # messages since the last end of a transaction, and the number of commits at that time
         while True:
             left = min(self._messages_per_turn, len(self._queue.payloads))
             inside += left
@@ -166,7 +191,8 @@ class ApplyLoop:
                 taken, size = (0, 0) if few else self._append_raw(left)
                 if taken:
                     await self._transactions.flush_if_full()
-                    self._queue.release(size)  # not before, see _take()
+                    # Released after the flush, see _handle_next().
+                    self._queue.release(size)
                 elif await self._handle_next():
                     return
                 left -= taken or 1
@@ -186,7 +212,7 @@ class ApplyLoop:
                 await self._queue.wait()
 
     def _append_raw(self, limit: int) -> tuple[int, int]:
-        """Take what can be taken without decoding it, up to `limit` payloads; their number and bytes."""
+        """Process up to `limit` payloads that need no decoding. Returns the number of payloads and their bytes."""
         waiting = self._queue.payloads
         first, before = waiting[0], len(waiting)
         if first[XLOG_DATA_HEADER.size : XLOG_DATA_HEADER.size + 1] not in MANY:
@@ -199,12 +225,13 @@ class ApplyLoop:
         return before - len(waiting), size
 
     async def _handle_next(self) -> bool:
-        """Handle the next payload of the queue; true when the loop is to end."""
+        """Process the next payload of the queue. Returns True to end the loop."""
         payload = self._queue.payloads.popleft()
         size = len(payload)
         self.counters.bytes += size
         envelope = decode_from_publisher(payload)
-        del payload  # of a large one the envelope has a copy
+        # The envelope has a copy. A large payload must not be in memory twice.
+        del payload
         is_end = False
         if isinstance(envelope, XLogData):
             is_end = await self._message(envelope)
@@ -212,7 +239,8 @@ class ApplyLoop:
             self.counters.last_send_time = envelope.send_time
             self.counters.latest_end = max(self.counters.latest_end, envelope.end)
             self._received(envelope.end)
-        self._queue.release(size)  # not before: with a large one in hand no other is to be received
+        # Released at the end, so that no other payload is received while a large one is being processed.
+        self._queue.release(size)
         return is_end
 
     def _received(self, position: Lsn) -> None:
@@ -220,7 +248,7 @@ class ApplyLoop:
             self.position = position
 
     async def _message(self, envelope: XLogData) -> bool:
-        """Handle one pgoutput message; true when the loop is to end."""
+        """Process one pgoutput message. Returns True to end the loop."""
         self.counters.last_send_time = envelope.send_time
         end_lsn = await self._transactions.receive(envelope.payload)
         if end_lsn is not None:
@@ -244,7 +272,7 @@ class ApplyLoop:
         self._request_feedback()
 
     def _request_feedback(self) -> None:
-        """Have the publisher told how far we are, unless there is more to do and a flush is going to say more."""
+        """Request a status update, unless more payloads wait and a flush is going to advance the positions."""
         if self._flush is None or not self._queue.payloads:
             self._feedback.positions_changed()
 

@@ -1,8 +1,8 @@
-"""The end of a transaction that a parallel worker has applied: in its place in the commit order.
+"""ParallelCommit: ends a transaction that a parallel worker has applied, in the publisher's commit order.
 
-The parallel worker commits in its own session, and its commit moves the progress record from where the leader's last
-commit has left it. So the leader waits for its own commits, hands its progress over, waits for the worker's commit, and
-takes the progress back.
+The parallel worker commits in its own session, and its commit moves the progress record from the leader's last
+position. So the leader waits for its own commits and passes its progress to the worker. Then it waits for the worker's
+commit and sets its progress to the end of that transaction.
 
 Source: apply_handle_stream_commit() and apply_handle_stream_prepare() in worker.c, TRANS_LEADER_SEND_TO_PARALLEL.
 """
@@ -18,7 +18,7 @@ from subscriber.worker.streaming.parallel_worker import Assignment
 
 
 class ParallelCommit:
-    """For one apply worker, whose own session is `leader`."""
+    """Ends the transactions of the parallel workers of one apply worker. `leader` has the apply worker's session."""
 
     def __init__(self, leader: PostgresTarget, two_phase: TwoPhase | None, skipper: TransactionSkipper) -> None:
         self._leader = leader
@@ -26,13 +26,15 @@ class ParallelCommit:
         self._skipper = skipper
 
     async def finish(self, assignment: Assignment, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
-        """Have the worker commit or prepare what it has applied.
+        """Make the worker commit or prepare the transaction, and wait for it.
 
         Args:
-            transaction: as the end of the stream has it, with its gid if it is prepared.
+            assignment: the transaction as the worker has it.
+            transaction: the transaction as its last message describes it, with a gid if it is prepared.
+            end_lsn: the position after the transaction.
 
         Returns:
-            False if the worker has given up: nothing of the transaction is on the target.
+            False if the worker has given up: the target has none of the transaction's changes.
 
         Raises:
             SubscriberError: the leader's session fails.

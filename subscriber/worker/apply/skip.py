@@ -1,8 +1,8 @@
-"""ALTER SUBSCRIPTION … SKIP (lsn = …): one transaction is passed over, as a whole.
+"""TransactionSkipper: skips one whole transaction, as requested by ALTER SUBSCRIPTION … SKIP (lsn = …).
 
-The position to skip is cleared in the same local transaction that moves the progress past the skipped
-one, so neither a crash nor a retry skips twice or not at all. A transaction with another finish position
-that is applied first clears it as well: the user named one that does not come.
+The transaction that moves the progress past the skipped one also clears the position in the catalog. So the position is
+used exactly once, with crashes and retries too. If a transaction with another finish position is applied first, it
+clears the position as well. In that case the stream does not contain the transaction that the user named.
 
 Source: maybe_start_skipping_changes(), stop_skipping_changes(), clear_subscription_skip_lsn() in worker.c.
 """
@@ -18,17 +18,26 @@ from subscriber.targets.postgres.target import PostgresTarget
 
 
 class TransactionSkipper:
+    """Skips transactions of one apply worker."""
+
     def __init__(
         self, target: PostgresTarget, subscription: str, wanted: Callable[[], Lsn], cleared: Callable[[], None]
     ) -> None:
-        """`wanted` is the position to skip, 0 for none; `cleared` is called when it has been cleared."""
+        """Create the skipper.
+
+        Args:
+            target: the apply worker's target.
+            subscription: the name of the subscription.
+            wanted: returns the finish LSN of the transaction to skip. 0: there is none.
+            cleared: called when the statement that clears the position has been queued.
+        """
         self._target = target
         self._subscription = subscription
         self._wanted = wanted
         self._cleared = cleared
 
     def on_begin(self, transaction: RemoteTransaction) -> None:
-        """A transaction begins: is it the one?"""
+        """Mark the transaction as skipped if its finish LSN is the requested one."""
         if transaction.finish_lsn == self._wanted():
             transaction.state = TransactionState.SKIP
             self._log("starts", transaction)
@@ -37,10 +46,11 @@ class TransactionSkipper:
         return bool(self._wanted()) and (transaction.state is TransactionState.SKIP or transaction.is_open_on_target)
 
     async def on_commit(self, transaction: RemoteTransaction, session: PostgresTarget | None = None) -> None:
-        """Clear the position with the transaction that ends, if it was that one or anything was applied.
+        """Clear the position in the transaction that ends, if it was skipped or has changed rows.
 
         Args:
-            session: that has applied the transaction; None: the apply worker's own.
+            transaction: the transaction that ends.
+            session: the session that has applied the transaction. None: the apply worker's.
         """
         if not self._is_active(transaction):
             return

@@ -1,11 +1,17 @@
-"""Whole transactions: how each kind begins, is applied, and ends with its progress.
+"""Transactions: starts, applies and ends each kind of transaction of the stream.
 
-    BEGIN … COMMIT                     applied as it comes, committed
-    BEGIN PREPARE … PREPARE            applied as it comes, prepared (targets/postgres/two_phase.py)
-    COMMIT / ROLLBACK PREPARED         what was prepared is resolved
-    STREAM … STREAM COMMIT / PREPARE   kept, then applied and committed or prepared (worker/streaming/)
+    BEGIN … COMMIT                     apply on arrival; commit
+    BEGIN PREPARE … PREPARE            apply on arrival; prepare (targets/postgres/two_phase.py)
+    COMMIT / ROLLBACK PREPARED         commit or roll back the prepared transaction
+    STREAM … STREAM COMMIT / PREPARE   store; apply at the end, or on arrival in a parallel worker; commit or prepare
+                                       (worker/streaming/)
 
-All of them end in the publisher's order, each with a transaction on the target that moves the progress row.
+Invariants.
+
+- Transactions end in the publisher's order.
+- The transaction of the target that ends one of the stream also moves the progress record. PREPARE TRANSACTION, COMMIT
+  PREPARED and ROLLBACK PREPARED cannot do so, and are followed by a transaction that does.
+- A transaction that was not opened on the target has no commit there. Its end is only noted (apply/progress.py).
 """
 
 from __future__ import annotations
@@ -49,17 +55,29 @@ from subscriber.worker.streaming.spooled_transactions import SpooledTransactions
 
 @dataclass(frozen=True, slots=True)
 class TransactionKinds:
-    """What a stream may have beside ordinary transactions; None: that was not asked for."""
+    """The kinds of transactions that were requested from the publisher, in addition to ordinary ones.
+
+    Attributes:
+        streamed: stores streamed transactions. None: streaming is off.
+        parallel: streaming is parallel, so its messages have more fields.
+        parallel_commit: ends transactions that a parallel worker has applied. None: there are no parallel workers.
+        two_phase: prepares transactions. None: two-phase commit is off.
+        skipper: skips a transaction for ALTER SUBSCRIPTION … SKIP. None: transactions cannot be skipped.
+    """
 
     streamed: SpooledTransactions | None = None
-    parallel: bool = False  # streaming = parallel: the messages have more fields
-    parallel_commit: ParallelCommit | None = None  # of what a parallel worker has applied
+    parallel: bool = False
+    parallel_commit: ParallelCommit | None = None
     two_phase: TwoPhase | None = None
-    skipper: TransactionSkipper | None = None  # ALTER SUBSCRIPTION … SKIP
+    skipper: TransactionSkipper | None = None
 
 
 class Transactions:
-    """Begins and ends the transactions of one apply loop."""
+    """Starts, applies and ends the transactions of one apply loop.
+
+    Attributes:
+        ended: the end of the last transaction that append_raw() has taken.
+    """
 
     def __init__(
         self,
@@ -70,8 +88,17 @@ class Transactions:
         counters: Counters,
         on_committed: Callable[[int], None],
     ) -> None:
-        """`on_committed` is called with the number that `progress` gives a commit, when it is answered."""
-        self.ended = NOWHERE  # the end of the last transaction that append_raw() has taken
+        """Create the transactions of a loop.
+
+        Args:
+            target: the target of the loop.
+            hooks: the rules and boundaries of the worker.
+            kinds: the kinds of transactions that were requested.
+            progress: numbers the commits.
+            counters: counts transactions and changes.
+            on_committed: called with the number of a commit when the target has acknowledged it.
+        """
+        self.ended = NOWHERE
         self._target = target
         self._hooks = hooks
         self._kinds = kinds
@@ -84,22 +111,28 @@ class Transactions:
 
     @property
     def idle(self) -> bool:
-        """Whether the stream stands between two transactions."""
+        """True if the stream is between two transactions."""
         return self._dispatcher.idle
 
     @property
     def open(self) -> RemoteTransaction | None:
-        """The transaction that is being received; None between two, and in a stream block."""
+        """The transaction that is being received. None: between two, or in a stream block."""
         return self._dispatcher.transaction
 
-    # --- what needs nobody's attention ------------------------------------------------------------
+    # --- fast path: payloads that need no decoding ------------------------------------------------
 
     def append_raw(self, waiting: deque[bytes], limit: int) -> int:
-        """Take what the target, or in a stream block its file, can have as the walsender sent it; its bytes.
+        """Pass payloads to the target without decoding them, or to the spool file in a stream block.
 
-        That is changes of rows, and whole small transactions where nobody has to look at them: decoding, asking and
-        noting for each of them would take longer than what it is about. 0 where receive() has to see the next message.
-        Afterwards flush_if_full() has to be awaited, and `ended` is where the last whole one ended.
+        The payloads are changes of rows and whole small transactions. Decoding and dispatching each message would take
+        longer than applying it. flush_if_full() must be awaited after this call.
+
+        Args:
+            waiting: payloads of the stream. Those that were taken are removed from the front.
+            limit: the maximum number of payloads.
+
+        Returns:
+            The bytes that were taken. 0: receive() has to process the next message.
         """
         if self._dispatcher.block is not None:
             return self._streamed().append_raw(waiting, limit)
@@ -112,14 +145,14 @@ class Transactions:
         return size
 
     async def flush_if_full(self) -> None:
-        """After append_raw()."""
+        """Flush the batch or the spool buffer if it has reached its size limit."""
         if self._dispatcher.block is not None:
             await self._streamed().flush_if_full()
         else:
             await self._target.flush_if_full()
 
     def _take_transactions(self, waiting: deque[bytes], limit: int) -> int:
-        """Small ones, from BEGIN to COMMIT; their bytes."""
+        """Pass whole small transactions, from BEGIN to COMMIT, to the target. Returns their bytes."""
         if self._hooks.needs_boundary(self._target.position):
             return 0
         ends = CommitCallbacks(self._hooks.needs_boundary, self._on_committed, self._progress.sent + 1)
@@ -132,10 +165,18 @@ class Transactions:
         self.ended = taken.end_lsn
         return taken.bytes
 
-    # --- one message after another ------------------------------------------------------------------
+    # --- slow path: single messages -----------------------------------------------------------------
 
     async def receive(self, payload: bytes) -> Lsn | None:
-        """Handle one pgoutput message; the end of the transaction that ended with it, if one did."""
+        """Process one pgoutput message.
+
+        Returns:
+            The end of the transaction that the message ends. None: it ends none.
+
+        Raises:
+            ProtocolError: the message is damaged, out of order, or of a kind that was not requested.
+            SubscriberError: an error of the target, the spool or a hook.
+        """
         if payload and self._dispatcher.must_spool(payload[0]):
             streamed = self._streamed()
             if streamed.append(payload):
@@ -145,7 +186,7 @@ class Transactions:
         return None if action is None else await self._act(action)
 
     async def _act(self, action: Action) -> Lsn | None:
-        """What is to be done beside changes; where the transaction ended, if it did."""
+        """Run an action of the dispatcher that is not a change. Returns the end of the transaction if it ends one."""
         match action:
             case BeginTransaction():
                 await self._hooks.before_transaction(action.transaction.finish_lsn)
@@ -160,7 +201,8 @@ class Transactions:
             case EndStreamBlock():
                 await self._streamed().close_block()
             case AbortStreamed():
-                self._target.flush()  # a worker that undoes it may wait for what we hold until our COMMIT
+                # A parallel worker that rolls it back may wait for a lock that is held until our queued COMMIT.
+                self._target.flush()
                 await self._streamed().abort(action.message)
             case ApplySpooled():
                 await self._hooks.before_transaction(action.transaction.finish_lsn)
@@ -176,7 +218,7 @@ class Transactions:
             transaction.state = TransactionState.ALREADY_PREPARED
 
     async def _close(self, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        """Commit or prepare the transaction, which has been applied."""
+        """Commit or prepare the transaction. All its changes have been applied or queued."""
         self._counters.transactions += 1
         if transaction.gid is not None:
             two_phase = self._two_phase()
@@ -198,7 +240,7 @@ class Transactions:
             self._progress.note(end_lsn)
 
     async def _resolve(self, message: CommitPrepared | RollbackPrepared) -> Lsn:
-        """COMMIT PREPARED or ROLLBACK PREPARED."""
+        """Commit or roll back a prepared transaction, then move the progress. Returns its end."""
         self._counters.transactions += 1
         if isinstance(message, CommitPrepared):
             transaction = RemoteTransaction(message.xid, message.commit_lsn, message.commit_time)
@@ -228,7 +270,7 @@ class Transactions:
     # --- streamed transactions ------------------------------------------------------------------
 
     async def _replay(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> None:
-        """A streamed transaction has ended: what was kept of it is applied, unless a parallel worker has done that."""
+        """End a streamed transaction. Applies its file unless a parallel worker has applied it."""
         self._open(transaction)
         skipped = transaction.state is TransactionState.SKIP
         if skipped or not await self._end_by_worker(streamed, transaction, end_lsn):
@@ -238,7 +280,11 @@ class Transactions:
         await streamed.discard(transaction.xid)
 
     async def _apply_kept(self, streamed: SpooledTransactions, transaction: RemoteTransaction) -> None:
-        """Of one that is passed over only what it says of tables: the publisher will not say it again."""
+        """Apply the file of a transaction.
+
+        The file of a skipped transaction is read too, because the publisher does not repeat the descriptions of tables
+        that it has.
+        """
         # An Applier binds hooks to tables when it maps them.
         known = self._dispatcher.relations if self._hooks.table_hooks is None else None
         applier = Applier(
@@ -253,7 +299,7 @@ class Transactions:
             self._dispatcher.relations.take_over(applier.dispatcher.relations)
 
     async def _end_by_worker(self, streamed: SpooledTransactions, transaction: RemoteTransaction, end_lsn: Lsn) -> bool:
-        """Whether a parallel worker had the transaction, and has ended it in its place in the order."""
+        """Make the parallel worker that has applied the transaction end it. Returns False if no worker has."""
         assignment = streamed.assignment(transaction)
         commit = self._kinds.parallel_commit
         if assignment is None or commit is None or not await commit.finish(assignment, transaction, end_lsn):

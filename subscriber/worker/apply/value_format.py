@@ -1,23 +1,31 @@
-"""In which format an apply worker asks for values: what the subscription says of `binary`, or what is quicker.
+"""Choose the format, binary or text, in which an apply worker requests values from the publisher.
 
-Binary is quicker, and right where every column has the same built-in type on both sides (apply/batch/binary_types.py).
-Whether that is so, and stays so, nobody asks beforehand. The publisher describes a table before its first change in
-a connection, and anew after an ALTER TABLE; only then is the table looked at on the target, and what the target
-alters is looked at again before anything is committed (targets/postgres/session/schema_check.py). So where the
-subscription does not say, the worker asks for binary and checks each table as it is mapped (worker/session/applier.py).
-One that does not fit ends the worker with TextNeeded before any value of the table has been sent to the target, and the
-next one asks for text.
+Purpose. The option `binary` of the subscription decides. If it is not set, the worker requests binary, which is faster.
+Binary is correct if every column has the same built-in type on both sides (apply/batch/binary_types.py). The worker
+checks this for each table when it maps the table (worker/session/applier.py). A table that fails the check ends the
+worker with TextNeeded, and the next worker requests text.
 
-Why nothing is lost, applied twice or misread: the end is that of a worker that fails. What was committed has moved
-the progress row with it, everything else is rolled back with the session, and the next worker goes on from the row.
-What was kept of streamed transactions goes with the old stream, and comes again in the new one from its beginning; a
-parallel worker that meets such a table gives up, and the apply worker meets it in the file. A prepared transaction is
-on the target already, in values of the target's own, or comes again whole. Format and check belong to one connection:
-a worker that was killed between leaves nothing behind that another could take for the other format.
+Invariants.
 
-The supervisor remembers it, not the catalog: the types may have been made equal since. It forgets at a statement on
-the subscription and with the launcher, and the next worker tries binary again. Table synchronization has streams of
-its own, most of them short: in text, unless the subscription says otherwise.
+- The check precedes all values. The publisher describes a table before its first change in a connection, and again
+  after an ALTER TABLE. If the target's table is altered, it is checked again before the next commit
+  (targets/postgres/session/schema_check.py). So no value of a table that fails is sent to the target.
+- Format and check belong to one connection. A worker that is killed leaves no values that another worker could read in
+  the other format.
+- The supervisor stores the result, not the catalog, because the types may be made equal later. A statement on the
+  subscription and a restart of the launcher discard it. Then the next worker requests binary again.
+- Table synchronization workers have separate streams, and most are short. They request text unless the subscription
+  sets `binary`.
+
+Failure cases. The end with TextNeeded is the same as after any other error of a worker.
+
+- Transactions in progress: committed ones have moved the progress record. The session rolls back all others, and the
+  next worker resumes from the record.
+- Streamed transactions in the spool: the files are discarded, and the publisher sends the transactions again from their
+  start.
+- Parallel worker maps a table that fails the check: it gives up. The apply worker maps the table when it applies the
+  file.
+- Prepared transactions: each is on the target already, in the target's own format, or is sent again completely.
 """
 
 from __future__ import annotations
@@ -31,8 +39,15 @@ from subscriber.subscription import OPTIONS, Subscription
 
 @dataclass(frozen=True, slots=True)
 class ValueFormat:
+    """The format that a worker requests.
+
+    Attributes:
+        name: "binary" or "text".
+        reason: the reason for text, if the subscription has not set it. None: there is none.
+    """
+
     name: Literal["binary", "text"]
-    reason: str | None = None  # why text, if nobody has said so
+    reason: str | None = None
 
     @property
     def binary(self) -> bool:
@@ -42,7 +57,14 @@ class ValueFormat:
 def choose_format(
     subscription: Subscription, hooks: Hooks | None, server_version: int, text_because: str | None
 ) -> ValueFormat:
-    """`text_because` is why an earlier worker of this subscription had to give binary up; None: it had not."""
+    """Choose the format for the next stream of an apply worker.
+
+    Args:
+        subscription: its option `binary` takes precedence.
+        hooks: the program's hooks. Text is chosen for a hook that reads values. None: there are none.
+        server_version: the publisher's server_version_num. Old publishers support only text.
+        text_because: the reason why an earlier worker ended with TextNeeded. None: no worker did.
+    """
     if subscription.binary is False:
         return ValueFormat("text")
     if not OPTIONS["binary"].is_supported_by(server_version):

@@ -1,4 +1,4 @@
-"""The apply worker of one subscription: from connecting to both servers to the end of the stream."""
+"""ApplyWorker: connects to both servers and applies the stream of one subscription."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_worker
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.wal_flush import Flusher
 
-# The publisher gives an xid of 32 bits; this is the youngest with these that there is.
+# The protocol has xids of 32 bits. The expression finds the newest 64-bit xid with these lower bits.
 _XACT_STATUS = """
 SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::xid8)
   FROM (SELECT pg_catalog.pg_snapshot_xmax(pg_catalog.pg_current_snapshot())::text::bigint AS next) s
@@ -60,17 +60,21 @@ SELECT pg_catalog.pg_xact_status((next - ((next - {xid}) & 4294967295))::text::x
 
 
 class Supervision(Protocol):
-    """What an apply worker asks of its supervisor."""
+    """The supervisor of an apply worker, as the worker uses it."""
 
     @property
     def skip_lsn(self) -> Lsn:
-        """The position of ALTER SUBSCRIPTION … SKIP; 0: none."""
+        """The position of ALTER SUBSCRIPTION … SKIP. 0: no transaction is to be skipped."""
 
     def skip_cleared(self) -> None:
-        """The transaction to skip has been skipped, or another one was applied."""
+        """Discard the position, because its transaction has been skipped or another one was applied."""
 
     def start_sync(self, relid: int) -> None:
-        """Start the table's synchronization worker, if it is time for one."""
+        """Start the synchronization worker of a table.
+
+        Does nothing while the limit of such workers is reached, a restart is delayed, or the subscription is copied by
+        `subscriber copy`.
+        """
 
     def is_syncing(self, relid: int) -> bool:
         """Return True while the table has a synchronization worker."""
@@ -78,14 +82,24 @@ class Supervision(Protocol):
 
 @dataclass(slots=True)
 class WorkerMemory:
-    """What the next apply worker of the subscription is to know."""
+    """The knowledge that an apply worker leaves to the next one of the subscription.
+
+    Attributes:
+        known_tables: definitions of tables of the target.
+        text_reason: the reason why the next worker has to request text (value_format.py). None: there is none.
+    """
 
     known_tables: KnownTables = field(default_factory=KnownTables)
-    text_reason: str | None = None  # why values must not come in binary (value_format.py); None: they may
+    text_reason: str | None = None
 
 
 class ApplyWorker(ApplyHooks):
-    """Runs once; its supervisor makes another after an error. Every error that leaves run() has its CONTEXT."""
+    """One run of an apply worker. After an error, the supervisor creates another one.
+
+    Attributes:
+        subscription: the subscription. `two_phase` becomes ENABLED when a pending one is enabled.
+        left_over: some slots of earlier table synchronization workers could not be dropped.
+    """
 
     def __init__(
         self,
@@ -98,7 +112,7 @@ class ApplyWorker(ApplyHooks):
         memory: WorkerMemory,
     ) -> None:
         self.subscription = subscription
-        self.left_over = False  # drop_leftover_slots() could not drop everything
+        self.left_over = False
         self.table_hooks = context.hooks.get(subscription.name)
         self._context = context
         self._catalog = context.catalog
@@ -107,10 +121,20 @@ class ApplyWorker(ApplyHooks):
         self._supervision = supervision
         self._pause = pause
         self._memory = memory
-        self._sync: Callable[[], Awaitable[None]]  # the target's, while the loop runs
+        self._sync: Callable[[], Awaitable[None]]  # PostgresTarget.sync() of the running loop
 
     async def run(self, on_started: Callable[[], None]) -> None:
-        """Until the stream ends (EndOfStream) or fails; `on_started` is called once changes flow."""
+        """Apply the stream until an error or a cancellation.
+
+        Args:
+            on_started: called when the stream has started.
+
+        Raises:
+            EndOfStream: the publisher has ended the stream.
+            SubscriberError: any other error, with its CONTEXT.
+
+        Cancellation: the target rolls back the open transaction.
+        """
         subscription = self.subscription
         slot = subscription.slot_name
         if slot is None:
@@ -153,8 +177,8 @@ class ApplyWorker(ApplyHooks):
         confirming = await resume_confirming(
             self._catalog, subscription.oid, info, claimed, self._context.settings.confirm_interval
         )
-        # What came for tables that are not ready yet has been passed over and confirmed without a commit here,
-        # so the slot may stand further than the row. A table must not be handed over below that.
+        # Changes of tables that are not ready are skipped, and confirmed without a commit. So the slot may be ahead of
+        # the progress record. A table must not be handed over at a lower position than the slot's.
         position = max(start, (info and info.confirmed_flush) or start)
         settings = limit_status_interval(self._context.settings, await read_sender_timeout(publisher))
         two_phase = await self._two_phase(target)
@@ -194,7 +218,8 @@ class ApplyWorker(ApplyHooks):
             settings=settings,
         )
         streaming.position = lambda: loop.position
-        self._tables.watch(position if two_phase is None else None)  # a change may come before its COMMIT PREPARED
+        # With two_phase, the changes of a transaction may precede `position`, and only its COMMIT PREPARED follow.
+        self._tables.watch(position if two_phase is None else None)
         self._report.follow(loop)
         self._tables.on_change = loop.wake
         on_started()
@@ -204,9 +229,9 @@ class ApplyWorker(ApplyHooks):
             self._tables.on_change = None
 
     async def _look_ahead(self, target: PostgresTarget, position: Callable[[], Lsn]) -> None:
-        """At every table, once: an error that comes again is no reason to look at all of them again.
+        """Read the definitions of all tables, unless an earlier worker of the subscription has done so.
 
-        The changes of a backlog need the processor more.
+        Waits for a pause of the stream first, because applying a backlog is more important.
         """
         settings = self._context.settings
         await wait_for_pause(position, settings.look_ahead_pause, settings.look_ahead_timeout)
@@ -220,14 +245,14 @@ class ApplyWorker(ApplyHooks):
         target.on_progress()
 
     def _in_binary(self, publisher: Publisher) -> bool:
-        """Whether values are to come in binary."""
+        """Return True if the worker requests values in binary. Stores the format and its reason in the status."""
         subscription, status = self.subscription, self._report.status
         form = choose_format(subscription, self.table_hooks, publisher.server_version, self._memory.text_reason)
         self.verify_binary_types = form.binary and subscription.binary is None
         status.format, status.format_reason = form.name, form.reason
         return form.binary
 
-    # --- what the apply loop asks -----------------------------------------------------------------------
+    # --- rules and boundaries of the apply loop (ApplyHooks) --------------------------------------------
 
     def _skip_lsn(self) -> Lsn:
         return self._supervision.skip_lsn
@@ -248,7 +273,7 @@ class ApplyWorker(ApplyHooks):
             self._tables.watch(None)
 
     async def _rolled_back(self, xid: int) -> bool:
-        """Whether the publisher has rolled its transaction `xid` back by now; asked in a session of its own."""
+        """Return True if the publisher has rolled back its transaction `xid`. Queried in a separate session."""
         publisher = await connect_publisher(
             self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
         )
@@ -260,7 +285,10 @@ class ApplyWorker(ApplyHooks):
             publisher.session.abort()
 
     async def _two_phase(self, target: PostgresTarget) -> TwoPhase | None:
-        """Prepared transactions, if the subscription has them; a pending one has them from now on if it may."""
+        """Return the prepared transactions. None: two-phase commit is off, or pending because tables are not ready.
+
+        A pending subscription whose tables are all ready is enabled first.
+        """
         subscription = self.subscription
         if subscription.two_phase is TwoPhaseState.DISABLED:
             return None
@@ -274,7 +302,7 @@ class ApplyWorker(ApplyHooks):
         return two_phase
 
     async def _claim(self, publisher: Publisher) -> ProgressClaim:
-        """The progress record, after making sure that it is about this publisher."""
+        """Claim the progress record, after checking that it belongs to this publisher and its timeline."""
         subid = self.subscription.oid
         identity = await publisher.identify_system()
         self._report.recovery.resumed(identity.position)
@@ -291,7 +319,7 @@ class ApplyWorker(ApplyHooks):
         end = await check_timeline(publisher, identity, timeline, reached)
         async with self._catalog.use() as connection, connection.transaction():
             if end is not None and claimed.confirmed is not None and claimed.confirmed > end:
-                # What was confirmed after the end has another meaning on the new timeline.
+                # Positions after the end of the old timeline are other WAL on the new one.
                 await progress_records.save_confirmed(connection, subid, None)
                 await progress_records.save_confirmed(connection, subid, end)
                 claimed = replace(claimed, confirmed=end)
@@ -305,7 +333,7 @@ class ApplyWorker(ApplyHooks):
         return claimed
 
     def _tell_limits(self, limits: tuple[str, ...]) -> None:
-        """Once, not at each attempt."""
+        """Log missing capabilities of the target. A later worker does not repeat a warning."""
         for limit in limits:
             if limit not in self._report.status.limits:
                 telemetry.log(telemetry.WARNING, limit, event="target.limit")
@@ -318,7 +346,11 @@ class ApplyWorker(ApplyHooks):
     # --- the apply worker's part in table synchronization (apply/table_states.py) -----------------------
 
     async def on_boundary(self, position: Lsn) -> bool:
-        """Hand tables over to their sync workers and take them back, and have sync workers started."""
+        """Advance the states of tables that are not ready, and request their synchronization workers.
+
+        Raises:
+            StaleCatalog: all tables are ready, so a pending two-phase commit can be enabled by a restart.
+        """
         await self._pause.wait_if_paused(position, self._sync)
         for table in list(self._tables.unready.values()):
             if table.state is TableState.SYNCDONE:
@@ -327,7 +359,8 @@ class ApplyWorker(ApplyHooks):
             elif self._supervision.is_syncing(table.relid):
                 if table.state is TableState.SYNCWAIT:
                     self._tables.hand_over(table.relid, position)
-                if table.state is TableState.CATCHUP:  # or an apply worker before us has moved it there
+                # An earlier apply worker may have moved the table to CATCHUP.
+                if table.state is TableState.CATCHUP:
                     await self._wait_for_sync(table.relid)
             else:
                 self._supervision.start_sync(table.relid)
@@ -343,7 +376,7 @@ class ApplyWorker(ApplyHooks):
         return False
 
     async def _wait_for_sync(self, relid: int) -> None:
-        """Stay where we are, which is not after the position that the sync worker is catching up to."""
+        """Wait until the synchronization worker has caught up, because this position must not pass the catch-up one."""
         table = self._tables.get(relid)
         assert table is not None
 
@@ -354,7 +387,8 @@ class ApplyWorker(ApplyHooks):
         await self._tables.wait_until(handed_over)
 
     async def _make_ready(self, relid: int, lsn: Lsn) -> None:
-        await self._sync()  # the other tables are as far as this one only when what was sent is committed
+        # The other tables reach this table's position only when the commits that were sent are done.
+        await self._sync()
         async with self._catalog.use() as connection:
             await set_relation_state(connection, self.subscription.oid, relid, TableState.READY.value, lsn)
             reach(Point.READY_STORED)
@@ -362,9 +396,16 @@ class ApplyWorker(ApplyHooks):
 
 
 async def connect_publisher(subscription: Subscription, application_name: str, worker: str, encoding: str) -> Publisher:
-    """Connect as the subscription says; an error names the worker that could not.
+    """Connect to the publisher of a subscription.
 
-    `encoding` is that of the target's database, in which rows are sent.
+    Args:
+        subscription: has the connection string, and whether it must contain the password.
+        application_name: the name of the connection on the publisher.
+        worker: the worker's name in an error message.
+        encoding: the encoding of the target's database. The publisher sends rows in it.
+
+    Raises:
+        ConnectionLost: the publisher cannot be reached or rejects the connection. The message names the worker.
     """
     try:
         return await Publisher.connect(
@@ -384,7 +425,13 @@ async def connect_publisher(subscription: Subscription, application_name: str, w
 
 
 def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool = False) -> StreamOptions:
-    """What the subscription asks of the stream; table sync workers never ask for `two_phase`."""
+    """Return the options of START_REPLICATION for a subscription.
+
+    Args:
+        subscription: has all other options.
+        binary: request values in binary.
+        two_phase: request transactions when they are prepared. Always False for table synchronization workers.
+    """
     return StreamOptions(
         publications=subscription.publications,
         binary=binary,
@@ -395,19 +442,19 @@ def stream_options(subscription: Subscription, *, binary: bool, two_phase: bool 
 
 
 def flush_for(subscription: Subscription, flusher: Flusher) -> Callable[[], Awaitable[None]] | None:
-    """None where a commit is durable as soon as it is answered."""
+    """Return the function that makes commits durable. None: they are durable when the target acknowledges them."""
     return flusher.flush if subscription.synchronous_commit == "off" else None
 
 
 def log_notice(fields: dict[str, str]) -> None:
-    """A NOTICE or WARNING that came with the stream."""
+    """Log a NOTICE or WARNING that the publisher has sent in the stream."""
     severity = fields.get("V", fields.get("S", "NOTICE"))
     level = telemetry.WARNING if severity == "WARNING" else telemetry.LOG
     telemetry.log(level, fields.get("M", ""), detail=fields.get("D"), hint=fields.get("H"), event="publisher.notice")
 
 
 def log_conflict(origin: str, found: Conflict, note: StatementContext) -> None:
-    """Report a conflict that does not stop the stream."""
+    """Log a conflict that does not stop the stream."""
     transaction, mapping = note.transaction, note.mapping
     assert transaction is not None
     assert mapping is not None
