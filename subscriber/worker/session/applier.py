@@ -1,9 +1,9 @@
-"""One stream of messages, one target: what the dispatcher says is to be done, is done.
+"""Applier: passes the changes of one stream of messages to one target.
 
-The apply loop has one for what comes over the wire. Each streamed transaction has another for what was kept
-of it, whether that is read when the transaction has committed or by a parallel apply worker before.
+The apply loop has an Applier for the replication stream. Each streamed transaction has another one for its file. The
+apply worker reads the file when the transaction ends, or a parallel apply worker reads it earlier.
 
-Here a change meets its mapping, and the hook of its table if the program has one: the target knows nothing of hooks.
+The Applier finds the mapping of a change and applies the hook of its table. The target does not handle hooks.
 """
 
 from __future__ import annotations
@@ -32,35 +32,45 @@ from subscriber.targets.postgres.session.error_context import add_context
 from subscriber.targets.postgres.session.statement_context import StatementContext
 from subscriber.worker.apply_hooks import ApplyRules
 
-_AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)  # in front of what was kept, as the target takes it
+# Precedes a stored message, because the target accepts payloads with this header.
+_AS_SENT = XLOG_DATA_HEADER.pack(XLOG_DATA, 0, 0, 0)
 
 
 @dataclass(slots=True)
 class Counters:
-    """Since the worker started."""
+    """Counts since the worker has started."""
 
     transactions: int = 0
     changes: int = 0
     bytes: int = 0
-    last_send_time: int = 0  # microseconds since 2000-01-01 UTC, of the last message
-    latest_end: Lsn = NOWHERE  # of the last keepalive
+    last_send_time: int = 0  # send time of the last message, microseconds since 2000-01-01 UTC
+    latest_end: Lsn = NOWHERE  # WAL end in the last keepalive
 
 
 class Applier:
+    """Passes changes to a target, according to the rules of a worker.
+
+    Attributes:
+        dispatcher: checks the order of messages, and has the tables that the publisher has described.
+    """
+
     def __init__(self, target: Target, dispatcher: Dispatcher, rules: ApplyRules, counters: Counters) -> None:
         self.dispatcher = dispatcher
         self._target = target
         self._rules = rules
-        # Whether the very bytes that were sent may be applied, without a look at them.
+        # Returns True if changes of a table may be applied without decoding them.
         self._allows_raw = rules.should_apply if rules.table_hooks is None else self._should_apply_raw
         self._counters = counters
-        self._hooked: dict[int, TableHook] = {}  # by the publisher's OID
-        self._hooked_oids: set[int] = set()  # the target's OIDs of the same tables
+        self._hooked: dict[int, TableHook] = {}  # by OID on the publisher
+        self._hooked_oids: set[int] = set()  # OIDs of the same tables on the target
 
     def append_raw(self, waiting: deque[bytes], limit: int) -> int:
-        """Have the target take changes off the front of `waiting`, as the walsender sent them; their bytes.
+        """Pass changes of the open transaction from the front of `waiting` to the target, without decoding them.
 
-        0 where handle() has to see the next one. Afterwards the target wants flush_if_full().
+        Target.flush_if_full() must be awaited after this call.
+
+        Returns:
+            The bytes that were taken. 0: handle() has to process the next message.
         """
         transaction = self.dispatcher.transaction
         if transaction is None or transaction.state is not TransactionState.APPLY:
@@ -72,7 +82,7 @@ class Applier:
         return taken.bytes
 
     def append_raw_transactions(self, waiting: deque[bytes], limit: int, ends: CommitCallbacks) -> AppendResult | None:
-        """Have the target take whole transactions in the same way."""
+        """Pass whole transactions from the front of `waiting` to the target. Returns None if it takes none."""
         taken = self._target.append_raw_transactions(waiting, limit, self.dispatcher.relations, self._allows_raw, ends)
         if taken is not None:
             self._counters.transactions += taken.transactions
@@ -80,8 +90,9 @@ class Applier:
         return taken
 
     async def apply_spooled(self, messages: Sequence[bytes], decoder: Decoder) -> None:
-        """The changes of `messages`, which a file had, one after another."""
-        if len(messages[0]) > LARGE:  # it was read alone, and is not copied to be taken
+        """Apply messages that were read from a spool file, in order."""
+        # A large message is read alone. It is decoded in place, because the fast path would copy it.
+        if len(messages[0]) > LARGE:
             for message in messages:
                 await self.handle(decoder.decode(in_place(message)))
             return
@@ -96,9 +107,14 @@ class Applier:
         return table.oid not in self._hooked_oids and self._rules.should_apply(table, finish_lsn)
 
     async def handle(self, message: Message) -> Action:
-        """Have the target do what `message` asks for, if it is a change; what is left to do about it, if not.
+        """Apply a message if it is a change. Otherwise return the action that the caller has to run.
 
-        Raises the errors of the dispatcher and the target, with their CONTEXT where it is known here.
+        Returns:
+            None if nothing is left to do.
+
+        Raises:
+            ProtocolError: the message is out of order.
+            SubscriberError: an error of the target or of a hook. A MappingError has its CONTEXT.
         """
         try:
             action = self.dispatcher.receive(message)
@@ -142,7 +158,7 @@ class Applier:
             await self._target.truncate(action.transaction, wanted, action.message)
 
     def _is_own(self, relid: int) -> bool:
-        """Whether the table is one of the publisher's subscriptions, see publisher/own_schema.py."""
+        """Return True if a table belongs to schema `subscriber` of the publisher (publisher/own_schema.py)."""
         return self.dispatcher.relations.relation(relid).schema == OWN_SCHEMA
 
     async def _map(self, relid: int) -> RelationMapping:

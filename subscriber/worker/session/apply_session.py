@@ -1,11 +1,13 @@
-"""Opening the target session of a worker: its place, its progress record, and its origin.
+"""Open the target session of a worker: register its place, claim its progress record, and bind its origin.
 
-The order matters. The session is registered for its place first: while a session that was believed dead still has the
-place, that session's backend may still prepare a transaction, so it is ended and waited for. Only then is the
-progress record claimed, which no other session can move after that. Last, the origin is put where the record is,
-and bound.
+Invariants. The order of the steps matters.
 
-The catalog session registers and claims; the session that applies changes needs no privilege for it.
+1. The session is registered for its place (catalog/worker_sessions.py). The backend of an earlier session may still
+   prepare a transaction. So the worker ends it and waits for its end.
+2. The progress record is claimed. After that, no other session can move it.
+3. The origin is set to the position of the record, and bound.
+
+The catalog session registers and claims. The session that applies changes needs no privilege for these steps.
 """
 
 from __future__ import annotations
@@ -50,21 +52,33 @@ SELECT a.pid, pg_catalog.date_part('epoch', a.backend_start), a.usesysid
 
 @dataclass(frozen=True, slots=True)
 class TargetConfig:
-    """What makes one worker's session on the target."""
+    """The configuration of one worker's session on the target.
+
+    Attributes:
+        conninfo: the connection string of the role that applies changes.
+        name: the worker's name, for application_name.
+        subscription: the subscription.
+        number: the place (catalog/worker_sessions.py). 0: the apply worker.
+        on_conflict: called with each conflict that does not stop the stream.
+        resolvers: the functions that a conflict_policy may call, by name.
+        batching: allow batches. They also need a session that may set session_replication_role.
+        known_tables: definitions of tables that earlier sessions have read.
+        settings: limits and intervals.
+    """
 
     conninfo: str = field(repr=False)
-    name: str  # of the worker, in application_name
+    name: str
     subscription: Subscription
-    number: int  # its place, see catalog/worker_sessions.py; 0 is the apply worker
+    number: int
     on_conflict: OnConflict
-    resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions for the subscription's conflict_policy
-    batching: bool = False  # allows batches, where the target can have them
+    resolvers: Mapping[str, Resolver] = field(default_factory=dict)
+    batching: bool = False
     known_tables: KnownTables = field(default_factory=KnownTables)
     settings: Settings = DEFAULTS
 
     @property
     def origin(self) -> str:
-        """The name of its replication origin."""
+        """The name of the session's replication origin."""
         subid = self.subscription.oid
         if not self.number:
             return names.apply_origin(subid)
@@ -73,13 +87,14 @@ class TargetConfig:
 
 @asynccontextmanager
 async def open_target(config: TargetConfig, catalog: CatalogConnection) -> AsyncIterator[PostgresTarget]:
-    """Open one worker's target: connected, registered for its place, and configured. Closed at the end of the block.
+    """Open one worker's target: connect, register and configure its session. Closed at the end of the block.
 
-    The session is bound to no origin yet: see resume_progress().
+    resume_progress() binds the origin.
 
     Raises:
         StaleCatalog: the subscription has been altered, disabled or dropped.
-        ConnectionLost: the target is away, or another worker has the place.
+        ConnectionLost: the target cannot be reached, or another worker has the place.
+        ApplyError: a conflict policy names a function that is not registered.
     """
     name = f"subscriber: {config.name}"
     session = await open_session(config.conninfo, application_name=name, settings=KEEPALIVE)
@@ -93,11 +108,17 @@ async def open_target(config: TargetConfig, catalog: CatalogConnection) -> Async
 async def make_target(
     config: TargetConfig, catalog: CatalogConnection, pipeline: Pipeline, capabilities: TargetCapabilities
 ) -> PostgresTarget:
-    """Make the target of a session that is connected; one that has been used before is configured already."""
+    """Register and configure a connected session, and return its target.
+
+    Raises:
+        StaleCatalog: the subscription has been altered, disabled or dropped.
+        ConnectionLost: another worker has the place.
+        ApplyError: a conflict policy names a function that is not registered.
+    """
     rows = RowApplier(pipeline, config.origin, config.on_conflict)
     rows.capabilities = capabilities
     rows.known_tables = config.known_tables
-    # Ordinary triggers, which run without the replica role, are not looked for.
+    # Without the replica role, ordinary triggers fire. The check of tables for batches does not search for them.
     batching = config.batching and capabilities.replica_role
     await _acquire_lock_and_role(rows, config, catalog)
     await rows.configure(config.subscription.synchronous_commit)
@@ -105,7 +126,7 @@ async def make_target(
 
 
 async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog: CatalogConnection) -> None:
-    """Give the session its place, and have it act as the subscription says."""
+    """Register the session for its place, then configure roles and conflict policies of the subscription."""
     subscription, subid = config.subscription, config.subscription.oid
     await _register(rows.pipeline, catalog, subid, config.number, config.settings)
     async with catalog.use() as connection:
@@ -119,14 +140,15 @@ async def _acquire_lock_and_role(rows: RowApplier, config: TargetConfig, catalog
 
 
 async def backend_of(pipeline: Pipeline) -> Backend:
-    """The backend behind `pipeline`."""
+    """Return the backend of a session."""
     ((pid, started, role),) = await pipeline.rows(_BACKEND)
     return Backend(int(pid or 0), datetime.fromtimestamp(float(started or 0)).astimezone(), int(role or 0))
 
 
 async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, relid: int, settings: Settings) -> None:
     backend, waited = await backend_of(pipeline), 0.0
-    pipeline.session.pid = backend.pid  # a connection pooler makes up the one that it announces
+    # A connection pooler invents the process ID that it sends at the start of a session.
+    pipeline.session.pid = backend.pid
     while (holder := await _try_register(catalog, subid, relid, backend)) is not None:
         if waited >= settings.earlier_session_timeout:
             raise ConnectionLost(
@@ -143,7 +165,7 @@ async def _register(pipeline: Pipeline, catalog: CatalogConnection, subid: int, 
 
 
 async def _try_register(catalog: CatalogConnection, subid: int, relid: int, backend: Backend) -> int | None:
-    """The process ID of the session that has the place; None once it is the backend's."""
+    """Try to register a backend. Returns the process ID of another session that has the place; None on success."""
     async with catalog.use() as connection:
         try:
             return await worker_sessions.register(connection, subid, relid, backend)
@@ -152,15 +174,32 @@ async def _try_register(catalog: CatalogConnection, subid: int, relid: int, back
 
 
 async def claim(catalog: CatalogConnection, subscription: Subscription, relid: int) -> ProgressClaim | None:
-    """Take over the progress record of a worker; None if there is none."""
+    """Claim the progress record of a worker, so that no other session can move it.
+
+    Args:
+        catalog: runs the statement.
+        subscription: the subscription. Its generation becomes part of the claim.
+        relid: the place of the worker. 0: the apply worker.
+
+    Returns:
+        None if there is no record.
+    """
     async with catalog.use() as connection:
         return await progress_records.claim(connection, subscription.oid, relid, generation=subscription.generation)
 
 
 async def resume_progress(rows: RowApplier, claimed: ProgressClaim, *, number: int = 0) -> None:
-    """Bind the origin, if there are any, repaired to where the record is, and continue from `claimed`.
+    """Bind the session's origin and continue from the progress record.
 
-    `number` is that of a further session of an apply worker, 0 the worker's own.
+    The origin is set to the position of the record first. Without privileges for origins, the session has none.
+
+    Args:
+        rows: the session.
+        claimed: the progress record.
+        number: the place of an additional session of an apply worker. 0: the worker's own session.
+
+    Raises:
+        StatementError: a conflict policy needs commit times or origins that the target does not have.
     """
     pipeline = rows.pipeline
     with_origin = rows.capabilities.origins
@@ -175,18 +214,19 @@ async def resume_progress(rows: RowApplier, claimed: ProgressClaim, *, number: i
 
 @asynccontextmanager
 async def with_origin(rows: RowApplier, claimed: ProgressClaim) -> AsyncIterator[None]:
-    """Within the block the session's writes carry its origin, before there is a position to resume() from."""
+    """Bind the session's origin within the block, so that its writes have the origin without a resumed position."""
     if not rows.capabilities.origins:
         yield
         return
     shown = ProgressRecord(claimed, with_origin=True).shown
     await rows.pipeline.rows("SELECT subscriber.bind_origin($1, $2, 0)", *shown)
-    yield  # after an error the session is dropped, and its origin free
+    # After an error the session is closed, which releases the origin.
+    yield
     await release_origin(rows)
 
 
 async def release_origin(rows: RowApplier) -> None:
-    """Let go of the origin that resume() has bound, if there are any; nothing is in flight."""
+    """Release the session's origin, if the target has origins. No statement may be in flight."""
     if rows.capabilities.origins:
         await rows.pipeline.rows("SELECT subscriber.release_origin()")
 
@@ -194,5 +234,5 @@ async def release_origin(rows: RowApplier) -> None:
 async def with_context(
     error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
 ) -> SubscriberError:
-    """The error of an apply loop with its CONTEXT; of a unique violation, the conflict that it is."""
+    """Return an error of an apply loop with its CONTEXT. A unique violation becomes its conflict."""
     return await conflicts.conflict_from_error(rows.explain(error), rows, conninfo, catalog)

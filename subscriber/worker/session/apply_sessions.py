@@ -1,4 +1,7 @@
-"""The further sessions of an apply worker with apply_sessions > 1, see targets/postgres/session_group.py."""
+"""ApplySessions: opens the additional sessions of an apply worker for `apply_sessions` above 1.
+
+targets/postgres/session_group.py distributes batches among them.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,12 @@ from subscriber.targets.postgres.target import PostgresTarget
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.session.parallel_session import parallel_session
 
-FIRST = 8193  # the number of the first: those of streamed transactions count from 1, and are at most 1024
+# Number of the first additional session. Sessions of parallel workers have numbers from 1 to 1024.
+FIRST = 8193
 
 
 class ApplySessions:
-    """For one apply worker, whose own session is `leader`."""
+    """The additional sessions of one apply worker. `leader` has the worker's own session."""
 
     def __init__(
         self, subscription: Subscription, context: LauncherContext, leader: PostgresTarget, on_conflict: OnConflict
@@ -30,12 +34,19 @@ class ApplySessions:
         self._on_conflict = on_conflict
 
     async def run(self) -> None:
-        """Open them and keep them until cancelled; fewer where the target has no more room. Raises if one is lost."""
+        """Open the sessions and keep them open until canceled.
+
+        A session that cannot be opened is logged, and the worker continues with fewer sessions. None is opened if the
+        target does not support batches, or conflicts are decided in commit order.
+
+        Raises:
+            SubscriberError: an open session has failed.
+        """
         subscription = self._subscription
         further = subscription.apply_sessions - 1
         await self._drop_origins(further)
         if not further or not self._leader.batching or subscription.decides_conflicts:
-            return  # there will be no batches
+            return  # the worker applies no batches
         async with AsyncExitStack() as stack, anyio.create_task_group() as tasks:
             for number in range(FIRST, FIRST + further):
                 session = parallel_session(subscription, self._context, self._leader, number, self._on_conflict)
@@ -55,7 +66,7 @@ class ApplySessions:
             await anyio.sleep_forever()
 
     async def _drop_origins(self, further: int) -> None:
-        """Those of more sessions than these, of which there once were more: servers have room for few."""
+        """Drop the origins of sessions beyond `further`, which an earlier setting had. Servers allow few origins."""
         subid = self._subscription.oid
         numbers = range(FIRST + further, FIRST + MAX_APPLY_SESSIONS - 1)
         gone = {names.table_sync_origin(subid, number) for number in numbers}

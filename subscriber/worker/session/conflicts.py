@@ -1,4 +1,4 @@
-"""What a worker does about conflicts: preparing its session for the policies, and recording what stopped it."""
+"""Conflict handling of a worker: configure its session for the policies, and record conflicts that stop the stream."""
 
 from __future__ import annotations
 
@@ -26,16 +26,23 @@ from subscriber.targets.postgres.conflicts.resolution import ConflictResolution,
 from subscriber.targets.postgres.row_applier import RowApplier
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
 
-PATIENCE = 10.0  # seconds for all questions about what made a transaction fail
-LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # somebody who waits for the table may have locked it
+PATIENCE = 10.0  # seconds for all queries about the conflict of a failed transaction
+LOCK_TIMEOUT = "SET lock_timeout = '3s'"  # another session may have locked the table
 
 
 def configure_conflict_policy(
     rows: RowApplier, subscription: Subscription, resolvers: Mapping[str, Resolver], on_conflict: OnConflict
 ) -> None:
-    """Have the session follow the subscription's options for conflicts; before it is resumed.
+    """Configure a session for the conflict options of its subscription. Called before resume_progress().
 
-    Raises ApplyError (42883) if a function is not among `resolvers`.
+    Args:
+        rows: the session.
+        subscription: has the options.
+        resolvers: the functions that a conflict_policy may call, by name.
+        on_conflict: called with each conflict that does not stop the stream.
+
+    Raises:
+        ApplyError: a policy names a function that is not in `resolvers`. SQLSTATE 42883.
     """
     policies = parse_policies(subscription.conflict_policy)
     history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
@@ -54,7 +61,16 @@ def configure_conflict_policy(
 
 
 def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) -> None:
-    """Raises StatementError (55000) if a policy needs to know who wrote a row and when, and the target does not."""
+    """Check that the target records the commit times and origins that a policy needs.
+
+    Args:
+        rows: the session, which has the policies.
+        tracked: track_commit_timestamp is on.
+        with_origin: the session may use replication origins.
+
+    Raises:
+        StatementError: a policy needs commit times or origins, and the target does not record them. SQLSTATE 55000.
+    """
     needing = rows.policies.needs_commit_times
     if needing is not None and not tracked:
         raise needs_commit_times(needing)
@@ -70,9 +86,18 @@ def require_commit_times(rows: RowApplier, *, tracked: bool, with_origin: bool) 
 async def conflict_from_error(
     error: SubscriberError, rows: RowApplier, conninfo: str, catalog: CatalogConnection
 ) -> SubscriberError:
-    """An error of the apply loop; of a unique violation, the conflict that it is. A conflict is recorded.
+    """Return the error to raise for an error of the apply loop. A unique violation becomes its conflict.
 
-    Conflicts that did not stop the stream, and of which not everything is known yet, are told before that.
+    The conflict is recorded. Pending conflicts that did not stop the stream are completed and reported first.
+
+    Args:
+        error: the error of the loop.
+        rows: the session that has failed.
+        conninfo: opens another session, because the failed one cannot run queries.
+        catalog: stores the record.
+
+    Returns:
+        ConflictError for a unique violation, LateConflict if a policy can decide it in a new attempt, else `error`.
     """
     note = rows.pipeline.failed_note
     refusal = rows.resolution.refusal if rows.resolution is not None else None
@@ -84,7 +109,8 @@ async def conflict_from_error(
     )
     if refusal is None and not violated and not rows.conflicts.has_pending_queries:
         return error
-    try:  # else the server's own error has to do
+    # If this fails, the server's error is returned.
+    try:
         with anyio.fail_after(PATIENCE):
             session = await open_session(conninfo, application_name="subscriber conflict")
             try:
@@ -133,9 +159,9 @@ async def _investigated(
 
 
 def _decidable(rows: RowApplier, rule: Rule, mapping: RelationMapping, note: StatementContext) -> bool:
-    """Whether the next look finds what is in the way, and the policy does not stop because of it.
+    """Return True if a new attempt finds the conflicting row and the policy resolves the conflict.
 
-    Indexes that only a partition has are not looked into: trying at once would never end.
+    False for partitioned tables. Indexes that only a partition has are not searched, so retries would not end.
     """
     if rows.resolution is None or mapping.local.partitioned or not isinstance(note.change, Insert | Update):
         return False

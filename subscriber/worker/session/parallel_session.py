@@ -1,4 +1,4 @@
-"""A further session of an apply worker on the target: of a parallel worker, or one of its apply_sessions."""
+"""Open an additional session of an apply worker on the target, for a parallel worker or for `apply_sessions`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,19 @@ from subscriber.worker.session.apply_session import TargetConfig, open_target, r
 async def parallel_session(
     subscription: Subscription, context: LauncherContext, leader: PostgresTarget, number: int, on_conflict: OnConflict
 ) -> AsyncIterator[PostgresTarget]:
-    """With an origin and a place of its own, by `number` (from 1, below any OID), and its row for the views."""
+    """Open a session with its own origin, place and status row. Closed at the end of the block.
+
+    Args:
+        subscription: the subscription.
+        context: the launcher's context.
+        leader: the apply worker's target, which shares its definitions of tables and its progress.
+        number: the place (catalog/worker_sessions.py), from 1 and below the OIDs of tables.
+        on_conflict: called with each conflict that does not stop the stream.
+
+    Raises:
+        StaleCatalog: the subscription has been altered, disabled or dropped.
+        ConnectionLost: the target cannot be reached, or another session has the place.
+    """
     report = context.board.add(subscription.oid, number, "parallel apply")
     try:
         config = TargetConfig(

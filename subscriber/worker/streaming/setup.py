@@ -1,8 +1,10 @@
-"""How an apply worker takes part in streaming: its spool, and its parallel workers, as subscription and servers allow.
+"""StreamingSetup: creates the spool and the parallel workers of an apply worker, as subscription and servers allow.
 
-The target's own settings count, as they do for the built-in worker: max_parallel_apply_workers_per_subscription,
-debug_logical_replication_streaming = immediate (nothing is applied before it has ended), and log_min_messages,
-for those who read our log as the server's.
+Settings of the target apply, as for PostgreSQL's own worker:
+
+- max_parallel_apply_workers_per_subscription limits the number of parallel workers.
+- debug_logical_replication_streaming = immediate: no transaction is applied before it ends.
+- log_min_messages can lower the level of this log, for users who read it in place of the server's (telemetry.py).
 """
 
 from __future__ import annotations
@@ -43,11 +45,18 @@ _POLL = 0.05  # seconds
 
 
 async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: float) -> None:
-    """End the further sessions of an earlier apply worker, whose place this one has now, and wait until they are gone.
+    """End the parallel sessions of an earlier apply worker, and wait until they have ended.
 
-    Such a backend can still prepare a transaction, or hold rows, and no worker reads its answers any more.
+    Such a backend can still prepare a transaction or hold locks, although no worker reads its results. The caller has
+    the apply worker's place (catalog/worker_sessions.py).
 
-    Raises ConnectionLost if one does not end within `timeout` seconds.
+    Args:
+        catalog: runs the statements.
+        subid: OID of the subscription.
+        timeout: seconds to wait.
+
+    Raises:
+        ConnectionLost: a session has not ended within `timeout` seconds.
     """
     deadline = monotonic() + timeout
     while True:
@@ -65,9 +74,13 @@ async def end_earlier_workers(catalog: CatalogConnection, subid: int, timeout: f
 
 
 class StreamingSetup(ApplyRules):
-    """What one apply worker needs for streamed transactions; `streamed` is None if they were not asked for.
+    """The streamed transactions of one apply worker, and the rules of its parallel workers.
 
-    It is also the rules of the parallel workers.
+    Attributes:
+        streamed: the store of streamed transactions. None: streaming is off.
+        pool: the parallel workers. None: streaming is not parallel.
+        parallel: the stream uses streaming = parallel.
+        position: returns the processed position of the stream. Set when the apply loop exists.
     """
 
     def __init__(
@@ -79,12 +92,21 @@ class StreamingSetup(ApplyRules):
         two_phase: TwoPhase | None,
         skip_lsn: Callable[[], Lsn],
     ) -> None:
-        """`leader`: the rules of the apply worker."""
+        """Create the setup. prepare() creates the store and the pool.
+
+        Args:
+            subscription: the subscription.
+            context: the launcher's context.
+            leader: the rules of the apply worker, whose hooks and checks the parallel workers share.
+            tables: the states of the subscription's tables.
+            two_phase: the prepared transactions. None: two-phase commit is off.
+            skip_lsn: returns the position of ALTER SUBSCRIPTION … SKIP. 0: there is none.
+        """
         self.table_hooks, self.verify_binary_types = leader.table_hooks, leader.verify_binary_types
         self.streamed: SpooledTransactions | None = None
         self.pool: Pool | None = None
         self.parallel = False
-        self.position: Callable[[], Lsn] = lambda: NOWHERE  # how far the stream has been processed
+        self.position: Callable[[], Lsn] = lambda: NOWHERE
         self._subscription = subscription
         self._context = context
         self._tables = tables
@@ -95,7 +117,14 @@ class StreamingSetup(ApplyRules):
     async def prepare(
         self, leader: PostgresTarget, options: StreamOptions, publisher_version: int, on_conflict: OnConflict
     ) -> None:
-        """Find out what there will be; before the stream starts."""
+        """Create the store and the pool that the stream needs. Must be awaited before the stream starts.
+
+        Args:
+            leader: the apply worker's target, whose definitions of tables the parallel workers share.
+            options: the options of the stream.
+            publisher_version: the publisher's server_version_num.
+            on_conflict: called with each conflict of a parallel worker's transaction after its commit.
+        """
         streaming = negotiated_streaming(options, publisher_version)
         if streaming == "off":
             return
@@ -116,7 +145,16 @@ class StreamingSetup(ApplyRules):
             return size, debug, messages
 
     async def _may_go_ahead(self, xid: int) -> bool:
-        """Whether a transaction that begins to be streamed may be applied at once."""
+        """Return True if a parallel worker may apply the transaction while it is streamed.
+
+        A parallel worker may not apply it in these cases:
+
+        - a setting of the target forbids it;
+        - a transaction is to be skipped;
+        - tables are not ready;
+        - it was prepared before a restart, so the prepared transaction has locked its rows;
+        - the subscription compares changes with the target's rows to decide conflicts.
+        """
         _, debug, messages = await self._settings()
         telemetry.follow_server(messages)
         if debug == "immediate":
@@ -129,14 +167,16 @@ class StreamingSetup(ApplyRules):
             )
             return False
         prepared_before = self._two_phase is not None and self._two_phase.is_prepared(xid)
-        # A policy may have to know when the transaction is committed.
+        # A policy may need the commit time, which is not known before the end of the transaction.
         decides = self._subscription.decides_conflicts
         return not (self._skip_lsn() or self._tables.unready or prepared_before or decides)
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
         """Return True if a parallel worker applies changes of a table.
 
-        Raises ApplyError where that is not known yet.
+        Raises:
+            ApplyError: the table is not ready, so the answer depends on the end of the transaction.
+            StaleCatalog: the table was replaced, and the launcher has not loaded its successor yet.
         """
         state = self._tables.find(table)
         if state is None:

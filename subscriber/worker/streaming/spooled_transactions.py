@@ -1,16 +1,19 @@
-"""The streamed transactions of one apply loop: kept in files, and applied when they have ended.
+"""SpooledTransactions: stores the streamed transactions of one apply loop in files, and provides them when they end.
 
-With streaming = parallel each is given to a parallel apply worker as well, if one is free (parallel_worker.py); the
-file is written all the same, so that such a worker may give up.
+Purpose. With streaming = parallel, a free parallel apply worker applies a transaction while it is streamed
+(parallel_worker.py). The file is written in this case too, so that the parallel worker may give up.
 
-Not given to one: while a transaction is to be skipped, while tables are not ready, and what was prepared before
-a restart and comes again, whose rows are locked by what is prepared.
+Invariants.
 
-Kill points considered: nothing here outlives the process on purpose. What an earlier worker left in the folder is
-thrown away, since the publisher sends every transaction again that was not confirmed. That is so as long as no
-position at or behind a transaction's end is confirmed before it has been applied; see apply/progress.py.
+- No position at or after the end of a transaction is confirmed before the transaction is applied (apply/progress.py).
+- StreamingSetup decides whether a transaction may go to a parallel worker (setup.py).
 
-Source: section "STREAMED TRANSACTIONS" at the head of worker.c.
+Failure cases.
+
+- Process killed: its files are useless, and the next worker removes them. The publisher sends every transaction again
+  that was not confirmed.
+
+Source: section "STREAMED TRANSACTIONS" in the header of worker.c.
 """
 
 from __future__ import annotations
@@ -37,13 +40,13 @@ from subscriber.spool.spool import Spool, SpooledTransaction
 from subscriber.worker.apply_hooks import ApplyRules
 from subscriber.worker.streaming.parallel_worker import Assignment, AssignmentOutcome, ParallelWorker, Pool
 
-_BODY = XLOG_DATA_HEADER.size  # where a message begins in what the walsender sends
+_BODY = XLOG_DATA_HEADER.size  # offset of the pgoutput message in a payload
 _CHANGES = (b"I", b"U", b"D")
-_PREFIX = 5  # bytes: the message's letter, and the xid that it has in a block
+_PREFIX = 5  # bytes of a message's letter and of the xid that it has in a stream block
 
 
 class SpooledTransactions:
-    """What of the streamed transactions goes where. `may_go_ahead(xid)`: whether a worker may have one."""
+    """The streamed transactions of one apply loop."""
 
     def __init__(
         self,
@@ -54,7 +57,16 @@ class SpooledTransactions:
         rules: ApplyRules | None = None,
         settings: Settings = DEFAULTS,
     ) -> None:
-        """`pool`: None for streaming = on. `rules`: of the parallel workers; None: there are none."""
+        """Create the store.
+
+        Args:
+            spool: the files.
+            subid: OID of the subscription.
+            pool: the parallel workers. None: there are none, because streaming is not parallel.
+            may_go_ahead: returns True if a parallel worker may apply the transaction with an xid. None: all may be.
+            rules: the rules of the parallel workers. None: all changes are applied.
+            settings: limits of the spool.
+        """
         self.spool = spool
         self.pool = pool
         self._subid = subid
@@ -67,7 +79,7 @@ class SpooledTransactions:
         self._since: dict[int, float] = {}
 
     def status(self) -> tuple[StreamedStatus, ...]:
-        """Those that have not ended yet."""
+        """Return the status of each transaction that has not ended."""
         found = []
         for xid, spooled in self.spool.transactions.items():
             working = self._assigned.get(xid)
@@ -76,7 +88,15 @@ class SpooledTransactions:
         return tuple(found)
 
     async def open(self, tasks: TaskGroup, progress: Progress) -> None:
-        """Before anything else; parallel workers run in `tasks`, and wait for commits by their number in `progress`."""
+        """Create the folder of the spool and allow parallel workers to start. Must be awaited before other methods.
+
+        Args:
+            tasks: the task group that parallel workers run in.
+            progress: has the numbers of the leader's commits that are sent and acknowledged.
+
+        Raises:
+            SpoolError: the folder cannot be used.
+        """
         self._progress = progress
         await self.spool.open()
         if self.pool is not None:
@@ -85,7 +105,7 @@ class SpooledTransactions:
     # --- blocks ---------------------------------------------------------------------------------
 
     async def open_block(self, action: BeginStreamBlock) -> None:
-        """Changes of a transaction follow."""
+        """Open a stream block of a transaction. At the first block, offer the transaction to a parallel worker."""
         self._open = self.spool.start(action.xid, first=action.first)
         if action.first:
             if action.xid in self._assigned:
@@ -98,16 +118,30 @@ class SpooledTransactions:
                     self._assigned[action.xid] = (assignment, worker)
 
     def append(self, payload: bytes) -> bool:
-        """One change of the open block, as it came; true when write() is due."""
+        """Append a change of the open block. Returns True if flush() is due.
+
+        Args:
+            payload: the pgoutput message with its xid.
+
+        Raises:
+            ProtocolError: the message has no xid.
+        """
         if len(payload) < _PREFIX or self._open is None:
             raise ProtocolError("insufficient data left in message", detail="It stands in a block, and has no xid.")
         xid = int.from_bytes(payload[1:_PREFIX], "big")
         return self._open.append(xid, payload[:1], memoryview(payload)[_PREFIX:])
 
     def append_raw(self, waiting: deque[bytes], limit: int) -> int:
-        """Changes of the open block off the front of `waiting`, as the walsender sent them; their bytes.
+        """Append changes of rows from the front of `waiting`, without decoding them.
 
-        At most `limit`, and none where keep() has to see the next one. Afterwards flush_if_full() has to be awaited.
+        flush_if_full() must be awaited after this call.
+
+        Args:
+            waiting: payloads of the stream. Those that were taken are removed.
+            limit: the maximum number of payloads.
+
+        Returns:
+            The bytes that were taken. 0: append() has to process the next message, or it ends the block.
         """
         assert self._open is not None
         append = self._open.append
@@ -125,18 +159,23 @@ class SpooledTransactions:
         return size
 
     async def flush_if_full(self) -> None:
-        """Do what is due."""
+        """Write the buffer of the open block to the file if it has reached its size limit."""
         if self._open is not None and self._open.is_full:
             await self.flush()
 
     async def flush(self) -> None:
-        """Bring what was kept to the file, and to the worker that follows it."""
+        """Write the buffer of the open block to the file, and let its parallel worker read that part.
+
+        Raises:
+            SpoolFull: the spool is over its limit, or the disk is full.
+            SpoolError: the file cannot be written.
+        """
         assert self._open is not None
         await self._open.write()
         self._tell(self._open.xid)
 
     async def close_block(self) -> None:
-        """The block ends for now."""
+        """End the open block. A small rest stays in the buffer if no parallel worker follows the file."""
         spooled, self._open = self._open, None
         assert spooled is not None
         await spooled.end_block(keep=0 if spooled.xid in self._assigned else self._settings.spool_block_remainder)
@@ -150,14 +189,17 @@ class SpooledTransactions:
             assignment.committed(self._progress.committed)
 
     def committed(self) -> None:
-        """The target has answered a commit: workers may apply what came after it."""
+        """Let parallel workers apply changes that follow the commits which the target has acknowledged."""
         for assignment, _ in self._assigned.values():
             assignment.committed(self._progress.committed)
 
     # --- the end --------------------------------------------------------------------------------
 
     async def abort(self, message: StreamAbort) -> None:
-        """The transaction was rolled back, or one of its subtransactions."""
+        """Discard a transaction that the publisher has rolled back, or the changes from a subtransaction on.
+
+        Waits until the parallel worker of the transaction has rolled them back, too.
+        """
         spooled = self.spool.transactions.get(message.xid)
         if spooled is None:
             return
@@ -174,7 +216,12 @@ class SpooledTransactions:
         telemetry.log(telemetry.DEBUG, "finished processing the STREAM ABORT command", xid=message.xid)
 
     async def read(self, xid: int) -> AsyncIterator[list[Record]]:
-        """What was kept of a transaction that has ended. Raises ProtocolError if nothing ever came of it."""
+        """Yield the changes of a transaction that has ended, in chunks.
+
+        Raises:
+            ProtocolError: the transaction has not been streamed.
+            SpoolError: the file cannot be read.
+        """
         spooled = self._get(xid)
         await spooled.write()
         async for records in spooled.read():
@@ -187,7 +234,11 @@ class SpooledTransactions:
         return spooled
 
     def assignment(self, transaction: RemoteTransaction) -> Assignment | None:
-        """What a worker has of the transaction, which has ended as `transaction` says; None: no worker has it."""
+        """Return the assignment of a transaction that has ended, with the end that `transaction` describes.
+
+        Returns:
+            None if no parallel worker applies the transaction.
+        """
         assigned = self._assigned.get(transaction.xid)
         if assigned is None or assigned[0].outcome is AssignmentOutcome.GIVEN_UP:
             return None
@@ -197,20 +248,25 @@ class SpooledTransactions:
         return assigned[0]
 
     async def abandon(self, xid: int) -> None:
-        """The worker that follows the transaction, if any, is to undo it."""
+        """Make the parallel worker of the transaction roll it back, if there is one, and wait for that."""
         assigned = self._assigned.pop(xid, None)
         if assigned is not None:
             assigned[0].abort()
             await assigned[0].wait_released()
 
     async def discard(self, xid: int) -> None:
-        """It has ended, and what was kept of it has served."""
+        """Remove the file of a transaction that has ended.
+
+        Raises:
+            ProtocolError: the transaction has not been streamed.
+            SpoolError: the file cannot be removed.
+        """
         self._assigned.pop(xid, None)
         self._since.pop(xid, None)
         await self._get(xid).remove()
 
     async def close(self) -> None:
-        """Remove everything, whatever has become of the loop."""
+        """Remove all files. Shielded from cancellation."""
         with anyio.CancelScope(shield=True):
             await self.spool.close()
 
