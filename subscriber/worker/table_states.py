@@ -1,7 +1,7 @@
-"""The states of one subscription's tables, shared by its apply worker and its table sync workers.
+"""TableStates: the states of one subscription's tables, shared by its apply worker and its synchronization workers.
 
-What the catalog stores is loaded into here, and what workers tell each other (syncwait, catchup) is only
-here: both are tasks of one process. Everybody who waits is woken at every change.
+States of the catalog are loaded into this object. States by which the workers coordinate (syncwait, catchup) exist only
+here, because all workers are tasks of one process. Every change wakes all waiting tasks.
 """
 
 from __future__ import annotations
@@ -23,28 +23,43 @@ from subscriber.settings import DEFAULTS
 
 
 class TableStates:
+    """The states of one subscription's tables. Tables are identified by their OID on the target.
+
+    Attributes:
+        names: schema and name of each table, as the catalog stores them.
+        sources: the published table of each table with a hook.
+        unready: the tables that are not ready.
+        bulk: tables that are copied and handed over together. None: there are none.
+        on_change: called after each change, to wake the apply loop. None: the loop does not run.
+    """
+
     def __init__(self, hold_time: float = DEFAULTS.sync_hold_time) -> None:
-        """`hold_time`: seconds for which tables that are not ready hold the applied position back."""
+        """Create the states. `hold_time` limits the seconds for which incomplete() is True because of one table."""
         self._hold_time = hold_time
-        self._since: dict[int, float] = {}  # when a table that is not ready was first seen
+        self._since: dict[int, float] = {}  # monotonic time at which a table that is not ready was first loaded
         self._states: dict[int, RelationState] = {}
-        self.names: dict[int, tuple[str, str]] = {}  # relid on the target -> schema, name, as stored
-        self._relids: dict[tuple[str, str], int] = {}  # the other way round, with the lost ones
+        self.names: dict[int, tuple[str, str]] = {}
+        self._relids: dict[tuple[str, str], int] = {}  # OIDs by schema and name, including lost tables
         self._lost: dict[tuple[str, str], LostTable] = {}
-        self.sources: Sources = {}  # of tables with hooks: whose rows they take
+        self.sources: Sources = {}
         self.unready: dict[int, RelationState] = {}
-        self.bulk: BulkCopy | None = None  # tables that are copied together, and handed over together
+        self.bulk: BulkCopy | None = None
         self._changed = anyio.Event()
-        self.on_change: Callable[[], None] | None = None  # wakes the apply loop
-        self._watched: Lsn | None = None  # where the apply worker began, if it asks applies() about every change
-        self._missed: dict[int, Lsn] = {}  # the finish LSN of the newest change that it has passed over since
-        self._quiet: set[int] = set()  # tables in catchup that have nothing to catch up with
+        self.on_change: Callable[[], None] | None = None
+        self._watched: Lsn | None = None  # start of the apply worker's stream; None: applies() does not see all changes
+        self._missed: dict[int, Lsn] = {}  # finish LSN of the newest change that the apply worker has skipped since
+        self._quiet: set[int] = set()  # tables in catchup without a change to catch up with
 
     def load(self, rows: Iterable[SubscriptionRel], syncing: Iterable[int], lost: Iterable[LostTable] = ()) -> None:
-        """Take over what the catalog says, but leave alone the tables that are `syncing` just now.
+        """Take over the states of the catalog, except for tables whose synchronization worker runs.
 
-        The catalog is never behind: every state is stored before it is moved to. (Call this under the
-        catalog's lock, so that nothing is stored between reading the rows and taking them over.)
+        The catalog is never behind, because a state is stored before the table moves to it. The caller must use the
+        catalog session exclusively, so that no state is stored between reading `rows` and this call.
+
+        Args:
+            rows: the subscription's tables as stored.
+            syncing: OIDs of tables whose worker runs. Their states stay as they are.
+            lost: tables whose name belongs to another table now.
         """
         busy = set(syncing)
         found = {}
@@ -63,11 +78,11 @@ class TableStates:
         self.notify()
 
     def relid(self, local: LocalRelation) -> int | None:
-        """Return the stored OID of the subscription's table that has the name of `local`; None if it has none."""
+        """Return the stored OID of the subscription's table that has the name of `local`. None: there is none."""
         return self._relids.get((local.schema, local.name))
 
     def find(self, local: LocalRelation) -> RelationState | None:
-        """Return the state of a table of the target that changes are about to go to.
+        """Return the state of the table that changes are going to be applied to.
 
         Returns:
             None if the table is not part of the subscription: its changes are not applied.
@@ -77,7 +92,8 @@ class TableStates:
             MappingError: another table had the name, and load() has not found them again.
         """
         relid = self.relid(local)
-        if relid is None:  # renamed on both sides, if it is one of the subscription's
+        # A table of the subscription that was renamed on both sides is still known by its OID.
+        if relid is None:
             return self._states.get(local.oid)
         if relid != local.oid:
             lost = self._lost.get((local.schema, local.name))
@@ -87,32 +103,40 @@ class TableStates:
         return self._states.get(relid)
 
     def get(self, relid: int) -> RelationState | None:
-        """None: the table is not part of the subscription, and its changes are not applied."""
+        """Return the state of a table. None: it is not part of the subscription, and its changes are not applied."""
         return self._states.get(relid)
 
     @property
     def relids(self) -> frozenset[int]:
-        """All tables of the subscription."""
+        """The OIDs of all tables of the subscription."""
         return frozenset(self._states)
 
     @property
     def all_ready(self) -> bool:
-        """Whether there are tables, and all of them are ready."""
+        """True if the subscription has tables and all are ready."""
         return bool(self._states) and not self.unready
 
     def group(self) -> list[int]:
-        """The tables of the subscription that were copied together."""
+        """Return the tables of the subscription that are copied together."""
         return [relid for relid in self.bulk.parts if relid in self._states] if self.bulk is not None else []
 
-    # --- what the apply worker applies, and what it leaves to sync workers ------------------------
+    # --- division of changes between the apply worker and synchronization workers -----------------
 
     def watch(self, start: Lsn | None) -> None:
-        """An apply worker begins at `start`, and applies() will see every change; None: some never come that way."""
+        """Start to record the changes that an apply worker skips.
+
+        Args:
+            start: the start of the worker's stream. None: applies() will not see all changes, so no table is quiet.
+        """
         self._watched = start
         self._missed.clear()
 
     def applies(self, local: LocalRelation, finish_lsn: Lsn) -> bool:
-        """Whether the apply worker applies a change; it asks in the stream's order. Raises as find() does."""
+        """Return True if the apply worker applies a change. Must be called in the order of the stream.
+
+        Raises:
+            StaleCatalog, MappingError: the table was replaced, see find().
+        """
         state = self.find(local)
         if state is not None and state.applies(finish_lsn):
             return True
@@ -120,10 +144,10 @@ class TableStates:
         return False
 
     def hand_over(self, relid: int, position: Lsn) -> None:
-        """From syncwait to catchup: the apply worker stands at `position`.
+        """Move a table from syncwait to catchup. `position` is the apply worker's.
 
-        If it has passed over nothing of the table since the snapshot, it has seen for the sync worker that there is
-        nothing to catch up with. That stays so if another apply worker begins.
+        The table is quiet if the apply worker has skipped no change of the table since the snapshot. Then the
+        synchronization worker has no change to catch up with. This stays true if another apply worker starts.
         """
         table = self._states[relid]
         quiet = self._watched is not None and self._watched <= table.lsn > self._missed.get(relid, NOWHERE)
@@ -131,21 +155,30 @@ class TableStates:
         self.move(relid, TableState.CATCHUP, catchup_target(table.lsn, position))
 
     def is_quiet(self, relid: int) -> bool:
-        """Whether a table in catchup has nothing to catch up with."""
+        """Return True if a table in catchup has no change to catch up with."""
         return relid in self._quiet
 
     def move(self, relid: int, state: TableState, lsn: Lsn) -> None:
+        """Move a table to another state, which has been stored if the catalog stores it.
+
+        Raises:
+            ValueError: the state cannot follow the table's current state.
+        """
         self._states[relid].move(state, lsn)
         self.notify()
 
     def correct(self, row: SubscriptionRel) -> None:
-        """Take over what the catalog says of one table; its sync worker does, once it has the table's lock."""
+        """Take over the stored state of one table. Called by its synchronization worker after it has the place."""
         table = self._states.get(row.relid)
         if table is not None:
             table.state, table.lsn = TableState(row.state), row.lsn or Lsn(0)
 
     def restore(self, relid: int) -> None:
-        """A sync worker has ended early: what it and the apply worker agreed on is void. Other tables come first."""
+        """Update a table whose synchronization worker has ended, with or without an error.
+
+        A table in syncwait or catchup returns to finishedcopy, because no worker is left to continue. The table becomes
+        the last one, so that workers of other tables start before its next attempt.
+        """
         table = self._states.pop(relid, None)
         if table is not None:
             self._states[relid] = table
@@ -154,6 +187,7 @@ class TableStates:
         self.notify()
 
     def notify(self) -> None:
+        """Update `unready`, and wake all waiting tasks and the apply loop."""
         self.unready = {relid: table for relid, table in self._states.items() if table.state is not TableState.READY}
         self._since = {relid: self._since.get(relid, monotonic()) for relid in self.unready}
         event, self._changed = self._changed, anyio.Event()
@@ -162,15 +196,16 @@ class TableStates:
             self.on_change()
 
     def incomplete(self) -> bool:
-        """Whether "applied" would be too much said: tables have been on their way for a short time only.
+        """Return True while the reported apply position must not advance.
 
-        What came for them has been passed over, so the applied position that the publisher shows (and waits for
-        under synchronous_commit = remote_apply) stays where it is, until they are there or `sync_hold_time` is over.
-        Nothing else waits for them: written and flushed positions go on.
+        The apply worker skips changes of tables that are not ready. The publisher shows the apply position, and waits
+        for it under synchronous_commit = remote_apply. So the position stays until the tables are ready, or for
+        `sync_hold_time`. The write and flush positions advance.
         """
         now = monotonic()
         return any(now - self._since[relid] < self._hold_time for relid in self.unready)
 
     async def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition` is true. It is evaluated after each change."""
         while not condition():
             await self._changed.wait()

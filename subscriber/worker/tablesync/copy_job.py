@@ -1,12 +1,15 @@
-"""The tables that are not copied by the launcher's own sync workers but together, with Spark.
+"""CopyJobCoordinator: decides which tables are copied together with Spark, and runs that copy as another process.
 
-The launcher starts the copy as another process (spark/copy/launched_copy.py), when the subscription says so
-(copy_engine = spark) or its tables are large (auto), and again when it has failed. `subscriber copy` may also run
-somewhere else, started by hand: then it has the place GROUP (catalog/worker_sessions.py), and the catalog lists its
-tables. This module only decides.
+Purpose. The launcher starts the process (spark/copy/launched_copy.py) if `copy_engine` is spark, or if it is auto and
+the tables are large. It restarts a copy that has failed. `subscriber copy` may also be started by a user on any
+machine. Then it has the place COPY_JOB_RELID (catalog/worker_sessions.py), and the catalog lists its tables.
 
-A copy that the launcher has started ends with the launcher, also by kill -9: stdin of the process is a pipe whose other
-end only the launcher has. The next launcher starts the copy again, which continues with the parts that are left.
+Failure cases.
+
+- Launcher ends, even by kill -9: its copy ends, too. stdin of the process is a pipe whose other end only the launcher
+  has. The next launcher starts the copy again, which continues with the missing parts.
+- Copy fails: its error is logged and shown in the status of each table that is not copied. The copy is started again
+  after `retry_interval`.
 """
 
 from __future__ import annotations
@@ -40,22 +43,26 @@ _UNCOPIED = (TableState.INIT, TableState.DATASYNC)
 
 
 class Synchronizer(Enum):
-    """Who has a table that is not ready."""
+    """The process or worker that synchronizes a table."""
 
-    TO_SYNC = auto()  # a sync worker of its own
+    TO_SYNC = auto()  # the table's own synchronization worker
     TO_COPY = auto()  # subscriber copy
-    TO_GROUP = auto()  # the one sync worker of all tables that were copied together
+    TO_GROUP = auto()  # the synchronization worker of all tables that were copied together
 
 
 class CopyJobOwner(Protocol):
-    """The supervisor, as far as it is needed here."""
+    """The supervisor, as the coordinator uses it."""
 
     subscription: Subscription
     tables: TableStates
 
 
 class CopyJobCoordinator:
-    """Belongs to one supervisor, which sets `tasks` before it asks."""
+    """Assigns the tables of one subscription to synchronization workers and to the copy with Spark.
+
+    Attributes:
+        tasks: the supervisor's task group. Must be set before leaves() is called.
+    """
 
     def __init__(self, owner: CopyJobOwner, context: LauncherContext) -> None:
         self.tasks: TaskGroup
@@ -65,12 +72,15 @@ class CopyJobCoordinator:
         self._board = context.board
         self._running = False
         self._deciding = False
-        self._large: frozenset[int] = frozenset()  # tables that together are worth it
-        self._small: frozenset[int] = frozenset()
+        self._large: frozenset[int] = frozenset()  # tables that together reach `large_copy_size`
+        self._small: frozenset[int] = frozenset()  # tables that do not
         self._reports: list[Report] = []
 
     def leaves(self, relid: int) -> Synchronizer:
-        """Who is to synchronize the table; what that needs is started."""
+        """Return the synchronizer of a table. Starts the copy with Spark if the table needs it.
+
+        TO_COPY also means that the decision is pending, because the publisher has not reported the sizes yet.
+        """
         tables = self._owner.tables
         group = tables.group()
         table = tables.get(relid)
@@ -78,7 +88,7 @@ class CopyJobCoordinator:
         if relid in tables.sources and relid not in group:  # executors have no hooks
             return Synchronizer.TO_SYNC
         states = {found.state for found in map(tables.get, group) if found is not None}
-        # A copy that is only announced may want any table.
+        # An announced copy has no list of tables yet, so it may include this one.
         copying = tables.bulk is not None and (not group or bool(states & set(_UNCOPIED)))
         if relid in group and table.state not in _UNCOPIED:
             return Synchronizer.TO_COPY if copying else Synchronizer.TO_GROUP
@@ -97,7 +107,7 @@ class CopyJobCoordinator:
         return relid in self._large
 
     async def _decide(self) -> None:
-        """Ask the publisher how large the tables are that nobody has begun to copy."""
+        """Decide from the size of all uncopied tables on the publisher whether they are copied with Spark."""
         tables = self._owner.tables
         uncopied = {relid for relid, table in tables.unready.items() if table.state in _UNCOPIED}
         waiting = frozenset(uncopied - tables.sources.keys())
@@ -111,7 +121,7 @@ class CopyJobCoordinator:
             finally:
                 publisher.session.abort()
         except SubscriberError:
-            large = False  # whoever copies them will find out why
+            large = False  # a worker that copies them reports the error
         if large:
             self._large |= waiting
         else:
@@ -141,7 +151,7 @@ class CopyJobCoordinator:
             self._owner.tables.notify()
 
     async def _wait_for_others(self) -> None:
-        """While somebody else copies, or a sync worker hands over, there is nothing to start."""
+        """Wait while another copy runs, or a synchronization worker hands over the group."""
         while True:
             async with self._catalog.use() as connection:
                 if await worker_sessions.holder(connection, self._owner.subscription.oid, COPY_JOB_RELID) is None:
@@ -149,7 +159,7 @@ class CopyJobCoordinator:
             await anyio.sleep(self._context.settings.retry_interval)
 
     async def _copy(self) -> str | None:
-        """Run the command; what it complained of, None if it did not."""
+        """Run the copy. Returns its error message, or None if it has succeeded."""
         subscription = self._owner.subscription
         telemetry.log(
             telemetry.LOG, f'subscriber copy for subscription "{subscription.name}" has started', event="copy.started"
@@ -175,7 +185,7 @@ class CopyJobCoordinator:
         return errors[0] if errors else f"subscriber copy has ended with status {done.returncode}"
 
     def _complain(self, complaint: str) -> None:
-        """Where a sync worker's error would be seen."""
+        """Log the error, and show it in the status of all uncopied tables, as an error of their workers."""
         tables = self._owner.tables
         error = SubscriberError(complaint)
         telemetry.log_error(error, event="copy.failed")
@@ -190,5 +200,5 @@ class CopyJobCoordinator:
 
 @cache
 def _has_spark() -> bool:
-    """Whether PySpark is installed; it is asked for each table at each commit, and looking through sys.path is slow."""
+    """Return True if PySpark is installed. Cached, because it is called for each table at each commit."""
     return find_spec("pyspark") is not None

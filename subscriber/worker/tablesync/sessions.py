@@ -1,15 +1,20 @@
-"""The two sessions of a table synchronization worker, which go from one table to the next.
+"""SyncSessions: the two sessions of a table synchronization worker, which the next table can use again.
 
-To open a session costs a server more than to copy a small table, most of it for a process and for reading the system
-catalog again. So what is the same for every table stays: the settings, the prepared statements, what the backends
-have cached. What belongs to one table is let go of when it is done: its place, its origin, its name.
+Purpose. Opening a session costs a server more than copying a small table. Most of the cost is a new process, which has
+to read the system catalog. So the session keeps everything that all tables share: its settings, prepared statements,
+and the backend's caches. It releases the table's place, origin and name when the table is done.
 
-Sessions that have seen an error are not used again, nor after the subscription has changed, nor after code of others
-has run in them (targets/postgres/session/foreign_code.py). A walsender serves one
-stream in its life; a table that had to catch up takes the session to the publisher with it.
+Invariants.
 
-Kill points considered: the session has the place of a table from before its state is read until its slot can be
-dropped, as with a session for each table. A session that was left in the middle of a table ends and is not used again.
+- A session is used again only if it has had no error, and the subscription has not changed.
+- A session on the target is closed after foreign code has run in it (targets/postgres/session/foreign_code.py).
+- A walsender runs one stream only. So the session on the publisher is closed after a table has caught up by a stream.
+- The session on the target has the table's place (catalog/worker_sessions.py) before the table's state is read, and
+  until its slot can be dropped.
+
+Failure cases.
+
+- Worker ends in the middle of a table: its sessions are closed.
 """
 
 from __future__ import annotations
@@ -38,7 +43,7 @@ _NAME = "SELECT pg_catalog.set_config('application_name', $1, false)"
 
 
 class SyncSessions:
-    """For one table at a time; connects when it is asked for something. close() when there is nothing left to do."""
+    """The sessions on publisher and target, for one table at a time. Each is opened when it is first needed."""
 
     def __init__(
         self,
@@ -48,7 +53,15 @@ class SyncSessions:
         resolvers: Mapping[str, Resolver],
         settings: Settings,
     ) -> None:
-        """`target` is its connection string."""
+        """Create the sessions without connecting.
+
+        Args:
+            subscription: the subscription.
+            target: the connection string of the role that applies changes.
+            catalog: registers the session on the target.
+            resolvers: the functions that a conflict_policy may call, by name.
+            settings: limits and intervals.
+        """
         self.subscription = subscription
         self._catalog = catalog
         self._conninfo = target
@@ -60,12 +73,12 @@ class SyncSessions:
         self._capabilities = TargetCapabilities()
 
     def fits(self, subscription: Subscription) -> bool:
-        """Whether they may be used again, for `subscription` as it is now."""
+        """Return True if the sessions have no error and `subscription` has not changed."""
         sessions = (self._session, self._publisher and self._publisher.session)
         return self.subscription == subscription and not any(session and session.error for session in sessions)
 
     async def publisher(self, slot: str) -> Publisher:
-        """A session on the publisher, in no transaction."""
+        """Return the session on the publisher, which has no open transaction. `slot` becomes its application name."""
         if self._publisher is None:
             self._publisher = await connect_publisher(self.subscription, slot, WORKER, self._catalog.encoding)
         else:
@@ -73,14 +86,24 @@ class SyncSessions:
         return self._publisher
 
     def give_away_publisher(self) -> None:
-        """Whoever has the publisher's session is going to end it."""
+        """Forget the session on the publisher. The caller closes it."""
         self._publisher = None
 
     @asynccontextmanager
     async def target(self, name: str, relid: int, on_conflict: OnConflict) -> AsyncIterator[PostgresTarget]:
-        """The target session, registered and configured for a table, bound to no origin yet.
+        """Register and configure the session on the target for one table. Its origin is not bound.
 
-        At the end of the block, where no origin is bound again, the place is given back, unless it ends with an error.
+        The origin must be released before the end of the block. At the end, the place is released, unless the block
+        raises an error.
+
+        Args:
+            name: the name of the table, for application_name.
+            relid: the place, which is the OID of the table or COPY_JOB_RELID.
+            on_conflict: called with each conflict that does not stop the stream.
+
+        Raises:
+            StaleCatalog: the subscription has been altered, disabled or dropped.
+            ConnectionLost: the target cannot be reached, or another worker has the place.
         """
         subscription = self.subscription
         config = TargetConfig(
@@ -111,7 +134,7 @@ class SyncSessions:
             await worker_sessions.release(connection, subscription.oid, relid, backend.pid)
 
     def close(self) -> None:
-        """Drop both."""
+        """Close both sessions without waiting for the servers."""
         if self._publisher is not None:
             self._publisher.session.abort()
         if self._session is not None:

@@ -1,29 +1,31 @@
-"""The table synchronization worker: copies one table, catches up, and hands it to the apply worker.
+"""TableSync: the table synchronization worker. It copies one table, catches up, and hands it to the apply worker.
 
-Or it does the latter two with a group of tables that others have copied from one snapshot (spark/copy/job.py): slot,
-origin, progress record and place are those of the relid GROUP then, and all tables move together.
+Purpose. A worker for a group of tables only catches up and hands over. `subscriber copy` has copied these tables from
+one snapshot (spark/copy/job.py). The group's slot, origin, progress record and place have the relid COPY_JOB_RELID, and
+all tables change their state together.
 
-A table of which the apply worker has passed over nothing since the snapshot (worker/table_states.py) needs no stream to
-catch up. What is in built-in types, the same on both sides, is copied in binary, in which servers read and write
-faster.
+Invariants.
 
-The states and why nothing is lost are told in apply/table_states.py. Kill points considered, the worker being
-killed, or a server, or a connection:
+- apply/table_states.py describes the states, and explains why no change is lost.
+- A table needs no stream to catch up if the apply worker has skipped no change of the table since the snapshot
+  (worker/table_states.py).
+- A table whose types are all built in and the same on both sides is copied in binary, which servers read and write
+  faster.
 
-- before datasync is stored: nothing has happened; the next worker begins.
-- in datasync: the copy's transaction rolls back. A slot and an origin may be left over; the next worker
-  drops the slot, and origin and progress record are set by the copy's transaction.
-- between the creation of the slot and the commit of the copy: the same.
-- at the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are one
-  transaction. Either all of it is there, or the next worker copies again. It asks the catalog which, after it
-  has its place: while the backend of the worker before it works, the answer may still change.
-- in finishedcopy, syncwait, catchup: progress is committed with the changes; the slot has everything
-  from there, as no position is confirmed before it is durable.
-- in catchup with nothing to catch up with: the state goes back to finishedcopy. An apply worker that begins anew
-  has not seen what came since the snapshot, and the sync worker streams then.
-- after syncdone is stored, before the slot is dropped: the state is committed synchronously, so what was
-  applied is durable too. Slot, origin and progress record are dropped by the next apply worker
-  (worker/leftover_slots.py).
+Failure cases. The worker, a server, or a connection between them ends.
+
+- Before datasync is stored: nothing has changed. The next worker starts from the beginning.
+- In datasync, before or after the slot is created: the transaction of the copy rolls back. The slot and the origin may
+  remain. The next worker drops the slot. The transaction of its copy sets origin and progress record.
+- At the commit of the copy: rows, progress record (the snapshot's position) and state finishedcopy are in one
+  transaction. If it was not committed, the next worker copies again. It reads the state after it has its place, because
+  the backend of the earlier worker can still commit until then.
+- In finishedcopy, syncwait, catchup: progress is committed with the changes. The slot has all later changes, because a
+  position is confirmed only when it is durable.
+- In catchup without a change to catch up with: the state returns to finishedcopy. A new apply worker has not seen the
+  changes since the snapshot. In this case the next synchronization worker streams them.
+- After syncdone is stored, before the slot is dropped: the state was committed synchronously, so all applied changes
+  are durable. The next apply worker drops slot, origin and progress record (worker/leftover_slots.py).
 """
 
 from __future__ import annotations
@@ -71,7 +73,7 @@ from subscriber.worker.tablesync.sessions import SyncSessions
 
 
 class TableSync(ApplyHooks):
-    """Synchronizes one table, once."""
+    """One run of a table synchronization worker."""
 
     def __init__(
         self,
@@ -81,7 +83,15 @@ class TableSync(ApplyHooks):
         tables: TableStates,
         report: Report,
     ) -> None:
-        """`relid` is the table on the target, or GROUP."""
+        """Create a worker.
+
+        Args:
+            subscription: the subscription.
+            relid: OID of the table on the target. COPY_JOB_RELID: all tables that were copied together.
+            context: the launcher's context.
+            tables: the states of the subscription's tables, shared with the apply worker.
+            report: the status of this worker.
+        """
         sync_id = context.sync_id
         self.table_hooks = context.hooks.get(subscription.name)
         self.subscription = subscription
@@ -104,7 +114,17 @@ class TableSync(ApplyHooks):
         self._catchup: Lsn | None = None
 
     async def run(self, sessions: SyncSessions) -> None:
-        """`sessions` are to be closed if this raises anything; they may be used again if not."""
+        """Synchronize the table, up to the removal of its slot.
+
+        Args:
+            sessions: the sessions to use. Afterwards another table can use them, unless this method raises an error.
+
+        Raises:
+            StaleCatalog: the table was synchronized by another worker, or is copied with others.
+            SubscriberError: any other error, with its CONTEXT.
+
+        Cancellation: the copy or the open transaction rolls back. `sessions` must be closed.
+        """
         origin = names.table_sync_origin(self.subscription.oid, self.relid)
         publisher = await sessions.publisher(self.slot)
         async with sessions.target(self.table, self.relid, self._conflict) as target:
@@ -135,7 +155,8 @@ class TableSync(ApplyHooks):
         reach(Point.DATASYNC_STORED)
         self._tables.move(self.relid, TableState.DATASYNC, Lsn(0))
         claimed = await self._claim()
-        async with with_origin(target.rows, claimed):  # for origin = none, as what is applied is
+        # Copied rows have the origin, as applied changes have, so that a downstream `origin = none` excludes them.
+        async with with_origin(target.rows, claimed):
             position = await self._copy(target, publisher, claimed)
         self._tables.move(self.relid, TableState.FINISHEDCOPY, position)
 
@@ -160,7 +181,7 @@ class TableSync(ApplyHooks):
         return claimed
 
     async def _copy(self, target: PostgresTarget, publisher: Publisher, claimed: ProgressClaim) -> Lsn:
-        """Copy the table as of the creation of its slot; the position of that."""
+        """Create the slot, copy the table from its snapshot, and return the snapshot's position."""
         self._set_state("copying")
         local = await copy_transaction.begin(target.rows, self.schema, self.table)
         self._tables.find(local)
@@ -205,10 +226,11 @@ class TableSync(ApplyHooks):
             status.copy_bytes += sum(map(len, payloads))
             for chunk in joined(payloads):
                 yield chunk
-                del chunk  # a large one is not kept while the next one is received
+                # A large chunk must not stay in memory while the next one is received.
+                del chunk
 
     async def _hooked(self, hook: TableHook, ncols: int, source: Session, statement: str) -> AsyncIterator[bytes]:
-        """The same, as the table's hook has it; what arrived together goes on together."""
+        """Yield the rows that the table's hook returns. Rows of one read from the publisher are one chunk."""
         status = self._report.status
         async for payloads in source.copy_out(statement):
             status.copy_rows += len(payloads)
@@ -220,7 +242,7 @@ class TableSync(ApplyHooks):
     # --- catching up ----------------------------------------------------------------------------
 
     async def _catch_up(self, target: PostgresTarget, sessions: SyncSessions) -> None:
-        """From where the progress record is to where the apply worker takes over."""
+        """Apply the changes between the progress record and the position at which the apply worker takes over."""
         claimed = await self._claim()
         start = claimed.position
         self._set_state("waiting for the apply worker")
@@ -244,10 +266,11 @@ class TableSync(ApplyHooks):
         await release_origin(target.rows)
 
     async def _stream(self, target: PostgresTarget, publisher: Publisher, start: Lsn) -> None:
-        """Apply what came for the table after `start`, up to where the apply worker is."""
+        """Apply the table's changes from `start` to the catch-up position."""
         subscription = self.subscription
         settings = limit_status_interval(self._settings, await read_sender_timeout(publisher))
-        options = stream_options(subscription, binary=subscription.binary or False)  # short: not worth a trial
+        # Most such streams are short, so binary is not tried as in the apply worker (value_format.py).
+        options = stream_options(subscription, binary=subscription.binary or False)
         streaming = negotiated_streaming(options, publisher.server_version)
         stream = await ReplicationStream.start(publisher, self.slot, start, options, on_notice=log_notice)
         loop = ApplyLoop(
@@ -268,11 +291,18 @@ class TableSync(ApplyHooks):
         await stream.stop()
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
-        """Return True for a table of this worker. Raises as Tables.find() does."""
+        """Return True for a table of this worker.
+
+        Raises:
+            StaleCatalog, MappingError: the table was replaced, see TableStates.find().
+        """
         return self._tables.relid(table) in self.relids and self._tables.find(table) is not None
 
     def _may_catch_up(self) -> bool:
-        """Whether the apply worker has named a position: of a group it does so for one table, and waits for that."""
+        """Return True if the apply worker has set the catch-up position.
+
+        In a group it sets the position of one table and waits for that table. The position applies to the group.
+        """
         self._state()
         tables = (self._tables.get(relid) for relid in self.relids)
         self._catchup = next((table.lsn for table in tables if table and table.state is TableState.CATCHUP), None)
@@ -285,7 +315,7 @@ class TableSync(ApplyHooks):
                 self._tables.move(relid, state, lsn)
 
     async def _store_done(self, position: Lsn) -> None:
-        """Synchronously: what was copied and applied is durable then, too."""
+        """Store syncdone. The commit is synchronous, so that all copied rows and applied changes are durable, too."""
         reach(Point.CAUGHT_UP)
         async with self._catalog.use() as connection:
             async with connection.transaction():
@@ -295,18 +325,19 @@ class TableSync(ApplyHooks):
             self._move(TableState.SYNCDONE, position)
 
     async def on_boundary(self, position: Lsn) -> bool:
-        """Return True when the position that the apply worker has named is reached."""
+        """Return True when the stream has reached the catch-up position."""
         assert self._catchup is not None
         return position >= self._catchup
 
     async def _finish(self, origin: str, publisher: Publisher) -> None:
-        """Slot, origin and progress record have served; missing ones are fine."""
+        """Drop slot, origin and progress record, as far as they exist."""
         await publisher.drop_slot(self.slot, missing_ok=True, wait=True)
         reach(Point.SLOT_DROPPED)
         async with self._catalog.use() as connection, connection.transaction():
             await origins.drop_origin(connection, origin, missing_ok=True)
             await progress_records.remove(connection, self.subscription.oid, self.relid)
-            if self._copyid is not None:  # last of all: then there may be another copy, with the same names
+            # The last step, because afterwards another copy with the same names may start.
+            if self._copyid is not None:
                 await copy_jobs.remove(connection, self._copyid)
 
     def _state(self) -> TableState:
@@ -323,6 +354,7 @@ class TableSync(ApplyHooks):
         log_conflict(names.table_sync_origin(self.subscription.oid, self.relid), found, note)
 
     def log(self, what: str) -> None:
+        """Log that the worker has `what`: "started" or "finished"."""
         telemetry.log(
             telemetry.LOG,
             f'logical replication table synchronization worker for subscription "{self.subscription.name}", '
