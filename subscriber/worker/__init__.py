@@ -1,1 +1,1 @@
-"""The tasks: launcher, apply workers, table synchronization workers. The only room that starts any."""
+"""Workers: launcher, supervisors, apply workers, table synchronization workers, the archiver and mirrors."""

@@ -1,4 +1,4 @@
-"""What an apply loop asks of the worker that runs it. The defaults apply every change of the stream."""
+"""ApplyRules and ApplyHooks: the methods of a worker that its apply loop calls. The defaults apply every change."""
 
 from __future__ import annotations
 
@@ -11,46 +11,67 @@ from subscriber.lsn import Lsn
 
 
 class ApplyRules:
-    """Which changes are applied, and what happens to them before."""
+    """Rules for single changes: which are applied, and how they are changed before.
 
-    table_hooks: Hooks | None = None  # of the program, for its tables; None: it has none
-    # Values come in binary though the subscription does not say so: each table's types are compared with the target's.
+    Attributes:
+        table_hooks: the program's hooks for its tables. None: there are none.
+        verify_binary_types: compare the types of each table with the target's. True if values are requested in binary
+            although the subscription has not set it.
+    """
+
+    table_hooks: Hooks | None = None
     verify_binary_types = False
 
     def should_apply(self, table: LocalRelation, finish_lsn: Lsn) -> bool:
-        """Return True if the changes of a transaction to a table of the target are to be applied.
+        """Return True if the changes of a transaction to a table are to be applied.
 
         Args:
-            table: of the target.
-            finish_lsn: of the transaction; 0 while it is being streamed.
+            table: the table of the target.
+            finish_lsn: the finish LSN of the transaction. 0: the transaction is still being streamed.
+
+        Raises:
+            SubscriberError: the table cannot be a target now, for example because it was replaced.
         """
         return True
 
 
 class ApplyHooks(ApplyRules):
-    """The same, and what the worker does between transactions."""
+    """Rules for changes, and actions of the worker between transactions.
 
-    # Tasks that run beside the loop, in its task group, until the loop ends.
+    Attributes:
+        background_tasks: tasks that run concurrently with the loop, in its task group, until it ends.
+    """
+
     background_tasks: Sequence[Callable[[], Coroutine[Any, Any, None]]] = ()
 
     def needs_boundary(self, position: Lsn) -> bool:
-        """Return False if neither `before_transaction()` nor `on_boundary()` would act at `position`, nor before it.
+        """Return False if the loop may skip `before_transaction()` and `on_boundary()` up to `position`.
 
-        The loop need not call them then.
+        The answer is False only if neither method would act at `position` or before it.
         """
         return True
 
     async def before_transaction(self, finish_lsn: Lsn) -> None:
-        """Wait until a transaction may become visible on the target; none of it is yet."""
+        """Wait until a transaction may become visible on the target. Called while none of its changes is visible.
+
+        Args:
+            finish_lsn: the finish LSN of the transaction.
+        """
 
     async def on_boundary(self, position: Lsn) -> bool:
-        """Act between two transactions: at every commit, and when the stream pauses.
+        """Act between two transactions. Called at the start, after commits, and when the stream pauses.
+
+        Args:
+            position: the end of the processed part of the stream.
 
         Returns:
             True to end the loop.
+
+        Raises:
+            SubscriberError: ends the loop with this error.
         """
         return False
 
     def hides_apply_position(self) -> bool:
-        """Return True while the applied position is to be reported to the publisher as it was before."""
+        """Return True while the apply position in status updates must not advance."""
         return False

@@ -1,4 +1,4 @@
-"""What all workers of one launcher share."""
+"""LauncherContext: the objects and settings that all workers of one launcher share."""
 
 from __future__ import annotations
 
@@ -19,18 +19,22 @@ from subscriber.worker.wal_flush import Flusher
 
 
 def _default_root() -> Path:
-    """Where temporary files may be large: TMPDIR, or /var/tmp, which is on a disk where /tmp may be memory."""
+    """Return a directory for large temporary files: TMPDIR, or /var/tmp, because /tmp may be in memory."""
     if "TMPDIR" not in os.environ and os.access("/var/tmp", os.W_OK | os.X_OK):
         return Path("/var/tmp")
     return Path(tempfile.gettempdir())
 
 
 def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spool:
-    """Open the spool of one worker: a private directory in `settings.spool_dir`.
+    """Return the spool of one worker, which uses a private directory in `settings.spool_dir`.
+
+    Its limit is `settings.spool_limit`, or half of the free space of the disk.
 
     Args:
-        sync_id: of the target, see catalog/identity.py.
-        relid: 0 for the apply worker.
+        settings: the directory, limit and buffer size.
+        sync_id: the identifier of the target (catalog/identity.py).
+        subid: OID of the subscription.
+        relid: the place of the worker (catalog/worker_sessions.py). 0: the apply worker.
     """
     root = settings.spool_dir or _default_root()
     limit = settings.spool_limit
@@ -45,14 +49,26 @@ def open_spool(settings: Settings, sync_id: str, subid: int, relid: int) -> Spoo
 
 @dataclass(frozen=True, slots=True)
 class LauncherContext:
-    """What all subscriptions of one launcher share."""
+    """The objects and settings that all subscriptions of one launcher share.
 
-    target: str = field(repr=False)  # the target's connection string, of the role that runs the launcher
-    apply_target: str = field(repr=False)  # of the role that applies changes
-    sync_id: str  # the target's, see catalog/identity.py
+    Attributes:
+        target: the target's connection string for the role that runs the launcher.
+        apply_target: the target's connection string for the role that applies changes.
+        sync_id: the identifier of the target (catalog/identity.py).
+        catalog: the launcher's session on the target.
+        flusher: makes commits of workers durable.
+        board: writes the status of workers.
+        resolvers: the functions that a conflict_policy may call, by name.
+        hooks: the program's hooks, by name of the subscription.
+        settings: limits and intervals.
+    """
+
+    target: str = field(repr=False)
+    apply_target: str = field(repr=False)
+    sync_id: str
     catalog: CatalogConnection
     flusher: Flusher
     board: Board
-    resolvers: Mapping[str, Resolver] = field(default_factory=dict)  # functions that a conflict_policy may call
-    hooks: Mapping[str, Hooks] = field(default_factory=dict)  # by subscription; one with none has no hooks
+    resolvers: Mapping[str, Resolver] = field(default_factory=dict)
+    hooks: Mapping[str, Hooks] = field(default_factory=dict)
     settings: Settings = DEFAULTS

@@ -1,6 +1,6 @@
-"""What the operator can do about an error that comes without a hint, by SQLSTATE and by who has said it.
+"""Add hints for the operator to errors of servers that have none, by SQLSTATE.
 
-PostgreSQL's own messages stay as they are; this only fills in a hint where there is none.
+The messages of PostgreSQL are not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from subscriber.sqlstate import (
 
 _CONNECTION = "Correct the subscription's connection: ALTER SUBSCRIPTION … CONNECTION '…'."
 
-# Said by the publisher while a worker connects. The longest prefix that fits counts.
+# For errors of the publisher while a worker connects. The longest matching prefix decides.
 REFUSALS = {
     INVALID_PASSWORD: f"The password is not, or no longer, that of the role. {_CONNECTION}",
     CLASS_INVALID_AUTHORIZATION: "The publisher's pg_hba.conf has no line for this role, database and address, or the "
@@ -30,7 +30,7 @@ REFUSALS = {
     "max_wal_senders.",
 }
 
-# Said by either server later on.
+# For errors of both servers after the connection was accepted.
 _LATER = {
     OBJECT_IN_USE: "Somebody else reads from the slot: the walsender of a connection that the publisher has not missed "
     "yet, and then it goes on by itself; or another subscriber, and then one of the two needs a slot of its own.",
@@ -40,12 +40,12 @@ _LATER = {
 
 
 def connection_hint(sqlstate: str) -> str | None:
-    """For an error of connecting to the publisher; None if there is nothing to say."""
+    """Return the hint for a connection that the publisher has rejected. None: there is no hint for this SQLSTATE."""
     return _find(REFUSALS, sqlstate)
 
 
 def add_hint(error: BaseException) -> None:
-    """Give an error of a server's a hint, if it has none."""
+    """Add a hint to an error of a server that has none. Other errors are not changed."""
     if isinstance(error, ServerError) and error.hint is None:
         error.hint = _find(_LATER, error.sqlstate)
 

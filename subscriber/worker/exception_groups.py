@@ -1,4 +1,4 @@
-"""Several tasks of a group fail together; one of them knows why."""
+"""Find the root cause in an ExceptionGroup that a task group has raised."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from subscriber.errors import ConnectionLost, SubscriberError
 
 
 def iter_leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
-    """The errors of a group and of groups inside it; an error that is no group is its own leaf."""
+    """Yield the errors of a group and of nested groups. An error that is not a group is yielded itself."""
     if isinstance(error, BaseExceptionGroup):
         for member in error.exceptions:
             yield from iter_leaf_exceptions(member)
@@ -18,13 +18,16 @@ def iter_leaf_exceptions(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_cancelled() -> bool:
-    """Whether this task was cancelled by asyncio's own means, whatever has been raised since."""
+    """Return True if `asyncio.Task.cancel()` was called for this task, even if another error has been raised since."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def root_cause(error: BaseException) -> BaseException:
-    """The error to act on and to report: a bug before ours, a refusal before a lost connection."""
+    """Return the error to report: first a bug, then a SubscriberError, and last a lost connection.
+
+    When one task fails, other tasks often lose their connections as a consequence.
+    """
 
     def rank(leaf: BaseException) -> int:
         if not isinstance(leaf, SubscriberError):

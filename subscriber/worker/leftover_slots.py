@@ -1,9 +1,10 @@
-"""What a table sync worker leaves behind when it is killed between syncdone and its own clearing up.
+"""Drop slots, origins and progress records of table synchronization workers that were killed after syncdone.
 
-The apply worker looks when it starts: slots on the publisher, origins and progress rows on the target, of
-tables that are done or no longer part of the subscription. Those of tables still to be synchronized
-belong to their next sync worker. A slot may still be held by the walsender of the dead worker, until that
-notices; or by a sync worker that is just clearing up. The supervisor then looks again later.
+The apply worker does this at its start, for tables that are done or not part of the subscription any more. Slots of
+tables that are not synchronized yet belong to their next worker.
+
+A slot may still be active. The walsender of a dead worker may not have noticed the end of its connection, or a worker
+is about to drop the slot. Then the supervisor repeats the cleanup later.
 """
 
 from __future__ import annotations
@@ -24,9 +25,17 @@ from subscriber.worker.table_states import TableStates
 async def drop_leftover_slots(
     publisher: Publisher, catalog: CatalogConnection, subid: int, sync_id: str, tables: TableStates
 ) -> bool:
-    """Drop the left-overs; false if somebody still reads from one of the slots.
+    """Drop the leftover slots, origins and progress records of a subscription.
 
-    `sync_id` is the target's (catalog/identity.py): another one's slots are not ours.
+    Args:
+        publisher: a connection to the publisher.
+        catalog: drops origins and progress records.
+        subid: OID of the subscription.
+        sync_id: the identifier of the target (catalog/identity.py), because other targets may have slots there.
+        tables: the states of the subscription's tables.
+
+    Returns:
+        False if a leftover slot is still active.
     """
     leftover, all_free = await _leftover_slots(publisher, subid, sync_id, tables)
     for slot in leftover.values():
@@ -45,9 +54,9 @@ async def drop_leftover_slots(
 async def _leftover_slots(
     publisher: Publisher, subid: int, sync_id: str, tables: TableStates
 ) -> tuple[dict[int, str], bool]:
-    """Those that nobody is reading from, by the relid in their name; and whether these are all.
+    """Return the inactive leftover slots by the relid in their name, and True if no leftover slot is active.
 
-    The numbers below every table's OID are those of other origins and progress rows, and no slot has them.
+    Numbers below the OIDs of tables belong to parallel sessions, which have origins and progress records but no slots.
     """
     prefix = literal(names.table_sync_slot_prefix(subid))
     rows = await publisher.session.rows(
@@ -68,7 +77,7 @@ async def _leftover_slots(
 
 def _done(tables: TableStates, relid: int) -> bool:
     if relid == COPY_JOB_RELID:
-        # One that is only announced may have its slot already.
+        # An announced copy, which has no parts yet, may have its slot already.
         return tables.bulk is None or (bool(tables.bulk.parts) and all(_done(tables, one) for one in tables.group()))
     table = tables.get(relid)
     return table is None or table.state in (TableState.SYNCDONE, TableState.READY)

@@ -1,14 +1,14 @@
-"""The last error of a worker, and the wait before its next attempt, until the worker is past the error.
+"""Recovery: keeps the last error of a worker, and the delay before its next attempt, until the worker is past it.
 
-A worker that starts again has not solved anything yet: a large transaction that cannot be committed streams for a
-minute before it fails again. So a good start neither clears the error nor shortens the next wait. Both happen when one
-of two positions is durable on the target:
+A restart alone does not show that the cause is gone. For example, a large transaction that cannot be committed streams
+for a minute before it fails again. So a successful start neither clears the error nor resets the back-off. Both happen
+when one of two positions is durable on the target:
 
-    behind everything that the worker had received when it failed, with the end of a transaction that was open
-    at the end of the publisher's WAL, as the next attempt found it
+- a position after everything that the worker had received at the failure, including the end of an open transaction;
+- the end of the publisher's WAL at the next attempt.
 
-The second ends the error of a publisher that has nothing new to send. It alone ends the error of a worker with streamed
-transactions that had not ended: their changes come again, below the position of the failure.
+The second position ends the error if the publisher has nothing new to send. Only this position counts if streamed
+transactions were open at the failure, because their changes are sent again from before the failed position.
 """
 
 from __future__ import annotations
@@ -22,9 +22,12 @@ from subscriber.worker.retry import Reaction, RetryDelay
 
 
 class Recovery:
-    """Belongs to a worker's task, not to one attempt of it: it outlives sessions, supervisors and lost targets.
+    """The last error of one worker. It outlives the worker's attempts, its supervisor, and the launcher's sessions.
 
-    `error`, `error_hint` and `error_time` are None when there is no error, or the worker is past it.
+    Attributes:
+        error: the message. None: there was no error, or the worker is past it.
+        error_hint: the hint. None: there is none.
+        error_time: the time of the error. None: as `error`.
     """
 
     def __init__(self, settings: Settings = DEFAULTS) -> None:
@@ -33,25 +36,27 @@ class Recovery:
         self.error_time: datetime | None = None
         self._backoff = RetryDelay(settings)
         self._max_silent_retries = settings.max_silent_retries
-        self._failing = False  # an attempt has failed, with or without a word, and the worker is not past that
-        self._silent = 0
-        self._failed_at: int | None = 0  # None: only the end of the WAL counts
-        self._wal_end: int | None = None
+        self._failing = False  # an attempt has failed, logged or not, and the worker is not past that error
+        self._silent = 0  # immediate restarts in a row that were not logged
+        self._failed_at: int | None = 0  # position of the failure; None: only the end of the WAL counts
+        self._wal_end: int | None = None  # end of the publisher's WAL at this attempt; None: not known yet
 
     @property
     def is_over(self) -> bool:
-        """Whether the worker is past all that has failed."""
+        """True if the worker is past all its errors."""
         return not self._failing
 
     def failed(self, error: BaseException, position: int | None, how: Reaction) -> Reaction:
-        """Keep an error that is to be reported.
+        """Record the failure of an attempt, and keep its error if it is to be reported.
 
         Args:
-            position: the worker is past the error when more than that is durable. None: that cannot be said.
+            error: the error.
+            position: the worker is past the error when a later position is durable. None: only the end of the WAL
+                counts.
             how: the reaction to this kind of error.
 
         Returns:
-            `how`; BACKOFF where a restart without a word has not helped too often.
+            `how`, or BACKOFF if `max_silent_retries` restarts in a row have not helped.
         """
         if not self._failing:
             self._failed_at = 0
@@ -72,11 +77,11 @@ class Recovery:
         return how
 
     def resumed(self, wal_end: int) -> None:
-        """Note where the publisher's WAL ends, at an attempt after an error."""
+        """Record the end of the publisher's WAL at the start of an attempt."""
         self._wal_end = wal_end
 
     def reached(self, position: int) -> None:
-        """Forget the error if the worker is past it, now that everything up to `position` is durable."""
+        """Clear the error if the worker is past it. Everything up to `position` is durable on the target."""
         if not self._failing:
             return
         beyond = self._failed_at is not None and position > self._failed_at
@@ -86,5 +91,9 @@ class Recovery:
             self._failing, self._silent = False, 0
 
     def wait(self, how: Reaction) -> float:
-        """Seconds until the next attempt. Raises ValueError for STOP, which has none."""
+        """Return the seconds until the next attempt.
+
+        Raises:
+            ValueError: the reaction is STOP.
+        """
         return self._backoff.next(how)

@@ -1,18 +1,20 @@
-"""After an error: try again at once, try again later, or stop.
+"""Choose how a worker reacts to an error: retry immediately, retry later, or stop.
 
-    class        which errors                                        reaction
-    at once      StaleMapping: the target's table has a new shape;   again, without a word
-                 LateConflict: a row came up that a policy decides
-    in a moment  StaleCatalog: the launcher is about to stop us;     again, without a word
+    reaction     errors                                              next attempt
+    IMMEDIATE    StaleMapping: the target's table was altered;       immediately, not logged
+                 LateConflict: a policy can decide the conflict
+    SHORT_DELAY  StaleCatalog: subscription or table was altered;    after first_retry_delay, not logged
                  TextNeeded: the stream has to be in text
-    transient    connections, refused ones too, shutdowns, slot      backoff with jitter, unlimited
-                 active, deadlocks, no room, a read-only target
-    data         everything else: the change itself, or what it      each retry_interval, as PostgreSQL does:
-                 needs on the target                                 somebody may have repaired it
-    permanent    PublisherError: slot lost, publisher replaced,      stop; a statement on the subscription or a
-                 target behind; HooksMissing; ChangeLogDamaged       restart of the launcher starts it again
+    BACKOFF      transient: connection lost or refused, shutdown,    with exponential back-off and jitter,
+                 slot active, deadlock, disk full, target read-only  without limit
+    INTERVAL     all others: the change, or the target's table,      after each retry_interval, as in PostgreSQL,
+                 causes the error                                    because it may have been repaired
+    STOP         permanent: PublisherError (slot lost, publisher     after a statement on the subscription, or a
+                 replaced, target behind), HooksMissing,             restart of the launcher
+                 ChangeLogDamaged
 
-The SQLSTATE decides, never a text. PostgreSQL itself retries everything every 5 seconds for ever.
+The class of the error or its SQLSTATE decides, not its message. PostgreSQL retries after any error and without limit,
+each wal_retrieve_retry_interval (5 seconds).
 """
 
 from __future__ import annotations
@@ -58,6 +60,8 @@ TRANSIENT = (
 
 
 class Reaction(Enum):
+    """The reaction to an error. The header of this file describes the members."""
+
     IMMEDIATE = "at once"
     SHORT_DELAY = "in a moment"
     BACKOFF = "backoff"
@@ -66,6 +70,7 @@ class Reaction(Enum):
 
 
 def reaction(error: BaseException) -> Reaction:
+    """Return the reaction to an error of a worker."""
     match error:
         case StaleMapping() | LateConflict():
             return Reaction.IMMEDIATE
@@ -82,7 +87,7 @@ def reaction(error: BaseException) -> Reaction:
 
 
 class RetryDelay:
-    """The delay before the next attempt, by the reaction to the error; reset() after a good start."""
+    """Computes the delay before the next attempt. Call reset() after an attempt that has succeeded."""
 
     def __init__(self, settings: Settings = DEFAULTS) -> None:
         self._interval = settings.retry_interval
@@ -90,11 +95,11 @@ class RetryDelay:
         self._backoff = Backoff(settings)
 
     def reset(self) -> None:
-        """Start the back-off again with its first delay."""
+        """Make the next delay of the back-off its first one."""
         self._backoff.reset()
 
     def next(self, how: Reaction) -> float:
-        """Return the delay in seconds; 0 for IMMEDIATE.
+        """Return the delay in seconds. 0: IMMEDIATE.
 
         Raises:
             ValueError: the reaction is STOP.

@@ -1,8 +1,7 @@
-"""What workers tell about themselves, written to the catalog once a second.
+"""Report and Board: the status of all workers of a launcher, written to table `worker` of the catalog once a second.
 
-A row is written when something in it has changed, and every HEARTBEAT seconds anyway: a row that is older is the report
-of a worker that is frozen, or cannot write (cli/status/problems.py). Rows are for people and for the views; no worker
-ever reads them to decide anything.
+A row is written when it has changed, and at least every HEARTBEAT seconds. An older row belongs to a launcher that is
+frozen or cannot write (cli/status/problems.py). The rows are for users and views. Workers do not read them.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ MAX_SAMPLES = 1000  # positions received and not durable, one a second
 
 
 class LoopCounters(Protocol):
-    """What a worker has done since it started."""
+    """Counts of a worker since it has started."""
 
     @property
     def transactions(self) -> int: ...
@@ -54,7 +53,7 @@ class StreamedStatuses(Protocol):
 
 
 class Running(Protocol):
-    """A loop that applies changes, as far as a report reads it. worker/apply/loop.py has one."""
+    """A loop that applies changes, as a report reads it. ApplyLoop of worker/apply/loop.py is one."""
 
     @property
     def counters(self) -> LoopCounters: ...
@@ -69,34 +68,42 @@ class Running(Protocol):
 
 
 class Report:
-    """One worker's row. `status` may be changed at any time; the board writes it when it has changed.
+    """The row of one worker.
 
-    What the row says of the last error is `recovery`'s.
+    Attributes:
+        status: the contents of the row. Workers change it at any time, and the board writes it.
+        recovery: the last error of the worker, which becomes part of the row.
+        written: the contents that were written last. None: nothing was written.
+        written_at: the monotonic time of that write.
+        ended: the worker has ended, and the board removes the row.
+        replaced: a newer report has the row, so this one is not written.
+        counts: increments of pg_stat_subscription_stats that have not been written.
     """
 
     def __init__(self, status: WorkerStatus, recovery: Recovery | None = None) -> None:
         self.status = status
         self.recovery = recovery or Recovery()
         self.written: WorkerStatus | None = None
-        self.written_at = 0.0  # on the monotonic clock
+        self.written_at = 0.0
         self.ended = False
-        self.replaced = False  # another report has the row, which stays: an error in it is shown all the time
-        self.counts: Counter[str] = Counter()  # of pg_stat_subscription_stats, not yet written
+        # The row is not removed and written again, because views would not show its error in between.
+        self.replaced = False
+        self.counts: Counter[str] = Counter()
         self._loop: Running | None = None
-        self._samples: deque[tuple[Lsn, int]] = deque()  # (position, when the publisher has sent it), both rising
+        self._samples: deque[tuple[Lsn, int]] = deque()  # (position, its send time), both ascending
 
     def follow(self, loop: Running) -> None:
         """Take the counters and positions from a running apply loop."""
         self._loop = loop
 
     def leave(self) -> None:
-        """The loop has ended; its last positions stay."""
+        """Read the last positions of the loop, which has ended, and detach it."""
         self.update()
         self._loop = None
 
     @property
     def position(self) -> int | None:
-        """Where the worker stands, as Recovery.failed() takes it: in the stream, or in bytes of a copy."""
+        """The position for Recovery.failed(), in the stream or in bytes of a copy. None: only the end of WAL counts."""
         if self._loop is None:
             return self.status.copy_bytes
         if self._loop.streamed is not None and self._loop.streamed.status():
@@ -104,7 +111,7 @@ class Report:
         return self._loop.needed
 
     def update(self) -> None:
-        """Bring `status` up to date."""
+        """Update `status` from the loop and the last error."""
         if self._loop is not None:
             self._read(self._loop)
         elif self.status.copy_bytes:
@@ -127,7 +134,8 @@ class Report:
             status.streamed = loop.streamed.status()
         if counters.last_send_time:
             self._sample(loop.needed, counters.last_send_time)
-            with suppress(ProtocolError):  # the publisher's clock, which is for people only
+            # An impossible time of the publisher's clock is not an error, because only users read it.
+            with suppress(ProtocolError):
                 status.last_msg_send_time = moment(counters.last_send_time)
         while self._samples and self._samples[0][0] <= positions.flush:
             _, sent_at = self._samples.popleft()
@@ -135,13 +143,13 @@ class Report:
                 status.latest_end_time = moment(sent_at)
 
     def _sample(self, position: Lsn, sent_at: int) -> None:
-        """Remember when the publisher has sent a position first; a new attempt receives the same once more."""
+        """Store the send time of a new position. Positions that a new attempt receives again are not stored."""
         if (not self._samples or position > self._samples[-1][0]) and len(self._samples) < MAX_SAMPLES:
             self._samples.append((position, sent_at))
 
 
 class Board:
-    """All reports of one launcher."""
+    """The reports of all workers of one launcher."""
 
     def __init__(self, catalog: CatalogConnection, settings: Settings = DEFAULTS) -> None:
         self._catalog = catalog
@@ -150,7 +158,14 @@ class Board:
         self._wake = anyio.Event()
 
     def add(self, subid: int, relid: int, worker_type: str, recovery: Recovery | None = None) -> Report:
-        """Add a row. `recovery` has the error of earlier attempts; None: there were none."""
+        """Add a report. It replaces an earlier report of the same worker.
+
+        Args:
+            subid: OID of the subscription.
+            relid: the place of the worker (catalog/worker_sessions.py).
+            worker_type: the type of the worker, as in pg_stat_subscription.
+            recovery: the error of earlier attempts. None: there were none.
+        """
         report = Report(WorkerStatus(subid, relid, worker_type, "starting"), recovery or Recovery(self._settings))
         for earlier in self._reports:
             earlier.replaced |= (earlier.status.subid, earlier.status.relid) == (subid, relid)
@@ -159,19 +174,21 @@ class Board:
         return report
 
     def remove(self, report: Report) -> None:
+        """Remove the row of a worker that has ended."""
         report.ended = True
         self.publish()
 
     def table_syncs(self) -> list[int]:
-        """The processes of the target that serve workers which synchronize tables."""
+        """Return the process IDs of the target's backends for table synchronization workers."""
         statuses = [report.status for report in self._reports if not report.ended]
         return [s.pid for s in statuses if s.worker_type == TABLE_SYNC and s.pid is not None]
 
     def publish(self) -> None:
-        """Write at once instead of at the next tick."""
+        """Request a write before the next regular one."""
         self._wake.set()
 
     async def run(self) -> None:
+        """Write changed rows every `report_interval` and after publish(), until canceled."""
         while True:
             with anyio.move_on_after(self._settings.report_interval):
                 await self._wake.wait()
@@ -179,7 +196,7 @@ class Board:
             await self.write()
 
     async def write(self) -> None:
-        """Write what has changed, and remove the rows of workers that have ended."""
+        """Write changed rows, and remove the rows of workers that have ended."""
         for report in list(self._reports):
             # The worker may end while its row is being written. Then the next round removes the row.
             ended, replaced = report.ended, report.replaced
@@ -193,7 +210,8 @@ class Board:
                     continue
                 if error.sqlstate != FOREIGN_KEY_VIOLATION:
                     raise
-                ended = True  # the subscription is being dropped at this moment
+                # The subscription is being dropped.
+                ended = True
             if ended or replaced:
                 self._reports.remove(report)
 

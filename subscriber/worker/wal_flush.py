@@ -1,9 +1,8 @@
-"""Making commits durable without making each one wait for the disk.
+"""Flusher: flushes the target's WAL for all workers, so that their commits need not wait for the disk.
 
-Apply sessions commit with synchronous_commit = off. What they have committed becomes durable at the next
-flush of the target's WAL, which one connection of the launcher forces for all workers: it commits a
-record of its own synchronously, and everything written before it is on disk then too (and on the
-target's synchronous standbys, if it has some). Requests that come while a flush is under way share the next one.
+Apply sessions commit with synchronous_commit = off. One connection of the launcher commits a logical message
+synchronously. Then all earlier WAL is on disk, too, and on synchronous standbys of the target. Requests that arrive
+during a flush share the next one.
 """
 
 from __future__ import annotations
@@ -18,21 +17,28 @@ FLUSH = f"SELECT pg_catalog.pg_logical_emit_message(true, '{MESSAGE_PREFIX}', ''
 
 
 class Flusher:
+    """Flushes the WAL of one target."""
+
     def __init__(self, catalog: CatalogConnection, interval: float = DEFAULTS.flush_interval) -> None:
-        """`interval`: the shortest time between two flushes, in seconds."""
+        """Create a flusher.
+
+        Args:
+            catalog: a session that is used for flushes only, because a flush may wait for the disk.
+            interval: seconds between two flushes, at least.
+        """
         self._catalog = catalog
         self._interval = interval
         self._wanted = anyio.Event()
         self._done = anyio.Event()
 
     async def flush(self) -> None:
-        """Return when everything committed on the target before this call is durable."""
+        """Wait until everything that was committed on the target before this call is durable."""
         done = self._done
         self._wanted.set()
         await done.wait()
 
     async def run(self) -> None:
-        """The task behind flush()."""
+        """Run requested flushes until canceled."""
         while True:
             await self._wanted.wait()
             self._wanted, waiting, self._done = anyio.Event(), self._done, anyio.Event()

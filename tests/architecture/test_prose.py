@@ -22,7 +22,6 @@ CEILINGS = {
     "subscriber/publisher": 19,
     "subscriber/spool": 26,
     "subscriber/targets": 23,
-    "subscriber/worker": 27,
 }
 
 

@@ -1,22 +1,23 @@
-"""The launcher: runs all enabled subscriptions of one target database.
+"""Launcher: runs all enabled subscriptions of one target database.
 
-Only one launcher leads on a database at a time: the one with the lease in table `launcher`
-(catalog/worker_sessions.py). It renews the lease on a connection of its own, every third of `takeover_after`. A second
-launcher waits as a standby. It takes over within a second if the backend of the first one has ended, and after
-`takeover_after` seconds if the first one does not renew its lease: because it is frozen, or because a proxy keeps its
-backend alive. Work of the first one that is still under way cannot be committed after the takeover
-(targets/postgres/session/progress.py).
+Invariants.
 
-A launcher that loses its connection, or its lease, stops all workers before it tries again. It does the same when the
-target falls silent. A machine that is gone, its address perhaps another's by now, resets nothing; TCP would continue
-for a quarter of an hour to send bytes that no machine receives.
+- One launcher leads on a database at a time. It has the lease in table `launcher` (catalog/worker_sessions.py). It
+  renews the lease on a separate connection, at least three times within `takeover_after`. Other launchers are standbys.
+- Statements on subscriptions send a notification, which the launcher receives with LISTEN. At each
+  `catalog_poll_interval` the launcher reads the catalog without one, in case a notification was lost.
+- A database without subscriptions is not kept open, so that it can be dropped. The launcher disconnects
+  `empty_database_linger` after the last subscription is dropped. It connects again at each
+  `empty_database_poll_interval` to check for a subscription.
 
-A database without subscriptions is not kept open, so that it can be dropped: `empty_database_linger` after
-the last one is gone the launcher leaves. It comes back at each `empty_database_poll_interval` to see whether there is
-one.
+Failure cases.
 
-Statements on subscriptions are noticed at once through LISTEN; at each `catalog_poll_interval` the catalog is
-read anyway, should a notification be lost.
+- Leader's backend ends: a standby takes over within a second (`standby_poll_interval`).
+- Leader does not renew its lease, because it is frozen or a proxy keeps its backend alive: a standby takes over after
+  `takeover_after`. Later commits of the former leader's workers fail (targets/postgres/session/progress.py).
+- Connection or lease lost: the launcher stops all workers before it connects again.
+- Target does not answer a renewal within `target_timeout`: the same. A machine that has disappeared resets no
+  connection, and TCP would continue to send for a quarter of an hour.
 """
 
 from __future__ import annotations
@@ -63,9 +64,10 @@ RESIGN_TIMEOUT = 1.0  # seconds to give the lease back when the launcher ends
 
 
 class Launcher:
-    """`target` is the connection string of the database whose subscriptions it runs.
+    """The launcher of one target database.
 
-    `resolvers` are the functions that a conflict_policy may call, by name.
+    Attributes:
+        pid: process ID of the launcher's backend on the target when it last became the leader. None: it never led.
     """
 
     def __init__(
@@ -76,9 +78,14 @@ class Launcher:
         apply_target: str | None = None,
         settings: Settings = DEFAULTS,
     ) -> None:
-        """`hooks` by subscription.
+        """Create a launcher without connecting.
 
-        `apply_target`: the connection string of the role that applies changes, to the same database; None: `target`.
+        Args:
+            target: the connection string of the database whose subscriptions are run.
+            resolvers: the functions that a conflict_policy may call, by name.
+            hooks: the program's hooks, by name of the subscription.
+            apply_target: the connection string of the role that applies changes, to the same database. None: `target`.
+            settings: limits, intervals and time-outs.
         """
         self._target = target
         self._apply_target = apply_target or target
@@ -86,19 +93,33 @@ class Launcher:
         self._settings = settings
         self._resolvers = resolvers
         self._hooks = hooks
-        self.pid: int | None = None  # of its session on the target, when it last began to lead
+        self.pid: int | None = None
         self._supervisors: dict[int, tuple[Supervisor, anyio.CancelScope]] = {}
-        self._recoveries: dict[int, Recovery] = {}  # of apply workers, by subscription; they outlive a lost target
+        self._recoveries: dict[int, Recovery] = {}  # of apply workers, by OID of the subscription
         self._wake = anyio.Event()
         self._was_ready = False
-        self._last_used = monotonic()  # when there was a subscription, or we started
+        self._last_used = monotonic()  # the last time that the database had a subscription, or the start
 
     def supervisor(self, name: str) -> Supervisor:
-        """The supervisor of a subscription that runs. Raises KeyError if none of that name does."""
+        """Return the supervisor of a running subscription.
+
+        Raises:
+            KeyError: no subscription with this name runs.
+        """
         return {supervisor.subscription.name: supervisor for supervisor, _ in self._supervisors.values()}[name]
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Until cancelled. `on_ready` is called each time this launcher has become the one that works."""
+        """Run the subscriptions until canceled. Reconnects after errors.
+
+        Args:
+            on_ready: called each time that this launcher becomes the leader and the database has subscriptions.
+
+        Raises:
+            SubscriberError: a permanent error before the launcher was ready for the first time, for example a refused
+                password or a missing privilege.
+
+        Cancellation: all workers are stopped, and the lease is released.
+        """
         settings = self._settings
         backoff = RetryDelay(settings)
         telemetry.log(telemetry.LOG, "logical replication launcher started", event="launcher.started")
@@ -109,7 +130,8 @@ class Launcher:
                 if monotonic() - self._last_used > settings.empty_database_linger:
                     await anyio.sleep(settings.empty_database_poll_interval)
             except Exception as group:
-                if is_cancelled():  # a group's errors can hide that somebody wants us to end
+                # The errors of a group can hide a cancellation of this task.
+                if is_cancelled():
                     raise
                 error = root_cause(group)
                 if not self._was_ready and _is_hopeless(error):
@@ -119,7 +141,7 @@ class Launcher:
                 for supervisor, _ in self._supervisors.values():
                     supervisor.interrupted(error)
                 self._supervisors.clear()
-                # What ends the target's server again and again may be a change that a worker applies.
+                # If the target's server crashes repeatedly, a change that a worker applies may be the cause.
                 lasted = monotonic() - started
                 if lasted > settings.retry_interval and all(found.is_over for found in self._recoveries.values()):
                     backoff.reset()
@@ -167,7 +189,7 @@ class Launcher:
                     await self._resign(catalog)
 
     async def _wait_for_subscriptions(self, catalog: CatalogConnection) -> bool:
-        """Whether the database has a subscription, now or before it is time to leave."""
+        """Wait for a subscription. Returns False if there is none when `empty_database_linger` is over."""
         while True:
             self._wake = anyio.Event()
             async with catalog.use() as connection:
@@ -227,7 +249,11 @@ class Launcher:
             await anyio.sleep(self._settings.standby_poll_interval)
 
     async def _renew_lease(self, catalog: CatalogConnection) -> None:
-        """Renew the lease over and over, on a connection where nothing waits for a lock."""
+        """Renew the lease until canceled, on a connection whose statements wait for no lock.
+
+        Raises:
+            ConnectionLost: another launcher leads, or the target has not answered within `target_timeout`.
+        """
         interval = min(self._settings.lease_renewal_interval, self._settings.takeover_after / 3)
         while True:
             await anyio.sleep(interval)
@@ -240,22 +266,24 @@ class Launcher:
             except ServerError as error:
                 if not error.sqlstate.startswith(CANNOT_WRITE):
                     raise
-                continue  # then no other launcher can take the lease
+                # No other launcher can take the lease on a target that cannot write.
+                continue
             if not leads:
                 raise ConnectionLost("another launcher has taken over")
 
     async def _resign(self, catalog: CatalogConnection) -> None:
-        """Give the lease back, so that a standby need not see the end of the session first."""
+        """Release the lease, so that a standby can take over before this session has ended."""
         with anyio.move_on_after(RESIGN_TIMEOUT, shield=True), suppress(SubscriberError):
             async with catalog.use() as connection:
                 await worker_sessions.resign(connection, self._instance, self.pid or 0)
 
     def _notified(self, table: str, by_us: bool) -> None:
-        if not (by_us and table == "subscription_rel"):  # who stores a table's state here moves it in memory as well
+        # A worker of this launcher that stores the state of a table also updates TableStates.
+        if not (by_us and table == "subscription_rel"):
             self._wake.set()
 
     async def _reconcile_while_any(self, tasks: TaskGroup, context: LauncherContext) -> None:
-        """Until the database has no subscription any more."""
+        """Run the subscriptions of the catalog until the database has none."""
         while True:
             self._wake = anyio.Event()
             async with context.catalog.use() as connection:
@@ -268,7 +296,7 @@ class Launcher:
                 await self._wake.wait()
 
     async def _reconcile(self, tasks: TaskGroup, context: LauncherContext, subscriptions: list[Subscription]) -> None:
-        """Make what runs the same as what the catalog says."""
+        """Start, update and stop supervisors, so that all enabled subscriptions run."""
         wanted = {s.oid: s for s in subscriptions if s.enabled}
         known = {s.oid for s in subscriptions}
         for gone in self._recoveries.keys() - known:
@@ -301,7 +329,7 @@ class Launcher:
 
 
 def _is_hopeless(error: BaseException) -> bool:
-    """Errors of the first start that waiting does not mend: who starts us has to."""
+    """Return True for an error of the first start that a retry cannot solve, so that run() has to raise it."""
     if isinstance(error, ServerError):
         return not error.sqlstate.startswith(TRANSIENT)
     return not isinstance(error, ConnectionLost | OSError | TimeoutError)

@@ -1,8 +1,8 @@
-"""Waits that no worker sees, told in the log: of sessions that copy tables, and of the launcher's own.
+"""SessionWaitMonitor: logs long waits of sessions that copy tables, and of the launcher's own sessions.
 
-An apply worker asks who is in its way (worker/apply/lock_waits.py). A COPY, a statement on the catalog and a flush are
-waited for by nobody who could ask. So the launcher looks at these sessions from time to time, on a connection where
-nothing waits.
+An apply worker checks its own waits (worker/apply/lock_waits.py). No worker checks the waits of a COPY, of a statement
+on the catalog, or of a flush. So the launcher checks these sessions at each `session_wait_interval`, on a connection
+whose statements wait for no lock.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subscriber import telemetry
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.settings import DEFAULTS, Settings
 
-# Views of other roles' sessions show less, but locks are for everybody to see.
+# pg_stat_activity hides the wait events of other roles' sessions, but pg_locks shows all locks.
 WAITING = """
 SELECT s.pid, l.what,
        ARRAY(SELECT CASE b.pid WHEN 0 THEN 'a prepared transaction'
@@ -33,9 +33,10 @@ SELECT a.pid, NULL, ARRAY['a synchronous standby of the target']
 
 
 class SessionWaitMonitor:
-    """`sessions()` are those to look at: who they are, by the process that serves them."""
+    """Checks the waits of the sessions that a callback returns."""
 
     def __init__(self, sessions: Callable[[], Mapping[int, str]], settings: Settings = DEFAULTS) -> None:
+        """Create the monitor. `sessions` returns descriptions of the sessions, by process ID of their backends."""
         self._sessions = sessions
         self._interval = settings.session_wait_interval
         self._log_delay = settings.lock_wait_log_delay
@@ -43,7 +44,7 @@ class SessionWaitMonitor:
         self._told: set[int] = set()
 
     async def run(self, catalog: CatalogConnection) -> None:
-        """Until cancelled."""
+        """Check the sessions until canceled. `catalog` runs the queries."""
         while True:
             await anyio.sleep(self._interval)
             sessions = self._sessions()

@@ -1,8 +1,12 @@
-"""Keeps one subscription going: its apply worker, restarted after errors, and its table sync workers.
+"""Supervisor: runs the apply worker and the table synchronization workers of one subscription.
 
-Follows launcher.c (when a worker is started again), process_syncing_tables_for_apply() in tablesync.c
-(how many tables at once, how often each) and maybe_reread_subscription() in worker.c (what a changed
-option means).
+It restarts workers after errors, and after statements that change their options.
+
+Source:
+
+- restarts: launcher.c
+- number of synchronization workers, and interval between attempts: process_syncing_tables_for_apply() in tablesync.c
+- changed options: maybe_reread_subscription() in worker.c
 """
 
 from __future__ import annotations
@@ -41,10 +45,10 @@ from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronize
 from subscriber.worker.tablesync.sessions import SyncSessions
 from subscriber.worker.tablesync.worker import TableSync
 
-DISABLED = "disabled"  # the state of a worker that has disabled its subscription
+DISABLED = "disabled"  # the state of a worker after its subscription was disabled because of an error
 
-# A change of these takes effect by a restart of the apply worker (maybe_reread_subscription()). A worker that has not
-# heard of it can commit nothing: migrations/versions/0018_generation.py has their columns.
+# A changed value restarts the apply worker (maybe_reread_subscription()). A worker that still has the earlier values
+# cannot commit: migrations/versions/0018_generation.py has the columns.
 SETTINGS = (
     "name",
     "owner",
@@ -56,20 +60,34 @@ SETTINGS = (
 
 
 class Supervisor:
+    """The supervisor of one subscription.
+
+    Attributes:
+        subscription: the subscription as last loaded.
+        tables: the states of its tables.
+        bulk: decides which tables are copied with Spark.
+    """
+
     def __init__(self, subscription: Subscription, context: LauncherContext, recovery: Recovery) -> None:
-        """`recovery` is the apply worker's, with what an earlier supervisor left in it."""
+        """Create a supervisor.
+
+        Args:
+            subscription: the subscription.
+            context: the launcher's context.
+            recovery: the last error of the apply worker, which outlives a supervisor.
+        """
         self.subscription = subscription
         self.tables = TableStates(context.settings.sync_hold_time)
         self._context = context
         self._settings = context.settings
         self._recovery = recovery
-        self._report: Report | None = None  # until run()
-        self._leader = anyio.CancelScope()
-        self._recoveries: dict[int, Recovery] = {}  # of sync workers, by relid
-        self._syncing: dict[int, anyio.CancelScope] = {}
-        self._last_sync: dict[int, float] = {}
-        self._sessions: list[SyncSessions] = []  # of sync workers that are done, for those to come
-        self._waiting: set[int] = set()  # tables whose next attempt has a time already
+        self._report: Report | None = None  # None before run()
+        self._leader = anyio.CancelScope()  # of the apply worker
+        self._recoveries: dict[int, Recovery] = {}  # of synchronization workers, by relid
+        self._syncing: dict[int, anyio.CancelScope] = {}  # running synchronization workers, by relid
+        self._last_sync: dict[int, float] = {}  # monotonic time of the last start, by relid
+        self._sessions: list[SyncSessions] = []  # of finished synchronization workers, for the next ones
+        self._waiting: set[int] = set()  # tables whose next attempt is scheduled
         self._tidying = False
         self._memory = WorkerMemory()
         self._pause = PauseGate(context.catalog, subscription.oid)
@@ -78,7 +96,7 @@ class Supervisor:
         self._tasks: TaskGroup
 
     async def run(self) -> None:
-        """Until cancelled, or the subscription disables itself because of an error."""
+        """Run the workers until canceled, or until an error disables the subscription."""
         try:
             with telemetry.bound(subscription=self.subscription.name):
                 async with anyio.create_task_group() as tasks:
@@ -98,11 +116,16 @@ class Supervisor:
             with telemetry.bound(worker="apply"):
                 await self._run_with_restarts(report)
         finally:
-            if report.status.state != DISABLED:  # what led to that stays to be seen
+            # The status of a disabled subscription remains, because it shows the error.
+            if report.status.state != DISABLED:
                 self._context.board.remove(report)
 
     async def update(self, subscription: Subscription) -> None:
-        """The catalog has changed, here or elsewhere; `subscription` is the row as it is now."""
+        """Take over a change of the catalog. Restarts the workers if an option requires it.
+
+        Args:
+            subscription: the subscription as it is now.
+        """
         before, self.subscription = self.subscription, subscription
         tables = self.tables.relids
         await self.reload_tables()
@@ -126,11 +149,16 @@ class Supervisor:
             self._changed.set()
 
     def restart(self) -> None:
-        """Start the apply worker anew; the sync workers go on."""
+        """Restart the apply worker. Synchronization workers continue."""
         self._leader.cancel()
 
     async def reload_tables(self, ended: int | None = None) -> None:
-        """Read the stored states. `ended` is the place of a sync worker that has ended, None: all work on."""
+        """Load tables, requests and copies of the subscription from the catalog.
+
+        Args:
+            ended: the place of a synchronization worker that has ended, whose tables are loaded too. None: there is
+                none.
+        """
         async with self._context.catalog.use() as connection:
             await table_names.follow(connection, self.subscription)
             rows = await load_relation_states(connection, self.subscription.oid)
@@ -149,7 +177,7 @@ class Supervisor:
         return self._context.hooks.get(self.subscription.name)
 
     async def _check_hooks(self) -> None:
-        """Raises HookError if the subscription's hooks are not those of this program."""
+        """Check that this program has the hooks of the subscription. Raises HookError if it has not."""
         subid = self.subscription.oid
         async with self._context.catalog.use() as connection:
             tables = await load_relation_states(connection, subid)
@@ -157,7 +185,7 @@ class Supervisor:
         hooked_tables.check(self.subscription, tables, self.tables.sources, self._hooks)
 
     def _busy(self, ended: int | None = None) -> set[int]:
-        """The tables that a sync worker is at work on, but for the one that has `ended`."""
+        """Return the tables whose synchronization worker runs, without those of the place `ended`."""
         working = self._syncing.keys() - {ended}
         return {*working, *(self.tables.group() if COPY_JOB_RELID in working else ())}
 
@@ -175,15 +203,21 @@ class Supervisor:
             report.status.pid = None
 
     def interrupted(self, error: BaseException) -> None:
-        """The launcher has lost the target, and with it this supervisor."""
+        """Record that the launcher has lost the target, which ends this supervisor.
+
+        Args:
+            error: the error of the launcher.
+        """
         if self._report is not None:
             self._recovery.failed(error, self._report.position, reaction(error))
 
     async def _run_apply_worker(self, report: Report) -> None:
         context = self._context
-        async with context.catalog.use() as connection:  # what an earlier attempt believed may not have come to pass
+        # An earlier attempt may have changed the copy in memory by a transaction that was not committed.
+        async with context.catalog.use() as connection:
             self.subscription = await load_subscription(connection, self.subscription.oid) or self.subscription
-        await self.reload_tables()  # tables may have been replaced
+        # Tables may have been replaced.
+        await self.reload_tables()
         await self._check_hooks()
         subscription = self.subscription
         report.status.state = "connecting"
@@ -213,7 +247,7 @@ class Supervisor:
         await worker.run(on_started)
 
     async def _failed(self, error: BaseException, report: Report, started: float) -> bool:
-        """Report an error and wait until it is time for the next attempt; false: there is none."""
+        """Report an error of the apply worker and wait for its next attempt. Returns False if there is none."""
         if not isinstance(error, ConnectionLost):
             self._memory.known_tables.forget()
         add_hint(error)
@@ -232,7 +266,7 @@ class Supervisor:
             self._count(error, "apply_error_count", report)
         status = report.status
         status.pid = None
-        # Kinder than PostgreSQL, which disables after a lost connection as well.
+        # Transient errors do not disable a subscription. In PostgreSQL, a lost connection disables it, too.
         if self.subscription.disable_on_error and how is Reaction.INTERVAL:
             status.state, status.next_retry = DISABLED, None
             self._context.board.publish()
@@ -254,7 +288,7 @@ class Supervisor:
         return True
 
     def _switch_to_text(self, error: TextNeeded) -> None:
-        """Have values sent as text from now on."""
+        """Make the next apply workers request values as text."""
         self._memory.text_reason = error.message
         telemetry.log(
             telemetry.LOG,
@@ -281,13 +315,13 @@ class Supervisor:
         )
 
     def _count(self, error: BaseException, counter: str, report: Report) -> None:
-        """Into pg_stat_subscription_stats, at the board's next tick."""
+        """Count an error for pg_stat_subscription_stats. The board writes the count."""
         report.counts[counter] += 1
         if isinstance(error, ConflictError):
             report.counts[f"confl_{error.conflict_type}"] += 1
 
     async def _retry_cleanup(self) -> None:
-        """Drop the slots that were still in use when the apply worker looked, as soon as they are not."""
+        """Drop leftover slots that were active at the start of the apply worker. Retries until none is left."""
         while self._tidying:
             await anyio.sleep(self._settings.retry_interval)
             subscription, context = self.subscription, self._context
@@ -309,18 +343,20 @@ class Supervisor:
         return relid in self._busy()
 
     def start_sync(self, relid: int) -> None:
-        """Start a table's sync worker, unless too many run or it was started a moment ago."""
+        """Start the synchronization worker of a table, unless the limit is reached or its last start is too recent."""
         match self.bulk.leaves(relid):
             case Synchronizer.TO_COPY:
                 return
             case Synchronizer.TO_GROUP:
                 relid = COPY_JOB_RELID
         if relid in self._syncing or len(self._syncing) >= self._settings.max_sync_workers:
-            return  # the end of one of them wakes the apply worker, which asks again
+            # The end of a worker wakes the apply worker, which calls this method again.
+            return
         interval = self._settings.retry_interval
         wait = self._last_sync.get(relid, -interval) + interval - monotonic()
         if wait > 0:
-            if relid not in self._waiting:  # asked again at each commit meanwhile
+            # This method is called at each commit. One scheduled attempt is enough.
+            if relid not in self._waiting:
                 self._waiting.add(relid)
                 self._tasks.start_soon(self._notify_later, relid, wait)
             return
@@ -364,7 +400,8 @@ class Supervisor:
                 self._sessions.append(sessions)
             else:
                 sessions.close()
-                await self.reload_tables(ended=relid)  # the next one must not start from an old state
+                # The next worker must not start from an outdated state.
+                await self.reload_tables(ended=relid)
             self._syncing.pop(relid, None)
             self._close_sessions()
             for one in self._tables_of(relid):
@@ -376,17 +413,17 @@ class Supervisor:
             and table is not None
             and table.state in (TableState.SYNCDONE, TableState.READY)
         ):
-            # It failed before it had cleared up, and will not be started again: an apply worker that starts does it.
+            # The worker failed before its cleanup and will not be restarted. The next apply worker does the cleanup.
             self._recoveries.pop(relid, None)
             context.board.remove(report)
             self._leader.cancel()
 
     def _tables_of(self, relid: int) -> Iterable[int]:
-        """The tables of the sync worker that has the place `relid`."""
+        """Return the tables of the synchronization worker with the place `relid`."""
         return self.tables.group() if relid == COPY_JOB_RELID else [relid]
 
     async def _release_origin(self, relid: int) -> None:
-        """A copy that has failed begins from nothing; its origin would keep one of the few places that there are."""
+        """Drop the origin of a failed copy, which starts again without it. Servers allow few origins."""
         table = self.tables.get(relid)
         if table is not None and table.state in (TableState.INIT, TableState.DATASYNC):
             with suppress(SubscriberError):
@@ -395,7 +432,7 @@ class Supervisor:
                     await origins.drop_origin(connection, name, missing_ok=True)
 
     def _reuse_sessions(self) -> SyncSessions:
-        """Those of a sync worker before, if they are fit, or new ones."""
+        """Return sessions of an earlier synchronization worker if they can be used again, or new ones."""
         while self._sessions:
             sessions = self._sessions.pop()
             if sessions.fits(self.subscription):
@@ -410,7 +447,7 @@ class Supervisor:
         )
 
     def _close_sessions(self) -> None:
-        """Those that no table waits for."""
+        """Close idle sessions that exceed the number of waiting tables."""
         waiting = sum(table.state is not TableState.SYNCDONE for table in self.tables.unready.values()) - len(
             self._syncing
         )
@@ -425,7 +462,7 @@ class Supervisor:
             self._count(error, "sync_error_count", report)
         else:
             self._last_sync.pop(report.status.relid, None)
-        # How much has been copied when the server refuses a row is a matter of chance.
+        # The number of copied bytes varies between attempts that fail at the same row, so it shows no progress.
         position = None if how is Reaction.INTERVAL else report.position
         report.leave()
         report.recovery.failed(error, position, how)
