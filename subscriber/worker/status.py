@@ -34,7 +34,14 @@ MAX_SAMPLES = 1000  # positions received and not durable, one a second
 
 
 class LoopCounters(Protocol):
-    """Counts of a worker since it has started."""
+    """Counts of a worker since it has started.
+
+    Attributes:
+        transactions: applied transactions.
+        changes: changes of rows, including those of skipped transactions.
+        bytes: received bytes.
+        last_send_time: send time of the last message, in microseconds since 2000-01-01 UTC. 0: none has arrived.
+    """
 
     @property
     def transactions(self) -> int: ...
@@ -53,7 +60,15 @@ class StreamedStatuses(Protocol):
 
 
 class Running(Protocol):
-    """A loop that applies changes, as a report reads it. ApplyLoop of worker/apply/loop.py is one."""
+    """A loop that applies changes, as a report reads it. ApplyLoop of worker/apply/loop.py is one.
+
+    Attributes:
+        counters: counts since the start.
+        progress: the positions that are received, applied and durable.
+        streamed: the streamed transactions. None: streaming is off.
+        one_by_one: the number of changes that were not applied in batches, by reason.
+        needed: the position at which everything received so far is applied.
+    """
 
     @property
     def counters(self) -> LoopCounters: ...

@@ -52,7 +52,10 @@ async def apply_to(
         settings: limits, intervals and time-outs. None: Settings.from_environment().
 
     Raises:
+        ValueError: a variable of the environment has a value that is not allowed.
+        ConninfoError: the connection string is invalid.
         ConnectionLost: the publisher cannot be reached. Call this function again: it resumes at `target.position`.
+        ServerError: the publisher rejects the connection or a command.
         PublisherError: the slot or the stream cannot be used.
         SubscriberError: an error of the target, with its CONTEXT.
 

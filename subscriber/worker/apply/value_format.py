@@ -9,7 +9,7 @@ Invariants.
 
 - The check precedes all values. The publisher describes a table before its first change in a connection, and again
   after an ALTER TABLE. If the target's table is altered, it is checked again before the next commit
-  (targets/postgres/session/schema_check.py). So no value of a table that fails is sent to the target.
+  (targets/postgres/session/schema_check.py). So no value of a table that fails the check is committed.
 - Format and check belong to one connection. A worker that is killed leaves no values that another worker could read in
   the other format.
 - The supervisor stores the result, not the catalog, because the types may be made equal later. A statement on the
@@ -51,6 +51,7 @@ class ValueFormat:
 
     @property
     def binary(self) -> bool:
+        """True if the format is binary."""
         return self.name == "binary"
 
 

@@ -72,8 +72,8 @@ class Supervision(Protocol):
     def start_sync(self, relid: int) -> None:
         """Start the synchronization worker of a table.
 
-        Does nothing while the limit of such workers is reached, a restart is delayed, or the subscription is copied by
-        `subscriber copy`.
+        Does nothing while the limit of such workers is reached, while a restart is delayed, or if `subscriber copy`
+        copies the table.
         """
 
     def is_syncing(self, relid: int) -> bool:

@@ -22,7 +22,7 @@ from subscriber.spool.spool import Spool, SpooledTransaction
 
 _CHANGES = b"IUDRYTM"
 _OF_STREAMS = b"SEAc"
-_ORIGIN = 0x4F  # O, in a block: its position is not known yet
+_ORIGIN = 0x4F  # O
 
 
 class StreamReassembler:
@@ -63,6 +63,7 @@ class StreamReassembler:
             if self._block.append(int.from_bytes(payload[1:5], "big"), payload[:1] + payload[5:]):
                 await self._block.write()
             return
+        # The Origin message of a stream block has no position, which is not known before the commit.
         if self._block is not None and letter == _ORIGIN:
             return
         message = self._decoder.decode(payload)

@@ -74,7 +74,9 @@ class AssignmentOutcome(Enum):
 
 
 class Assignment:
-    """A streamed transaction that a parallel worker applies. The leader calls one half of the methods, the worker both.
+    """A streamed transaction that a parallel worker applies.
+
+    The leader calls the methods of the first section, and the parallel worker those of the second.
 
     Attributes:
         spooled: the file of the transaction.

@@ -141,7 +141,7 @@ class SpooledTransactions:
             limit: the maximum number of payloads.
 
         Returns:
-            The bytes that were taken. 0: append() has to process the next message, or it ends the block.
+            The bytes that were taken. 0: the next message is not a change of a row.
         """
         assert self._open is not None
         append = self._open.append
