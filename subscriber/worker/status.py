@@ -37,7 +37,7 @@ class LoopCounters(Protocol):
     """Counts of a worker since it has started.
 
     Attributes:
-        transactions: applied transactions.
+        transactions: transactions that have ended, including skipped ones.
         changes: changes of rows, including those of skipped transactions.
         bytes: received bytes.
         last_send_time: send time of the last message, in microseconds since 2000-01-01 UTC. 0: none has arrived.
