@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from random import Random
+from time import monotonic
 
 import anyio
 import asyncpg
@@ -38,6 +39,7 @@ SELECT EXISTS (SELECT FROM pg_stat_activity WHERE backend_type LIKE 'logical rep
 """
 RUNS = f"SELECT count(*) FROM pg_stat_subscription WHERE subname = '{NATIVE}' AND relid IS NULL AND pid IS NOT NULL"
 PARALLEL_FAILED = "logical replication parallel apply worker exited due to error"
+PATIENCE = 30.0  # seconds to wait for a lock that a worker holds
 LINES = 200  # of the server's log that are shown with a failure
 
 
@@ -153,12 +155,18 @@ class Beside:
         """Run the statement on both targets, with a short lock timeout and retries.
 
         A session that waits for a table's lock blocks later sessions. With two_phase these include the apply worker,
-        without which the prepared transaction that holds the table's lock would never end.
+        without which the prepared transaction that holds the table's lock would never end. PostgreSQL's own worker can
+        wait for a transaction that it has prepared itself, and then the table's lock is never free.
         """
-        for target in (self.native, self.ours):
+        for name, target in ((NATIVE, self.native), (OURS, self.ours)):
             async with target.connection() as connection:
                 await connection.execute("SET lock_timeout = '100ms'")
+                deadline = monotonic() + PATIENCE
                 while True:
+                    if monotonic() > deadline:
+                        pytest.fail(
+                            f"after {PATIENCE} s a lock is not free for {statement!r}: application_name = '{name}'"
+                        )
                     with suppress(asyncpg.LockNotAvailableError, asyncpg.DeadlockDetectedError):
                         await connection.execute(statement)
                         break
@@ -293,6 +301,24 @@ async def _rows(database: Database, table: str, columns: str = "*") -> Counter[s
     return Counter(row for (row,) in rows)
 
 
+async def _waits_for_prepared(database: Database) -> bool:
+    """Return True if PostgreSQL's own worker waits for its own transaction. It may be starting again just now."""
+    for _ in range(50):
+        if await database.value(WAITS_FOR_PREPARED):
+            return True
+        await anyio.sleep(0.2)
+    return False
+
+
+def _failures(error: BaseException) -> Iterator[BaseException]:
+    """Yield the failures of a test, also those within a group of errors."""
+    if isinstance(error, BaseExceptionGroup):
+        for one in error.exceptions:
+            yield from _failures(one)
+    elif isinstance(error, pytest.fail.Exception):
+        yield error
+
+
 @asynccontextmanager
 async def beside(
     source: Database,
@@ -321,10 +347,10 @@ async def beside(
             if any(map(CRASHED.search, lines)):
                 await _end_crashes(native)
                 pytest.skip("PostgreSQL's own apply worker has crashed")
-            waited = isinstance(error, pytest.fail.Exception) and f"application_name = '{NATIVE}'" in str(error)
+            waited = any(f"application_name = '{NATIVE}'" in str(failure) for failure in _failures(error))
             if waited and any(PARALLEL_FAILED in line for line in lines):
                 pytest.skip(f"PostgreSQL's own subscription does not get on: {PARALLEL_FAILED}")
-            if waited and await native.value(WAITS_FOR_PREPARED):
+            if waited and await _waits_for_prepared(native):
                 pytest.skip("PostgreSQL's own subscription does not get on: it waits for what it has prepared itself")
             print("the target server's log:", *lines[-LINES:], sep="\n")  # pytest shows it with the failure
             print("our log:", *subscriber.log.text().splitlines()[-LINES:], sep="\n")
