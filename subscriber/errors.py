@@ -17,6 +17,7 @@
     │   └── ChangeLogDamaged  a file of the log is damaged or missing: restore it from a copy, or start a new log
     ├── SpoolError           a file of the spool cannot be created, read or written: repair the folder
     │   └── SpoolFull        no space for a streamed transaction: more disk, a higher limit, or streaming = off
+    ├── SequenceSyncError    some sequences cannot be set: the detail names them, with the reason
     └── ApplyError           a change cannot be applied: repair the target, or skip the transaction
         ├── MappingError     the target has no table, column or identity for a change
         │   └── HookError    a hook does not fit its table, or has failed: correct it
@@ -194,6 +195,12 @@ class ChangeLogDamaged(ChangeLogError):
     """A file of the change log is damaged, missing, or part of another log. A retry does not help."""
 
     sqlstate = DATA_CORRUPTED
+
+
+class SequenceSyncError(SubscriberError):
+    """Some sequences of a subscription cannot be synchronized."""
+
+    sqlstate = OBJECT_NOT_IN_PREREQUISITE_STATE
 
 
 class ApplyError(SubscriberError):

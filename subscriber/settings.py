@@ -189,6 +189,17 @@ class Settings:
 
     Reason: the default of max_sync_workers_per_subscription. Each uses a slot and a walsender on the publisher."""
 
+    sequence_interval: Seconds = 1.0
+    """Time between two polls of the publisher's sequences, with `sequences = follow`.
+
+    Reason: the publisher answers a poll in milliseconds, and a sequence cannot get far ahead in a second."""
+
+    sequence_margin: CountOrZero = 1000
+    """Calls of nextval() by which `sequences = follow` keeps a sequence of the target ahead. A sequence that moves
+    faster gets twice the calls since the last poll.
+
+    Reason: numbers that are never used cost nothing, and a writer uses less than a thousand of them in a second."""
+
     report_interval: Seconds = 1.0
     """Time between two writes of the workers' status to the catalog.
 

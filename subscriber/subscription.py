@@ -24,7 +24,10 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from subscriber.catalog.names import apply_origin
+from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
+from subscriber.quoting import identifier
+from subscriber.sqlstate import UNDEFINED_OBJECT
 
 
 class Streaming(StrEnum):
@@ -63,6 +66,14 @@ class ConflictHistory(StrEnum):
     ALL = "all"  # also missing rows and rows of other writers; applying then waits for the target's answers
 
 
+class SequenceMode(StrEnum):
+    """When sequences of the target are set to the publisher's values."""
+
+    NONE = "none"
+    COPY = "copy"  # once, when they become part of the subscription, and with REFRESH SEQUENCES
+    FOLLOW = "follow"  # also moved ahead of the publisher's while the subscription runs
+
+
 class CopyEngine(StrEnum):
     """The engine of the initial copy of tables."""
 
@@ -97,6 +108,8 @@ class ValueSyntax(Enum):
     LSN = auto()
     CONFLICT_POLICY = auto()
     ROLES = auto()
+    DURATION = auto()  # a number of milliseconds, or a text with a unit; -1: the setting's value
+    SEQUENCES = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +173,7 @@ COLUMN_TYPES = {
     "name": ("text::name", "{}"),
     '"char"': ('text::"char"', "{}::text"),
     "name[]": ("text[]::name[]", "{}::text[]"),
+    "text[]": ("text[]", "{}"),
 }
 
 _STORED = (OptionStatement.CREATE, OptionStatement.SET)
@@ -178,15 +192,24 @@ class SubscriptionOption:
     restarts: bool = False  # a change restarts the apply worker
     default_text: str = ""  # for the documentation, if the default is not a fixed value
     since_text: str = ""  # for the documentation: values or uses that a later version has added
+    on_publisher: bool = True  # the publisher needs `since`; False: the option has an effect on this side alone
 
     def is_supported_by(self, server_version: int) -> bool:
         """Return True if a publisher of this version (server_version_num) has the option."""
-        return self.since is None or server_version >= self.since * 10000
+        return self.since is None or not self.on_publisher or server_version >= self.since * 10000
 
 
 def _option(default: Any, effect: str, since: int | None, value: OptionValue = BOOLEAN, **more: Any) -> Any:
     """Create the dataclass field of an option. `more` are further fields of SubscriptionOption."""
     return field(default=default, metadata={"option": SubscriptionOption(default, effect, since, value, **more)})
+
+
+def _write_qualified_names(names: tuple[tuple[str, str], ...]) -> list[str]:
+    return [part for name in names for part in name]
+
+
+def _read_qualified_names(parts: list[str]) -> tuple[tuple[str, str], ...]:
+    return tuple(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _two_phase_state(wanted: bool) -> str:
@@ -322,6 +345,37 @@ class SubscriptionOptions:
         column=OptionColumn("subtrustedowners", "name[]", default="'{}'::name[]", read=tuple, write=list),
         restarts=True,
     )
+    wal_receiver_timeout: str = _option(
+        "-1",
+        "The time without a message from the publisher after which the connection is given up. `-1` is the setting "
+        "`receiver_timeout`, 0 means no limit.",
+        19,
+        OptionValue(ValueSyntax.DURATION, "milliseconds, or a text with a unit"),
+        on_publisher=False,
+        column=OptionColumn("subwalrcvtimeout", "text", default="'-1'"),
+        restarts=True,
+    )
+    sequences: SequenceMode = _option(
+        SequenceMode.COPY,
+        "Which sequences are synchronized: `none`; with `copy` when they become part of the subscription, and by "
+        "`REFRESH SEQUENCES`; with `follow` they also stay ahead of the publisher's.",
+        None,
+        _choice(SequenceMode),
+        column=OptionColumn("subsequences", "text", default="'copy'", read=SequenceMode),
+    )
+    sequence_names: tuple[tuple[str, str], ...] = _option(
+        (),
+        "Sequences that are synchronized although no publication has them.",
+        None,
+        OptionValue(ValueSyntax.SEQUENCES, "`schema.name`, separated by commas"),
+        column=OptionColumn(
+            "subsequencenames",
+            "text[]",
+            default="'{}'::text[]",
+            read=_read_qualified_names,
+            write=_write_qualified_names,
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -391,7 +445,8 @@ class Subscription(SubscriptionOptions):
     oid: int
     name: str
     owner: str  # role name
-    conninfo: str = field(repr=False)  # the user's text: URI or key=value
+    # The user's text, URI or key=value, or that of the foreign server; None: the foreign server gives none.
+    stored_conninfo: str | None = field(repr=False)
     publications: tuple[str, ...]
     two_phase: TwoPhaseState = TwoPhaseState.DISABLED  # the state of the option `two_phase`
     skip_lsn: Lsn = Lsn(0)  # 0: nothing to skip
@@ -399,8 +454,26 @@ class Subscription(SubscriptionOptions):
     system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
     timeline: int | None = None  # the publisher's timeline; None: unknown until the next connection
     timeline_system: str | None = None  # the system identifier that the timeline belongs to
+    server: str | None = None  # the foreign server that has the connection string
+    conninfo_problem: str | None = None  # the reason why the foreign server gives no connection string
     version: str = ""  # of the row; changes with each statement on the subscription
     generation: int = 0  # of the settings; changes with each statement that restarts the worker
+
+    @property
+    def conninfo(self) -> str:
+        """The connection string of the publisher.
+
+        Raises:
+            PublisherError: The foreign server of the subscription gives none.
+        """
+        if self.stored_conninfo is None:
+            raise PublisherError(
+                self.conninfo_problem or "no connection string provided for subscription",
+                hint=f'Correct foreign server "{self.server}" or the user mapping of role "{self.owner}". Or: ALTER'
+                f" SUBSCRIPTION {identifier(self.name)} CONNECTION '…';",
+                sqlstate=UNDEFINED_OBJECT,
+            )
+        return self.stored_conninfo
 
     @property
     def must_use_password(self) -> bool:

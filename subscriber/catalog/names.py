@@ -43,6 +43,11 @@ def table_of_sync_slot(slot: str, subid: int, sync_id: str) -> int | None:
     return int(found[1]) if found else None
 
 
+def sequence_sync_name(subid: int, sync_id: str) -> str:
+    """Return the application_name of the publisher session that synchronizes sequences."""
+    return f"pg_{subid}_sequence_sync_{sync_id}"
+
+
 def prepared_prefix(subid: int) -> str:
     """Return the prefix of all transactions that a subscription has prepared on the target."""
     return f"pg_gid_{subid}_"

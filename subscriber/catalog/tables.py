@@ -111,7 +111,15 @@ def _about(doc: str) -> dict[str, str]:
 TIME = DateTime(timezone=True)
 
 # The types of the columns of options (subscription.py).
-_TYPES = {"boolean": Boolean, "integer": Integer, "text": Text, "name": Name, '"char"': Char, "name[]": ARRAY(Name)}
+_TYPES = {
+    "boolean": Boolean,
+    "integer": Integer,
+    "text": Text,
+    "name": Name,
+    '"char"': Char,
+    "name[]": ARRAY(Name),
+    "text[]": ARRAY(Text),
+}
 
 subscription = Table(
     "subscription",
@@ -119,7 +127,8 @@ subscription = Table(
     _key("subid", OID, "its number", "subscriber.new_subscription_oid()"),
     _column("subname", Name, "its name", unique=True),
     _column("subowner", OID, "the role that owns it"),
-    _column("subconninfo", Text, "the connection string, as it was written"),
+    _column("subconninfo", Text, "the connection string, as it was written; NULL: a foreign server has it", null=True),
+    _column("subserver", OID, "the foreign server that has the connection string; 0: none", default="0"),
     _column("subpublications", ARRAY(Text), "the publications"),
     *(
         _column(
@@ -156,6 +165,20 @@ subscription_rel = Table(
     _column("srrelname", Name, "the table's name", null=True),
     prefixes=UNLOGGED,
     info=_about("The tables of each subscription, and how far their copies are."),
+)
+
+subscription_sequence = Table(
+    "subscription_sequence",
+    metadata,
+    _of_subscription(),
+    _key("nspname", Name, "the sequence's schema"),
+    _key("seqname", Name, "the sequence's name"),
+    _column("state", Char, "i init, r ready"),
+    _column("lsn", PgLsn, "the publisher's position of the value; NULL until the sequence is ready", null=True),
+    _column("problem", Text, "the reason why the last synchronization failed; NULL: it did not", null=True),
+    _kept("new_record_of_many"),
+    prefixes=UNLOGGED,
+    info=_about("The sequences of each subscription."),
 )
 
 progress_record = Table(
@@ -221,6 +244,7 @@ subscription_stats = Table(
     _of_subscription(),
     _count("apply_error_count", "errors of the apply worker"),
     _count("sync_error_count", "errors of table synchronization"),
+    _count("sync_seq_error_count", "errors of sequence synchronization"),
     *[_count(f"confl_{conflict}", doc) for conflict, doc in CONFLICTS.items()],
     _column("stats_reset", TIME, "since when they count; NULL: always", null=True),
     prefixes=UNLOGGED,

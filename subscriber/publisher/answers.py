@@ -31,6 +31,11 @@ def count(text: str | None, limit: int = MAX_COUNT) -> int:
     return number
 
 
+def signed(text: str | None) -> int:
+    """Return a 64-bit integer. Raises ValueError."""
+    return -count(text[1:], MAX_COUNT + 1) if text and text[0] == "-" else count(text)
+
+
 def oid(text: str | None) -> int:
     """Return an OID. Raises ValueError."""
     return count(text, MAX_OID)

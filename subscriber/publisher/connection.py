@@ -21,9 +21,10 @@ from subscriber.errors import PublisherError, ServerError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import is_text
 from subscriber.protocol.messages import ReplicaIdentity
-from subscriber.publisher import commands, tables
-from subscriber.publisher.answers import count, modifier, oid, parsing
+from subscriber.publisher import commands, sequences, tables
+from subscriber.publisher.answers import count, modifier, oid, parsing, signed
 from subscriber.publisher.own_schema import OWN_SCHEMA
+from subscriber.publisher.sequences import SequenceDefinition, SequenceValue
 from subscriber.publisher.tables import PublishedColumn, PublishedTable
 from subscriber.quoting import literal, literals
 from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE, FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
@@ -290,14 +291,73 @@ class Publisher:
                     raise _different_column_lists(found[-1])
                 found.append((schema or "", name or ""))
         for table in found:
-            if not all(map(is_text, table)):
-                raise PublisherError(
-                    f"table {sql_name(*table)} has a name that cannot be read",
-                    detail=f"It has bytes that are no characters of the encoding {self.session.encoding} here.",
-                    hint="Rename the table on the publisher.",
-                    sqlstate=CHARACTER_NOT_IN_REPERTOIRE,
-                )
+            self._require_text("table", *table)
         return [table for table in found if table[0] != OWN_SCHEMA]
+
+    def _require_text(self, kind: str, schema: str, name: str) -> None:
+        """Raise PublisherError if the name of a relation has bytes that are no characters."""
+        if not (is_text(schema) and is_text(name)):
+            raise PublisherError(
+                f"{kind} {sql_name(schema, name)} has a name that cannot be read",
+                detail=f"It has bytes that are no characters of the encoding {self.session.encoding} here.",
+                hint=f"Rename the {kind} on the publisher.",
+                sqlstate=CHARACTER_NOT_IN_REPERTOIRE,
+            )
+
+    async def sequences(self, publications: Sequence[str]) -> list[tuple[str, str]]:
+        """Return (schema, name) of the publications' sequences, ordered by them.
+
+        Before PostgreSQL 19 these are the sequences that are owned by published columns.
+        """
+        rows = await self._rows(
+            sequences.published_query(publications, self.server_version),
+            "could not receive list of replicated sequences from the publisher",
+        )
+        with parsing("replicated sequences"):
+            found = [(schema or "", name or "") for schema, name in rows]
+        for schema, name in found:
+            self._require_text("sequence", schema, name)
+        return found
+
+    async def sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
+        """Read sequences.
+
+        Args:
+            names: Schema and name of each sequence.
+
+        Returns:
+            The value of each sequence that exists. None: this role may not read it.
+        """
+        found: dict[tuple[str, str], SequenceValue | None] = {}
+        for at in range(0, len(names), sequences.BATCH_SIZE):
+            found |= await self._sequence_values(names[at : at + sequences.BATCH_SIZE])
+        return found
+
+    async def _sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
+        failure = "could not fetch sequence information from the publisher"
+        rows = await self._rows(sequences.values_query(names, self.server_version), failure)
+        last_values: dict[str | None, tuple[str | None, ...]] = {}
+        with parsing("sequences"):
+            readable = [(count(row[0]), names[count(row[0])]) for row in rows if row[1] == "t"]
+        if self.server_version >= sequences.VERSION:
+            last_values = {row[0]: row[2:4] for row in rows if row[2] is not None}
+        elif readable:
+            last = await self._rows(sequences.last_values_query(readable), failure)
+            last_values = {row[0]: row[1:] for row in last}
+        found: dict[tuple[str, str], SequenceValue | None] = {}
+        with parsing("sequences"):
+            for place, may_read, _, _, lsn, type_oid, start, increment, least, greatest, cycles in rows:
+                name, last_value = names[count(place)], last_values.get(place)
+                if last_value is None:
+                    if may_read == "f":
+                        found[name] = None
+                    continue  # it was dropped while it was read
+                limits = signed(start), signed(increment), signed(least), signed(greatest)
+                definition = SequenceDefinition(oid(type_oid), *limits, cycles=cycles == "t")
+                found[name] = SequenceValue(
+                    signed(last_value[0]), last_value[1] == "t", Lsn.parse(lsn or ""), definition
+                )
+        return found
 
     async def total_bytes(self, names: Sequence[tuple[str, str]]) -> int:
         """What tables, given as (schema, name), together take on disk; those that are not there take nothing."""

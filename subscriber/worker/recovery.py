@@ -86,9 +86,13 @@ class Recovery:
             return
         beyond = self._failed_at is not None and position > self._failed_at
         if beyond or (self._wal_end is not None and position >= self._wal_end):
-            self.error = self.error_hint = self.error_time = None
-            self._backoff.reset()
-            self._failing, self._silent = False, 0
+            self.clear()
+
+    def clear(self) -> None:
+        """Forget the error: an attempt has succeeded."""
+        self.error = self.error_hint = self.error_time = None
+        self._backoff.reset()
+        self._failing, self._silent = False, 0
 
     def wait(self, how: Reaction) -> float:
         """Return the seconds until the next attempt.

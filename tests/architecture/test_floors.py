@@ -25,7 +25,7 @@ FLOORS: list[set[str]] = [
     {"target_contract"},
     {"database", "testing"},
     {"worker.supervision"},
-    {"worker.tablesync", "worker.archive", "worker.mirror"},
+    {"worker.tablesync", "worker.sequencesync", "worker.archive", "worker.mirror"},
     {"worker.apply"},
     {"worker.streaming"},
     {"worker.session"},
@@ -55,7 +55,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups", "catalog.names"},
     {"redaction", "display", "deprecated_names"},
-    {"quoting", "sqlstate", "timestamps"},
+    {"durations", "quoting", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -79,7 +79,8 @@ async def test_what_workers_change_of_a_subscription(database: asyncpg.Connectio
 # Columns by field, but for those of options.
 FIELDS = {
     "name": "subname",
-    "conninfo": "subconninfo",
+    "stored_conninfo": "subconninfo",
+    "server": "subserver",
     "publications": "subpublications",
     "owner": "subowner",
     "owner_is_superuser": "subowner",
@@ -99,6 +100,9 @@ OTHERS = {
     "subskiplsn": "'1/1'",
     "subtwophasestate": "'e'",
     "subtimeline": "3",
+    "subserver": "7",
+    "subsequences": "'none'",
+    "subsequencenames": "ARRAY['public', 'other']",
 }
 
 

@@ -9,7 +9,7 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import names, origins
-from subscriber.catalog.commands import privileges, publisher_connection, refresh
+from subscriber.catalog.commands import privileges, publisher_connection, refresh, refresh_sequences
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
@@ -26,10 +26,10 @@ from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseSt
 SEPARATE = "trusted_owners"  # a column of its own privilege
 _INSERTED = {name: column for name, column in STORED_OPTIONS.items() if name != SEPARATE}
 INSERT = f"""
-INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subpublications,
+INSERT INTO subscriber.subscription (subname, subowner, subconninfo, subserver, subpublications,
        {", ".join(column.name for column in _INSERTED.values())})
-VALUES ($1::text::name, $2::oid, $3, $4::text[],
-       {", ".join(f"${at}::{column.parameter}" for at, column in enumerate(_INSERTED.values(), 5))})
+VALUES ($1::text::name, $2::oid, $3, $4::oid, $5::text[],
+       {", ".join(f"${at}::{column.parameter}" for at, column in enumerate(_INSERTED.values(), 6))})
 RETURNING subid
 """
 _TRUSTED = STORED_OPTIONS[SEPARATE]
@@ -52,7 +52,15 @@ async def create_subscription(
     if "slot_name" not in options.specified:
         options = replace(options, slot_name=statement.name)
     password = options.password_required and not who.is_superuser
-    publisher_connection.check_conninfo(statement.conninfo, password=password)
+    origin = await publisher_connection.resolve(
+        connection,
+        statement.conninfo,
+        statement.server,
+        who.oid,
+        password=password,
+        connects=options.connect,
+        notice=notice,
+    )
     check_publications(statement.publications)
     if options.trusted_owners:
         await privileges.check_trusted_owners(connection, options.trusted_owners)
@@ -61,11 +69,11 @@ async def create_subscription(
         slot = _Slot(options.slot_name)
         try:
             async with connection.transaction():
-                subid = await _insert(connection, statement, options, who.oid)
-                if options.connect:
+                subid = await _insert(connection, statement, options, who.oid, origin.server)
+                if options.connect and origin.conninfo is not None:
                     publisher = await stack.enter_async_context(
                         publisher_connection.connect_to_publisher(
-                            connection, statement.name, statement.conninfo, password=password
+                            connection, statement.name, origin.conninfo, password=password
                         )
                     )
                     await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
@@ -79,14 +87,17 @@ async def create_subscription(
             "subscription was created, but is not connected",
             None,
             "To initiate replication, you must manually create the replication slot, enable the subscription, and"
+            " alter the subscription to refresh publications."
+            if connection.get_server_version().major >= 19
+            else "To initiate replication, you must manually create the replication slot, enable the subscription, and"
             " refresh the subscription.",
         )
 
 
 async def _insert(
-    connection: asyncpg.Connection, statement: CreateSubscription, options: StatementOptions, owner: int
+    connection: asyncpg.Connection, statement: CreateSubscription, options: StatementOptions, owner: int, server: int
 ) -> int:
-    """The catalog's rows, and the origin."""
+    """Insert the catalog's rows, and create the origin. `server` is the OID of the foreign server, or 0."""
     try:
         async with connection.transaction():
             subid: int = await connection.fetchval(
@@ -94,6 +105,7 @@ async def _insert(
                 statement.name,
                 owner,
                 statement.conninfo,
+                server,
                 list(statement.publications),
                 *(column.write_value(getattr(options, name)) for name, column in _INSERTED.items()),
             )
@@ -158,6 +170,16 @@ async def _ask_publisher(
         await publisher_connection.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
     tables = await refresh.add_tables(
         connection, subid, publisher, statement.publications, copy_data=options.copy_data, hooks=hooks
+    )
+    await refresh_sequences.add(
+        connection,
+        subid,
+        publisher,
+        statement.publications,
+        notice,
+        mode=options.sequences,
+        more=options.sequence_names,
+        copy_data=options.copy_data,
     )
     identity = await publisher.identify_system()
     await set_publisher(connection, subid, str(identity.systemid), identity.timeline)

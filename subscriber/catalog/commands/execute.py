@@ -39,6 +39,7 @@ from subscriber.catalog.grammar.parser import (
     AlterOwner,
     AlterPublications,
     AlterRefresh,
+    AlterRefreshSequences,
     AlterRename,
     AlterSkip,
     CreateSubscription,
@@ -47,6 +48,7 @@ from subscriber.catalog.grammar.parser import (
     parse,
 )
 from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_sequence import reset_sequences
 from subscriber.catalog.store.subscriptions import find_subscription, forget_publisher
 from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
@@ -61,7 +63,7 @@ from subscriber.sqlstate import (
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscription, TwoPhaseState
 
 SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
-SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2 WHERE subid = $1"
+SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2, subserver = $3::oid WHERE subid = $1"
 SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
 SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
 SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"
@@ -158,6 +160,7 @@ async def _alter(
     statement: AlterConnection
     | AlterPublications
     | AlterRefresh
+    | AlterRefreshSequences
     | AlterEnabled
     | AlterOptions
     | AlterSkip
@@ -168,11 +171,22 @@ async def _alter(
     subscription = await privileges.get_owned_subscription(connection, statement.name)
     match statement:
         case AlterConnection():
-            publisher_connection.check_conninfo(statement.conninfo, password=subscription.must_use_password)
-            await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo)
+            owner, _ = await privileges.find_role(connection, subscription.owner)
+            origin = await publisher_connection.resolve(
+                connection,
+                statement.conninfo,
+                statement.server,
+                owner,
+                password=subscription.must_use_password,
+                connects=False,
+                notice=altering.notice,
+            )
+            await connection.execute(SET_CONNINFO, subscription.oid, statement.conninfo, origin.server)
             # The statement decides which server is the publisher from now on.
             await forget_publisher(connection, subscription.oid)
             await progress_records.save_confirmed(connection, subscription.oid, None)
+        case AlterRefreshSequences():
+            await _refresh_sequences(altering, subscription)
         case AlterEnabled():
             if statement.enabled and subscription.slot_name is None:
                 message = "cannot enable subscription that does not have a slot name"
@@ -239,15 +253,16 @@ async def _alter_publications(altering: _Altering, subscription: Subscription, s
 
 async def _alter_refresh(altering: _Altering, subscription: Subscription, statement: AlterRefresh) -> None:
     if not subscription.enabled:
-        message = "ALTER SUBSCRIPTION ... REFRESH is not allowed for disabled subscriptions"
+        message = f"{_refresh_command(altering.connection)} is not allowed for disabled subscriptions"
         raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+    command = _refresh_command(altering.connection)
     options = parse_options(statement.options, FOR_REFRESH)
     if subscription.two_phase is TwoPhaseState.ENABLED and options.copy_data:
         raise StatementError(
-            "ALTER SUBSCRIPTION ... REFRESH with copy_data is not allowed when two_phase is enabled",
-            hint="Use ALTER SUBSCRIPTION ... REFRESH with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
+            f"{command} with copy_data is not allowed when two_phase is enabled",
+            hint=f"Use {command} with copy_data = false, or use DROP/CREATE SUBSCRIPTION.",
         )
-    altering.outside_only("ALTER SUBSCRIPTION ... REFRESH")
+    altering.outside_only(command)
     await refresh(
         altering.connection,
         subscription,
@@ -257,6 +272,20 @@ async def _alter_refresh(altering: _Altering, subscription: Subscription, statem
         validate=(),
         hooks=altering.hooks.get(subscription.name),
     )
+
+
+def _refresh_command(connection: asyncpg.Connection) -> str:
+    """Return the name of REFRESH PUBLICATION in messages of the server's version."""
+    command = "ALTER SUBSCRIPTION ... REFRESH"
+    return f"{command} PUBLICATION" if connection.get_server_version().major >= 19 else command
+
+
+async def _refresh_sequences(altering: _Altering, subscription: Subscription) -> None:
+    """Have all sequences of the subscription synchronized again. New ones of the publications are not added."""
+    if not subscription.enabled:
+        message = "ALTER SUBSCRIPTION ... REFRESH SEQUENCES is not allowed for disabled subscriptions"
+        raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
+    await reset_sequences(altering.connection, subscription.oid)
 
 
 async def _set_options(altering: _Altering, subscription: Subscription, options: StatementOptions) -> None:

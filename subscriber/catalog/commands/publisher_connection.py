@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import asyncpg
@@ -15,12 +16,31 @@ from subscriber.connection.errors import libpq_message
 from subscriber.display import sql_literal
 from subscriber.errors import ConnectionLost, ConninfoError, ServerError, StatementError
 from subscriber.publisher.connection import Publisher
-from subscriber.sqlstate import CONNECTION_FAILURE, OBJECT_NOT_IN_PREREQUISITE_STATE
+from subscriber.sqlstate import (
+    CONNECTION_FAILURE,
+    FEATURE_NOT_SUPPORTED,
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_OBJECT,
+)
 
 # Its arguments are the severity (NOTICE or WARNING), the message, the detail and the hint.
 Notice: TypeAlias = Callable[[str, str, str | None, str | None], None]
 
 OWN_TRANSACTION = "SELECT pg_catalog.pg_backend_pid(), (pg_catalog.txid_current() % (2 ^ 32)::bigint)::text"
+
+
+# A wrapper makes connection strings since PostgreSQL 19. Before, postgres_fdw is the one whose options are known.
+FOREIGN_SERVER = """
+SELECT f.oid, w.fdwname::text AS wrapper, c.conninfo, c.problem,
+       pg_catalog.has_server_privilege($2::oid, f.oid, 'USAGE') AS may_use,
+       CASE WHEN pg_catalog.to_jsonb(w) ? 'fdwconnection' THEN pg_catalog.to_jsonb(w) ->> 'fdwconnection' <> '0'
+            ELSE p.proname IS NOT DISTINCT FROM 'postgres_fdw_handler' END AS connects
+  FROM pg_catalog.pg_foreign_server f JOIN pg_catalog.pg_foreign_data_wrapper w ON w.oid = f.srvfdw
+  LEFT JOIN pg_catalog.pg_proc p ON p.oid = w.fdwhandler,
+       LATERAL subscriber.connection_of_server($2::oid, f.oid) c
+ WHERE f.srvname = $1::text::name
+"""
 
 
 class PublisherUnreachable(StatementError):
@@ -44,6 +64,64 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
         raise StatementError(f"invalid connection string syntax: {error.message}") from error
     if password:
         authentication.check_conninfo(parsed)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSource:
+    """Where the connection string of a statement comes from."""
+
+    conninfo: str | None = field(repr=False)  # None: a foreign server that gives none yet
+    server: int = 0  # OID of the foreign server; 0: the statement has the connection string
+
+
+async def resolve(
+    connection: Connection,
+    conninfo: str | None,
+    server: str | None,
+    owner: int,
+    *,
+    password: bool,
+    connects: bool,
+    notice: Notice,
+) -> ConnectionSource:
+    """Return the connection string of CONNECTION or SERVER, after PostgreSQL's checks.
+
+    Args:
+        connection: A connection to the target.
+        conninfo: The connection string of the statement, or None.
+        server: The name of the foreign server, or None.
+        owner: OID of the subscription's owner, whose user mapping is read.
+        password: The connection string must have a password.
+        connects: The statement connects to the publisher. If it does not, a missing user mapping is a warning.
+        notice: Receives the warning.
+
+    Raises:
+        StatementError: The foreign server does not exist, cannot be used, or gives no connection string.
+        PublisherError: The connection string lacks the password.
+    """
+    if server is None:
+        assert conninfo is not None
+        check_conninfo(conninfo, password=password)
+        return ConnectionSource(conninfo)
+    found = await connection.fetchrow(FOREIGN_SERVER, server, owner)
+    if found is None:
+        raise StatementError(f'server "{server}" does not exist', sqlstate=UNDEFINED_OBJECT)
+    if not found["may_use"]:
+        raise StatementError(f"permission denied for foreign server {server}", sqlstate=INSUFFICIENT_PRIVILEGE)
+    if found["problem"] is not None and not (connects and found["connects"]):
+        notice("WARNING", found["problem"], None, None)
+    if not found["connects"]:
+        raise StatementError(
+            f'foreign-data wrapper "{found["wrapper"]}" does not support subscription connections',
+            detail="Foreign-data wrapper must be defined with CONNECTION specified.",
+            sqlstate=FEATURE_NOT_SUPPORTED,
+        )
+    if found["conninfo"] is None:
+        if connects:
+            raise StatementError(found["problem"], sqlstate=UNDEFINED_OBJECT)
+        return ConnectionSource(None, found["oid"])
+    check_conninfo(found["conninfo"], password=password)
+    return ConnectionSource(found["conninfo"], found["oid"])
 
 
 @asynccontextmanager

@@ -18,6 +18,7 @@ from typing import Any
 from subscriber.catalog.grammar.conflict_options import check_policy
 from subscriber.catalog.grammar.lexer import NAMEDATALEN, TokenKind, tokenize
 from subscriber.catalog.grammar.parser import Option
+from subscriber.durations import GREATEST, parse_milliseconds
 from subscriber.errors import StatementError
 from subscriber.lsn import Lsn
 from subscriber.sqlstate import (
@@ -27,9 +28,11 @@ from subscriber.sqlstate import (
     INVALID_PARAMETER_VALUE,
     INVALID_TEXT_REPRESENTATION,
     NAME_TOO_LONG,
+    RESERVED_NAME,
 )
 from subscriber.subscription import OPTIONS, OptionStatement, OptionValue, StatementOptions, Streaming, ValueSyntax
 
+CONFLICT_DETECTION_SLOT = "pg_conflict_detection"  # reserved by servers since 19
 SYNCHRONOUS_COMMIT = ("local", "remote_write", "remote_apply", "on", "off")
 SYNCHRONOUS_COMMIT_HIDDEN = ("true", "false", "yes", "no", "1", "0")  # accepted, but not in the hint
 
@@ -125,6 +128,12 @@ def _slot_name(option: Option) -> str | None:
 
 def check_slot_name(name: str) -> None:
     """Raises StatementError unless a replication slot may have that name."""
+    if name == CONFLICT_DETECTION_SLOT:
+        raise StatementError(
+            f'replication slot name "{name}" is reserved',
+            hint=f'The name "{name}" is reserved for the conflict detection slot.',
+            sqlstate=RESERVED_NAME,
+        )
     if not name:
         raise StatementError(f'replication slot name "{name}" is too short', sqlstate=INVALID_NAME)
     if len(name.encode()) >= NAMEDATALEN:
@@ -196,6 +205,48 @@ def _roles(option: Option) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name.text for name in names))
 
 
+def _duration(option: Option) -> str:
+    """A duration as it was written, or -1."""
+    value = string(option)
+    if value == "-1":
+        return value
+    try:
+        milliseconds = parse_milliseconds(value)
+    except ValueError as error:
+        message = f'invalid value for parameter "{option.name}": "{value}"'
+        raise StatementError(message, hint=str(error) or None, sqlstate=INVALID_PARAMETER_VALUE) from None
+    if milliseconds < 0:
+        raise StatementError(
+            f'{milliseconds} ms is outside the valid range for parameter "{option.name}" (0 ms .. {GREATEST} ms)',
+            sqlstate=INVALID_PARAMETER_VALUE,
+        )
+    return value
+
+
+def _sequences(option: Option) -> tuple[tuple[str, str], ...]:
+    """Names of sequences with their schemas, separated by commas, quoted where SQL has to quote them."""
+    value = string(option)
+    *tokens, _ = tokenize(value)
+    names: list[tuple[str, str]] = []
+    for at in range(0, len(tokens), 4):
+        schema, *rest = tokens[at : at + 4]
+        named = [schema, *rest[1:2]]
+        signs = [token.source for token in (*rest[:1], *rest[2:])]
+        is_last = at + 4 >= len(tokens)
+        if (
+            len(named) < 2
+            or signs != ["."] + [","] * (not is_last)
+            or any(token.kind not in (TokenKind.WORD, TokenKind.IDENTIFIER) for token in named)
+        ):
+            raise StatementError(
+                f'invalid value for parameter "{option.name}": "{value}"',
+                hint="It is a list of sequences with their schemas, as 'public.a, app.\"B\"'; '' for none.",
+                sqlstate=INVALID_PARAMETER_VALUE,
+            )
+        names.append((named[0].text, named[1].text))
+    return tuple(dict.fromkeys(names))
+
+
 def _lsn(option: Option) -> Lsn:
     value = string(option)
     if value == "none":
@@ -220,6 +271,8 @@ PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
     ValueSyntax.LSN: lambda option, _: _lsn(option),
     ValueSyntax.CONFLICT_POLICY: lambda option, _: check_policy(string(option)),
     ValueSyntax.ROLES: lambda option, _: _roles(option),
+    ValueSyntax.DURATION: lambda option, _: _duration(option),
+    ValueSyntax.SEQUENCES: lambda option, _: _sequences(option),
 }
 
 

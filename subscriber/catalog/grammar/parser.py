@@ -1,9 +1,10 @@
-"""The grammar of statements about subscriptions, as PostgreSQL 18 spells it.
+"""The grammar of statements about subscriptions, as PostgreSQL 19 spells it.
 
-    CREATE SUBSCRIPTION name CONNECTION 'conninfo' PUBLICATION name, … [WITH (option [= value], …)]
-    ALTER SUBSCRIPTION name CONNECTION 'conninfo'
+    CREATE SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name PUBLICATION name, … [WITH (option [= value], …)]
+    ALTER SUBSCRIPTION name CONNECTION 'conninfo' | SERVER name
     ALTER SUBSCRIPTION name SET | ADD | DROP PUBLICATION name, … [WITH (…)]
     ALTER SUBSCRIPTION name REFRESH PUBLICATION [WITH (…)]
+    ALTER SUBSCRIPTION name REFRESH SEQUENCES
     ALTER SUBSCRIPTION name ENABLE | DISABLE
     ALTER SUBSCRIPTION name SET (…) | SKIP (…)
     ALTER SUBSCRIPTION name OWNER TO role | CURRENT_ROLE | CURRENT_USER | SESSION_USER
@@ -52,16 +53,22 @@ class RoleWord(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CreateSubscription:
+    """Either `conninfo` or `server` is None."""
+
     name: str
-    conninfo: str = field(repr=False)
+    conninfo: str | None = field(repr=False)
     publications: tuple[str, ...]
     options: tuple[Option, ...] = ()
+    server: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class AlterConnection:
+    """Either `conninfo` or `server` is None."""
+
     name: str
-    conninfo: str = field(repr=False)
+    conninfo: str | None = field(repr=False)
+    server: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,11 @@ class AlterPublications:
 class AlterRefresh:
     name: str
     options: tuple[Option, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AlterRefreshSequences:
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +165,7 @@ Statement: TypeAlias = (
     | AlterConnection
     | AlterPublications
     | AlterRefresh
+    | AlterRefreshSequences
     | AlterEnabled
     | AlterOptions
     | AlterSkip
@@ -245,10 +258,13 @@ class _Parser:
 
     def _create(self) -> CreateSubscription:
         name = self._name()
-        self._expect("connection")
-        conninfo = self._string()
+        conninfo, server = self._connection(self._expect("connection", "server"))
         self._expect("publication")
-        return CreateSubscription(name, conninfo, self._names(), self._with())
+        return CreateSubscription(name, conninfo, self._names(), self._with(), server)
+
+    def _connection(self, word: str) -> tuple[str | None, str | None]:
+        """Read the connection string, or the name of a foreign server."""
+        return (self._string(), None) if word == "connection" else (None, self._name())
 
     def _drop(self) -> DropSubscription:
         # IF is no reserved word: a subscription may be called so, unless EXISTS follows.
@@ -261,10 +277,10 @@ class _Parser:
     def _alter(self) -> Statement:
         name = self._name()
         match self._expect(
-            "connection", "set", "add", "drop", "refresh", "enable", "disable", "skip", "owner", "rename"
+            "connection", "server", "set", "add", "drop", "refresh", "enable", "disable", "skip", "owner", "rename"
         ):
-            case "connection":
-                return AlterConnection(name, self._string())
+            case "connection" | "server" as word:
+                return AlterConnection(name, *self._connection(word))
             case "set":
                 if self._is("("):
                     return AlterOptions(name, self._options())
@@ -274,7 +290,8 @@ class _Parser:
             case "drop":
                 return self._publications(name, "drop")
             case "refresh":
-                self._expect("publication")
+                if self._expect("publication", "sequences") == "sequences":
+                    return AlterRefreshSequences(name)
                 return AlterRefresh(name, self._with())
             case "skip":
                 return AlterSkip(name, self._options())

@@ -9,7 +9,12 @@ import asyncpg
 from subscriber.apply.conflicts.types import ConflictType
 
 CONFLICTS = tuple(conflict.value for conflict in ConflictType)
-COUNTERS = ("apply_error_count", "sync_error_count", *(f"confl_{conflict}" for conflict in CONFLICTS))
+COUNTERS = (
+    "apply_error_count",
+    "sync_error_count",
+    "sync_seq_error_count",
+    *(f"confl_{conflict}" for conflict in CONFLICTS),
+)
 ADD_STATS = f"""
 INSERT INTO subscriber.subscription_stats AS t (subid, {", ".join(COUNTERS)})
 SELECT $1::oid, {", ".join(f"${number}::bigint" for number in range(2, 2 + len(COUNTERS)))}

@@ -8,12 +8,15 @@ from subscriber.lsn import Lsn, optional_lsn
 from subscriber.subscription import STORED_OPTIONS, Subscription, TwoPhaseState
 
 _SUBSCRIPTION = f"""
-SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subconninfo, s.subpublications,
+SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner, s.subpublications,
+       coalesce(s.subconninfo, f.conninfo) AS subconninfo, f.problem AS conninfo_problem, v.srvname::text AS server,
        {", ".join(column.selected for column in STORED_OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
        s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
        s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
+  LEFT JOIN pg_catalog.pg_foreign_server v ON v.oid = s.subserver
+  LEFT JOIN LATERAL subscriber.server_conninfo(CASE WHEN s.subserver <> 0 THEN s.subid END) f ON true
 """
 SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
 SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
@@ -58,13 +61,15 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         oid=row["subid"],
         name=row["subname"],
         owner=row["owner"],
-        conninfo=row["subconninfo"],
+        stored_conninfo=row["subconninfo"],
         publications=tuple(row["subpublications"]),
         skip_lsn=Lsn.parse(row["subskiplsn"]),
         owner_is_superuser=row["owner_is_superuser"],
         system_id=row["subsystemid"],
         timeline=row["subtimeline"],
         timeline_system=row["subtimelinesystem"],
+        server=row["server"],
+        conninfo_problem=row["conninfo_problem"],
         version=row["version"],
         generation=row["subgeneration"],
         **{name: column.read_value(row[column.name]) for name, column in STORED_OPTIONS.items()},

@@ -19,6 +19,7 @@ from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.prepared_transactions import load_prepared
 from subscriber.catalog.store.subscription_rel import load_relation_states
+from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
 from subscriber.cli.status import table_states
@@ -174,15 +175,14 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         workers=await load_workers(connection),
         relations={s.oid: await load_relation_states(connection, s.oid) for s in subscriptions},
         progress=await progress_records.load_all(connection),
-        errors={subid: (apply, sync) for subid, (apply, sync, *_) in counted.items()},
-        conflicts={
-            subid: dict(zip(stats.CONFLICTS, counts, strict=True)) for subid, (_, _, *counts) in counted.items()
-        },
+        errors={subid: (counts[0], counts[1], counts[2]) for subid, counts in counted.items()},
+        conflicts={subid: dict(zip(stats.CONFLICTS, counts[3:], strict=True)) for subid, counts in counted.items()},
         prepared=prepared,
         launcher_age=leader.age if leader is not None else None,
         lock_waits=lock_waits,
         lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
         sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
+        sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
     )
 
 

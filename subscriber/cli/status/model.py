@@ -15,13 +15,16 @@ from typing import Any
 
 from subscriber.catalog.hooked_tables import Sources
 from subscriber.catalog.store.subscription_rel import SubscriptionRel
+from subscriber.catalog.store.subscription_sequence import SubscriptionSequence
 from subscriber.catalog.store.workers import APPLY_WORKER, WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
 from subscriber.cli.status import problems as status_problems
+from subscriber.cli.status import sequences as status_sequences
 from subscriber.cli.status import table_states, unpublished
 from subscriber.cli.status import transactions as status_transactions
 from subscriber.cli.status.problems import LockWait, Problem
+from subscriber.cli.status.sequences import SequencesStatus
 from subscriber.cli.status.table_states import TableStatus
 from subscriber.cli.status.transactions import OpenTransactions, Prepared
 from subscriber.cli.status.unpublished import Absent
@@ -38,7 +41,11 @@ TABLE_STATES = {
     "r": "ready",
 }
 SYNC_FAILED = "failed"
-_SHOWN = (status_problems.NOT_RESPONDING, status_problems.LOCKED)  # other problems already have lines
+_SHOWN = (
+    status_problems.NOT_RESPONDING,
+    status_problems.LOCKED,
+    status_problems.SEQUENCE,
+)  # other problems already have lines
 LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and the worker reports every second
 
 
@@ -96,6 +103,7 @@ class SubscriptionStatus:
     not_ready: tuple[TableStatus, ...]
     apply_errors: int
     sync_errors: int
+    sequence_errors: int = 0
     skip_lsn: Lsn | None = None
     limits: tuple[str, ...] = ()  # capabilities that this target lacks, as warnings
     one_by_one: Mapping[str, int] = field(default_factory=dict)  # number of changes applied row by row, by reason
@@ -104,6 +112,7 @@ class SubscriptionStatus:
     format: str | None = None  # value format of the stream: binary or text; None: no stream yet
     format_reason: str | None = None  # reason for text, if the subscription does not set the format
     absent: Absent = field(default_factory=Absent)
+    sequences: SequencesStatus = field(default_factory=SequencesStatus)
 
     problems: tuple[Problem, ...] = ()
 
@@ -123,13 +132,14 @@ class StatusSnapshot:
     workers: Sequence[WorkerStatus]
     relations: Mapping[int, Sequence[SubscriptionRel]]  # by subid
     progress: Mapping[int, Lsn] = field(default_factory=dict)  # by subid
-    errors: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # by subid: apply, sync
+    errors: Mapping[int, tuple[int, int, int]] = field(default_factory=dict)  # by subid: apply, tables, sequences
     prepared: Mapping[int, Sequence[Prepared]] = field(default_factory=dict)  # by subid
     conflicts: Mapping[int, Mapping[str, int]] = field(default_factory=dict)  # by subid: number of conflicts by type
     launcher_age: float | None = None  # seconds since the launcher renewed its lease; None: not known
     lock_waits: Mapping[int, Sequence[LockWait]] = field(default_factory=dict)  # by subid: the long waits
     lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
     sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
+    sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
 
 
 def assess(
@@ -146,7 +156,8 @@ def assess(
     received = worker_alive.received_lsn if worker_alive else None
     confirmed = publisher.confirmed or (worker_alive.latest_end_lsn if worker_alive else None)
     confirmed = confirmed or look.progress.get(subscription.oid)
-    apply_errors, sync_errors = look.errors.get(subscription.oid, (0, 0))
+    apply_errors, sync_errors, sequence_errors = look.errors.get(subscription.oid, (0, 0, 0))
+    sequences = status_sequences.find(look.sequences.get(subscription.oid, ()))
     lag_bytes = None
     if publisher.position is not None and confirmed:
         lag_bytes = max(0, publisher.position - confirmed)
@@ -185,6 +196,7 @@ def assess(
         not_ready=not_ready,
         apply_errors=apply_errors,
         sync_errors=sync_errors,
+        sequence_errors=sequence_errors,
         skip_lsn=subscription.skip_lsn or None,
         limits=worker_alive.limits if worker_alive else (),
         one_by_one=worker_alive.one_by_one if worker_alive else {},
@@ -194,6 +206,7 @@ def assess(
         format_reason=worker_alive.format_reason if worker_alive else None,
         problems=problems,
         absent=absent,
+        sequences=sequences,
     )
 
 
@@ -331,10 +344,14 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     lines += [("limit", limit) for limit in status.limits]
     if status.skip_lsn:
         lines.append(("skipping", f"the transaction that finishes at {status.skip_lsn}"))
-    if status.apply_errors or status.sync_errors:
-        lines.append(("errors so far", f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"))
+    if status.apply_errors or status.sync_errors or status.sequence_errors:
+        errors = f"{status.apply_errors:,} applying, {status.sync_errors:,} synchronizing"
+        if status.sequence_errors:
+            errors += f", {status.sequence_errors:,} synchronizing sequences"
+        lines.append(("errors so far", errors))
     counts = ", ".join(f"{number} {state}" for state, number in status.tables.items())
     lines.append(("tables", counts or "none"))
+    lines += status_sequences.describe(status.sequences)
     lines += unpublished.describe(status.absent, status.name)
     return lines
 
@@ -401,9 +418,11 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
         "one_by_one": dict(status.one_by_one),
         "apply_error_count": status.apply_errors,
         "sync_error_count": status.sync_errors,
+        "sync_seq_error_count": status.sequence_errors,
         "conflicts": dict(status.conflicts),
         "tables": dict(status.tables),
         "not_ready": [table_states.as_json(table) for table in status.not_ready],
+        **status_sequences.as_json(status.sequences),
         **unpublished.as_json(status.absent),
     }
 

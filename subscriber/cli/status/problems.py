@@ -40,7 +40,8 @@ DISABLED = "disabled by an error"
 LOCKED = "locked"
 SLOT = "slot"
 TABLE = "table"
-KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE)
+SEQUENCE = "sequence"
+KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE, SEQUENCE)
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
@@ -138,6 +139,10 @@ def _find(
     for table in tables:
         if table.error:
             yield Problem(TABLE, f"table {table.name}: {table.error}", table.error_hint)
+    hint = f"subscriber check --subscription {subscription.name} names the statement that corrects it."
+    for sequence in look.sequences.get(subscription.oid, ()):
+        if sequence.problem is not None:
+            yield Problem(SEQUENCE, sequence.problem, hint)
 
 
 def _silence(look: StatusSnapshot, worker: WorkerStatus | None) -> str | None:

@@ -279,7 +279,7 @@ class Launcher:
 
     def _notified(self, table: str, by_us: bool) -> None:
         # A worker of this launcher that stores the state of a table also updates TableStates.
-        if not (by_us and table == "subscription_rel"):
+        if not (by_us and table in ("subscription_rel", "subscription_sequence")):
             self._wake.set()
 
     async def _reconcile_while_any(self, tasks: TaskGroup, context: LauncherContext) -> None:

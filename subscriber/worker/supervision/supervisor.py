@@ -27,7 +27,14 @@ from subscriber.catalog import copy_jobs, hooked_tables, names, origins, pause_r
 from subscriber.catalog.copy_jobs import COPY_JOB_RELID
 from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import disable_subscription, load_subscription
-from subscriber.errors import ConflictError, ConnectionLost, EndOfStream, SubscriberError, TextNeeded
+from subscriber.errors import (
+    ConflictError,
+    ConnectionLost,
+    EndOfStream,
+    SequenceSyncError,
+    SubscriberError,
+    TextNeeded,
+)
 from subscriber.lsn import Lsn
 from subscriber.subscription import OPTIONS, Subscription
 from subscriber.targets.postgres.session.known_tables import KnownTables
@@ -39,6 +46,7 @@ from subscriber.worker.exception_groups import root_cause
 from subscriber.worker.leftover_slots import drop_leftover_slots
 from subscriber.worker.recovery import Recovery
 from subscriber.worker.retry import Reaction, reaction
+from subscriber.worker.sequencesync.worker import SequenceSync
 from subscriber.worker.status import TABLE_SYNC, Report
 from subscriber.worker.table_states import TableStates
 from subscriber.worker.tablesync.copy_job import CopyJobCoordinator, Synchronizer
@@ -53,7 +61,8 @@ SETTINGS = (
     "name",
     "owner",
     "owner_is_superuser",
-    "conninfo",
+    "stored_conninfo",
+    "server",
     "publications",
     *(name for name, option in OPTIONS.items() if option.restarts),
 )
@@ -92,6 +101,7 @@ class Supervisor:
         self._memory = WorkerMemory()
         self._pause = PauseGate(context.catalog, subscription.oid)
         self.bulk = CopyJobCoordinator(self, context)
+        self._sequences = SequenceSync(subscription, context, lambda: len(self._syncing))
         self._changed = anyio.Event()
         self._tasks: TaskGroup
 
@@ -103,6 +113,7 @@ class Supervisor:
                     self._tasks = tasks
                     self.bulk.tasks = tasks
                     await self.reload_tables()
+                    tasks.start_soon(self._synchronize_sequences)
                     await self._work()
                     tasks.cancel_scope.cancel()
         finally:
@@ -120,6 +131,13 @@ class Supervisor:
             if report.status.state != DISABLED:
                 self._context.board.remove(report)
 
+    async def _synchronize_sequences(self) -> None:
+        with telemetry.bound(worker="sequencesync"):
+            try:
+                await self._sequences.run()
+            except SequenceSyncError:  # with disable_on_error
+                await self._disable()
+
     async def update(self, subscription: Subscription) -> None:
         """Take over a change of the catalog. Restarts the workers if an option requires it.
 
@@ -127,6 +145,7 @@ class Supervisor:
             subscription: the subscription as it is now.
         """
         before, self.subscription = self.subscription, subscription
+        self._sequences.update(subscription)
         tables = self.tables.relids
         await self.reload_tables()
         if subscription != before or tables != self.tables.relids:
@@ -349,7 +368,8 @@ class Supervisor:
                 return
             case Synchronizer.TO_GROUP:
                 relid = COPY_JOB_RELID
-        if relid in self._syncing or len(self._syncing) >= self._settings.max_sync_workers:
+        running = len(self._syncing) + self._sequences.is_running
+        if relid in self._syncing or running >= self._settings.max_sync_workers:
             # The end of a worker wakes the apply worker, which calls this method again.
             return
         interval = self._settings.retry_interval
