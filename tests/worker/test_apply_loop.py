@@ -261,6 +261,16 @@ async def test_of_what_begins_in_the_middle_of_a_transaction_it_is_not_told() ->
         assert run.target.done == [("s.t1", "INSERT"), 108]
 
 
+@pytest.mark.parametrize("subxid", [7, 9])
+async def test_the_rollback_of_a_transaction_that_was_not_streamed(subxid: int) -> None:
+    """Without streaming, PostgreSQL 18 sends STREAM ABORT for a large transaction whose changes it has dropped."""
+    async with running(Run()) as run:
+        run.stream.send(wire(StreamAbort(7, subxid, None, None), 90), *transaction(100, 1))
+        await settled()
+        assert run.error is None
+        assert run.target.done == [("s.t1", "INSERT"), 108]
+
+
 # --- confirmed positions --------------------------------------------------------------------------
 
 

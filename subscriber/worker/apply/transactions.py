@@ -200,6 +200,9 @@ class Transactions:
                 await self._streamed().open_block(action)
             case EndStreamBlock():
                 await self._streamed().close_block()
+            case AbortStreamed() if self._kinds.streamed is None:
+                # A publisher since 18 reports the rollback of a large transaction that it has not streamed.
+                return None
             case AbortStreamed():
                 # A parallel worker that rolls it back may wait for a lock that is held until our queued COMMIT.
                 self._target.flush()
