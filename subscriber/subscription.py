@@ -20,10 +20,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum, auto
+from math import inf
 from types import MappingProxyType
 from typing import Any, Literal
 
 from subscriber.catalog.names import apply_origin
+from subscriber.durations import parse_milliseconds
 from subscriber.errors import PublisherError
 from subscriber.lsn import Lsn
 from subscriber.quoting import identifier
@@ -474,6 +476,12 @@ class Subscription(SubscriptionOptions):
                 sqlstate=UNDEFINED_OBJECT,
             )
         return self.stored_conninfo
+
+    def receiver_timeout(self, default: float) -> float:
+        """Return `wal_receiver_timeout` in seconds; infinity for 0, and `default` for -1."""
+        if self.wal_receiver_timeout == "-1":
+            return default
+        return parse_milliseconds(self.wal_receiver_timeout) / 1000 or inf
 
     @property
     def must_use_password(self) -> bool:

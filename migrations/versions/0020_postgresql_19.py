@@ -140,29 +140,29 @@ SERVERS = [
     CREATE FUNCTION subscriber.connection_of_server(owner oid, server oid, OUT conninfo text, OUT problem text)
     LANGUAGE plpgsql STABLE STRICT SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
     DECLARE
-        found record;
+        present record;
         mapping record;
         is_launcher boolean := EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname = session_user AND r.rolsuper)
             OR pg_catalog.has_function_privilege(session_user,
                    'subscriber.lead(text, integer, timestamptz, oid, interval)', 'EXECUTE');
         role name := (SELECT r.rolname FROM pg_catalog.pg_roles r WHERE r.oid = owner);
     BEGIN
-        SELECT f.srvname, f.srvoptions INTO found FROM pg_catalog.pg_foreign_server f WHERE f.oid = server;
-        IF found IS NULL THEN
+        SELECT f.srvname, f.srvoptions INTO present FROM pg_catalog.pg_foreign_server f WHERE f.oid = server;
+        IF present IS NULL THEN
             problem := pg_catalog.format('foreign server with OID %s does not exist', server);
         ELSIF NOT is_launcher AND NOT pg_catalog.pg_has_role(session_user, owner, 'USAGE') THEN
             problem := 'permission denied for user mappings of role "' || role || '"';
         ELSIF NOT pg_catalog.has_server_privilege(owner, server, 'USAGE') THEN
             problem := pg_catalog.format(
-                'subscription owner "%s" does not have permission on foreign server "%s"', role, found.srvname);
+                'subscription owner "%s" does not have permission on foreign server "%s"', role, present.srvname);
         ELSE
             SELECT m.umuser, m.umoptions INTO mapping FROM pg_catalog.pg_user_mappings m
              WHERE m.srvid = server AND m.umuser IN (owner, 0) ORDER BY m.umuser DESC LIMIT 1;
             IF NOT FOUND THEN
-                problem := pg_catalog.format('user mapping not found for user "%s", server "%s"', role, found.srvname);
+                problem := pg_catalog.format('user mapping not found for user "%s", server "%s"', role, present.srvname);
             ELSIF mapping.umuser = 0 AND NOT is_launcher THEN
                 problem := pg_catalog.format('only the launcher may read the user mapping of PUBLIC for server "%s"',
-                                             found.srvname);
+                                             present.srvname);
             ELSE
                 SELECT coalesce(string_agg(o.name || '=''' || pg_catalog.replace(pg_catalog.replace(
                            o.value, '\\', '\\\\'), '''', '\\''') || '''', ' ' ORDER BY o.name), '')
@@ -170,7 +170,7 @@ SERVERS = [
                   FROM (SELECT DISTINCT ON (every.option_name) every.option_name AS name, every.option_value AS value
                           FROM (SELECT 1 AS place, * FROM pg_catalog.pg_options_to_table(mapping.umoptions)
                                 UNION ALL
-                                SELECT 2, * FROM pg_catalog.pg_options_to_table(found.srvoptions)) every
+                                SELECT 2, * FROM pg_catalog.pg_options_to_table(present.srvoptions)) every
                          WHERE every.option_name = ANY (pg_catalog.string_to_array('{PARAMETERS}', ', '))
                          ORDER BY every.option_name, every.place) o;
             END IF;

@@ -96,8 +96,15 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n 
                 WHERE n.nspname = 'subscriber' AND c.relname = 'alembic_version')
 """
 CURRENT = "SELECT version_num FROM subscriber.alembic_version"
-IS_COMPLETE = "SELECT EXISTS (SELECT FROM subscriber.complete)"
+# Whether the tables have their rows, and the views the columns of the server's own views, which differ by version.
+CONDITION = """
+SELECT EXISTS (SELECT FROM subscriber.complete) AS is_complete,
+       EXISTS (SELECT FROM pg_catalog.pg_attribute a
+                WHERE a.attrelid = 'subscriber.pg_subscription'::pg_catalog.regclass AND a.attname = 'subserver')
+       = (pg_catalog.current_setting('server_version_num')::int >= 190000) AS views_fit
+"""
 RESTORE = "SELECT subscriber.restore()"
+MAKE_VIEWS = "SELECT subscriber.make_views()"
 IN_RECOVERY = "SELECT pg_catalog.pg_is_in_recovery()"
 MAY_UPGRADE = """
 SELECT coalesce((SELECT pg_catalog.pg_has_role(n.nspowner, 'USAGE') FROM pg_catalog.pg_namespace n
@@ -135,12 +142,17 @@ async def ensure_schema(connection: asyncpg.Connection) -> None:
 
 
 async def restore(connection: asyncpg.Connection) -> None:
-    """Fill the tables of the schema again if a crash of the server has emptied them.
+    """Fill the tables of the schema again if a crash of the server has emptied them, and make views that fit it.
 
     A standby has no UNLOGGED tables; nothing happens there.
     """
-    if not await connection.fetchval(IN_RECOVERY) and not await connection.fetchval(IS_COMPLETE):
+    if await connection.fetchval(IN_RECOVERY):
+        return
+    condition = await connection.fetchrow(CONDITION)
+    if condition is None or not condition["is_complete"]:
         await connection.execute(RESTORE)
+    if condition is None or not condition["views_fit"]:
+        await connection.execute(MAKE_VIEWS)
 
 
 async def _upgrade_alone(connection: asyncpg.Connection) -> None:

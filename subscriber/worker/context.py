@@ -6,13 +6,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.spool.spool import Spool
+from subscriber.subscription import Subscription
 from subscriber.targets.postgres.conflicts.resolution import Resolver
 from subscriber.worker.status import Board
 from subscriber.worker.wal_flush import Flusher
@@ -72,3 +73,8 @@ class LauncherContext:
     resolvers: Mapping[str, Resolver] = field(default_factory=dict)
     hooks: Mapping[str, Hooks] = field(default_factory=dict)
     settings: Settings = DEFAULTS
+
+    def of(self, subscription: Subscription) -> LauncherContext:
+        """Return the context of one subscription's workers: an option of the subscription overrides a setting."""
+        timeout = subscription.receiver_timeout(self.settings.receiver_timeout)
+        return replace(self, settings=replace(self.settings, receiver_timeout=timeout))

@@ -256,7 +256,7 @@ class Supervisor:
         )
         worker = ApplyWorker(
             subscription,
-            context,
+            context.of(subscription),
             self.tables,
             report,
             self,
@@ -404,7 +404,7 @@ class Supervisor:
         finished = False
         try:
             with scope:
-                sync = TableSync(self.subscription, relid, context, self.tables, report)
+                sync = TableSync(self.subscription, relid, context.of(self.subscription), self.tables, report)
                 sync.log("started")
                 await sync.run(sessions)
                 sync.log("finished")
