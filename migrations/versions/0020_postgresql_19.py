@@ -159,7 +159,8 @@ SERVERS = [
             SELECT m.umuser, m.umoptions INTO mapping FROM pg_catalog.pg_user_mappings m
              WHERE m.srvid = server AND m.umuser IN (owner, 0) ORDER BY m.umuser DESC LIMIT 1;
             IF NOT FOUND THEN
-                problem := pg_catalog.format('user mapping not found for user "%s", server "%s"', role, present.srvname);
+                problem := pg_catalog.format('user mapping not found for user "%s", server "%s"', role,
+                                             present.srvname);
             ELSIF mapping.umuser = 0 AND NOT is_launcher THEN
                 problem := pg_catalog.format('only the launcher may read the user mapping of PUBLIC for server "%s"',
                                              present.srvname);
