@@ -21,6 +21,7 @@ from subscriber.cli.check.model import CheckedSourceTable, Facts, Finding, Level
 from subscriber.cli.check.recipe import write_recipe
 from subscriber.cli.check.recipe_output import execute_recipe, print_recipe
 from subscriber.cli.check.rules import findings
+from subscriber.cli.check.sequences import collect_sequences
 from subscriber.connection.connect import connect, open_session
 from subscriber.connection.conninfo import Conninfo
 from subscriber.connection.defaults import complete
@@ -153,7 +154,7 @@ async def _ask_both(
             facts.two_phase = subscription.two_phase
     tables = []
     if source_dsn is not None:
-        tables = await _ask_publisher(source_dsn, publications, subscription, facts)
+        tables = await _ask_publisher(source_dsn, publications, subscription, facts, target)
     # Hooks may send rows to tables with other names and columns. The program that has the hooks checks them when it
     # starts.
     with_hooks = set() if subscription is None else {*(await hooked_tables.sources(target, subscription.oid)).values()}
@@ -201,8 +202,13 @@ async def _ask_apply(
 
 
 async def _ask_publisher(
-    dsn: str, publications: Sequence[str], subscription: Subscription | None, facts: Facts
+    dsn: str,
+    publications: Sequence[str],
+    subscription: Subscription | None,
+    facts: Facts,
+    target: Connection | None = None,
 ) -> list[CheckedSourceTable]:
+    """Collect the facts of the publisher. `target` is None if the target cannot be reached."""
     must_use_password = subscription is not None and subscription.must_use_password
     try:
         session = await open_session(
@@ -214,13 +220,18 @@ async def _ask_publisher(
     try:
         facts.publisher = await check_collect.read_publisher(session)
         facts.publications = await check_collect.read_publications(session, publications)
-        if facts.publisher.may_replicate and facts.publisher.wal_level == "logical":
+        if facts.publisher.may_replicate and facts.publisher.can_decode:
             await _try_to_replicate(dsn, facts, must_use_password=must_use_password)
         publisher = Publisher(session)
         if subscription is not None:
             facts.slot = await check_collect.read_slot(publisher, subscription)
         existing = [publication.name for publication in facts.publications if publication.exists]
         tables = await check_collect.read_source_tables(publisher, existing, facts) if existing else []
+        if target is not None:
+            all_tables = next((p.name for p in facts.publications if p.all_tables), None)
+            facts.sequences = await collect_sequences(
+                target, publisher, existing, subscription, role=facts.publisher.role, all_tables=all_tables
+            )
         facts.publisher_roles = await recipe_collect.read_publisher_roles(session, facts.publisher, tables)
         return tables
     except SubscriberError as error:

@@ -39,7 +39,8 @@ SELECT current_setting('server_version_num'), current_setting('server_version'),
        (SELECT count(*) FROM pg_catalog.pg_replication_slots), current_setting('max_replication_slots'),
        (SELECT count(*) FROM pg_catalog.pg_stat_replication), current_setting('max_wal_senders'), current_user,
        (SELECT r.rolsuper OR r.rolreplication FROM pg_catalog.pg_roles r WHERE r.rolname = current_user),
-       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), current_setting('max_prepared_transactions')
+       current_setting('server_encoding'), pg_catalog.pg_is_in_recovery(), current_setting('max_prepared_transactions'),
+       current_setting('effective_wal_level', true)
 """
 _SOURCE_COLUMNS = """
 SELECT a.attname, pg_catalog.format_type(a.atttypid, a.atttypmod) FROM pg_catalog.pg_attribute a
@@ -97,9 +98,9 @@ SELECT c.relkind::text, r.rolname::text, pg_catalog.pg_has_role(c.relowner, '{me
 async def read_publisher(session: Session) -> PublisherFacts:
     rows = await session.rows(_PUBLISHER)
     with parsing("its settings"):
-        ((version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, recovery, prepared),) = (
-            rows
-        )
+        (row,) = rows
+        version, text, level, slots, max_slots, senders, max_senders, role, may, encoding, *more = row
+        recovery, prepared, effective = more
         return PublisherFacts(
             version=count(version),
             version_text=(text or "").split()[0],
@@ -113,6 +114,7 @@ async def read_publisher(session: Session) -> PublisherFacts:
             encoding=encoding or "",
             in_recovery=recovery == "t",
             max_prepared=count(prepared),
+            effective_wal_level=effective,
         )
 
 

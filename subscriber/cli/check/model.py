@@ -8,7 +8,8 @@ from enum import StrEnum
 
 from subscriber.apply.relation_map import ForeignCode
 from subscriber.cli.check.recipe import PublisherRoles, TargetRoles
-from subscriber.subscription import TwoPhaseState
+from subscriber.publisher.sequences import SequenceDefinition
+from subscriber.subscription import SequenceMode, TwoPhaseState
 
 
 class Level(StrEnum):
@@ -41,6 +42,12 @@ class PublisherFacts:
     encoding: str
     in_recovery: bool
     max_prepared: int  # max_prepared_transactions
+    effective_wal_level: str | None = None  # since 19, which raises it when the first logical slot is created
+
+    @property
+    def can_decode(self) -> bool:
+        """Return True if a logical slot can be created and read."""
+        return self.wal_level == "logical" or (self.effective_wal_level is not None and self.wal_level == "replica")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +147,30 @@ class ApplyFacts:
     tables: tuple[AppliedTable, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class CheckedSequence:
+    """A sequence of the publisher, and the target's one of the same name."""
+
+    name: tuple[str, str]  # schema, name
+    readable: bool  # by the role that connects
+    definition: SequenceDefinition
+    owner: str | None  # schema.table.column that owns it
+    on_target: SequenceDefinition | None  # None: the target has none
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFacts:
+    """The sequences of both servers, and those that a subscription synchronizes."""
+
+    version: int  # server_version_num of the publisher
+    role: str  # that connects to the publisher
+    sequences: tuple[CheckedSequence, ...]
+    published: frozenset[tuple[str, str]]  # contained in the publications; before 19 owned by published columns
+    named: frozenset[tuple[str, str]]  # by the option sequence_names
+    mode: SequenceMode
+    all_tables: str | None  # a publication FOR ALL TABLES
+
+
 @dataclass(slots=True)
 class Facts:
     """All facts that are known. A field is None or empty if the server could not be queried."""
@@ -155,4 +186,5 @@ class Facts:
     apply: ApplyFacts | None = None  # also None without schema "subscriber"
     target_roles: TargetRoles | None = None  # for the recipe of least privilege
     publisher_roles: PublisherRoles | None = None
+    sequences: SequenceFacts | None = None
     encoding: str | None = None  # of the target's database, in which rows are sent

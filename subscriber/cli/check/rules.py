@@ -22,6 +22,7 @@ from subscriber.cli.check.model import (
     TargetFacts,
 )
 from subscriber.cli.check.recipe import apply_statements
+from subscriber.cli.check.sequences import sequence_findings
 from subscriber.display import shell_word, sql_identifier, sql_literal, sql_name, sql_type
 from subscriber.publisher.own_schema import OWN_SCHEMA
 from subscriber.quoting import qualified
@@ -51,6 +52,8 @@ def findings(facts: Facts) -> list[Finding]:
         found += two_phase_findings(facts)
     for source, target in facts.tables:
         found += table_findings(source, target, facts)
+    if facts.sequences is not None:
+        found += sequence_findings(facts.sequences)
     return found
 
 
@@ -62,12 +65,20 @@ def publisher_findings(facts: PublisherFacts, is_new: bool) -> Iterator[Finding]
     yield from _version(who, facts.version, facts.version_text)
     if facts.wal_level == "logical":
         yield Finding(Level.OK, who, "wal_level is logical")
+    elif facts.can_decode:
+        yield Finding(
+            Level.OK,
+            who,
+            f"wal_level is {facts.wal_level}, which a logical slot raises to logical; effective_wal_level is"
+            f" {facts.effective_wal_level}",
+        )
     else:
+        least = "replica" if facts.effective_wal_level is not None else "logical"
         yield Finding(
             Level.ERROR,
             who,
-            f"wal_level is {facts.wal_level}, not logical",
-            "ALTER SYSTEM SET wal_level = 'logical'; -- and restart the server",
+            f"wal_level is {facts.wal_level}, not {least}",
+            f"ALTER SYSTEM SET wal_level = '{least}'; -- and restart the server",
         )
     if facts.in_recovery and facts.version < 160000:
         yield Finding(
