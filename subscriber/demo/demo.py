@@ -13,7 +13,7 @@ follows soon after that, the second in the middle of streaming.
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from time import monotonic
@@ -23,6 +23,8 @@ import anyio
 
 from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.store import progress_records
+from subscriber.catalog.store.subscription_sequence import load_sequences
+from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import assess_all, read_catalog
 from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
@@ -35,6 +37,7 @@ from subscriber.demo.view import View, open_view
 from subscriber.demo.writer import DemoWriter, prepare
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
+from subscriber.quoting import literal, qualified
 
 if TYPE_CHECKING:
     from subscriber.spark.verification.job import TableComparison
@@ -74,6 +77,8 @@ class Demo:
         self.kills: list[str] = []
         self.looks = 0
         self.torn = 0
+        self.sequences = 0  # number of those that were compared
+        self.other_sequences: list[str] = []  # those that differ
         self.latest: tuple[StatusSnapshot, list[SubscriptionStatus]] | None = None
         self._stop_writing = anyio.Event()
         self._ready = False
@@ -91,13 +96,15 @@ class Demo:
             await self._kill_now_and_then()
             position = await self._finish_writing()
             await self._catch_up(position)
+            await self._refresh_sequences()
             tasks.cancel_scope.cancel()
         return position
 
     async def _subscribe(self) -> None:
         statement = (
             f"CREATE SUBSCRIPTION {demo_schema.SUBSCRIPTION} CONNECTION '{self.source.dsn()}' "
-            f"PUBLICATION {demo_schema.PUBLICATION} WITH (copy_engine = {'spark' if _has_spark() else 'asyncio'})"
+            f"PUBLICATION {demo_schema.PUBLICATION} WITH (copy_engine = {'spark' if _has_spark() else 'asyncio'},"
+            " sequence_names = 'demo.tickets')"
         )
         await processes.execute(self.target.dsn(), statement)
         self.view.event(f"subscriber exec: {statement}")
@@ -171,6 +178,25 @@ class Demo:
             await anyio.sleep(LOOK / 2)
         self.view.event(f"the target has reached {position}, {monotonic() - started:.1f} s later")
 
+    async def _refresh_sequences(self) -> None:
+        """Set the target's sequences to their last values, and compare them."""
+        statement = f"ALTER SUBSCRIPTION {demo_schema.SUBSCRIPTION} REFRESH SEQUENCES"
+        await processes.execute(self.target.dsn(), statement)
+        self.view.event(f"subscriber exec: {statement}")
+        async with _connection(self.target) as target, _connection(self.source) as source:
+            subscription = await find_subscription(target, demo_schema.SUBSCRIPTION)
+            assert subscription is not None
+            with anyio.fail_after(STUCK):
+                found = await load_sequences(target, subscription.oid)
+                while any(sequence.state != "r" for sequence in found):
+                    self._check_launcher()
+                    await anyio.sleep(LOOK)
+                    found = await load_sequences(target, subscription.oid)
+            names = [qualified(one.schema, one.name) for one in found]
+            here, there = await source.fetch(_values(names)), await target.fetch(_values(names))
+        self.sequences = len(names)
+        self.other_sequences = [row["name"] for row, other in zip(here, there, strict=True) if row != other]
+
     def _has_reached(self, position: Lsn) -> bool:
         status = self._status()
         if status is None or status.state != "streaming" or status.not_ready or not status.tables:
@@ -209,6 +235,11 @@ class Demo:
 
     def _header(self) -> str:
         return f"writer: {formatting.count(self.writer.transactions, 'transaction')}, kills: {len(self.kills)}"
+
+
+def _values(names: Sequence[str]) -> str:
+    """Build a query for name, last_value and is_called of sequences."""
+    return " UNION ALL ".join(f"SELECT {literal(name)} AS name, last_value, is_called FROM {name}" for name in names)
 
 
 def _is_handed_over(look: StatusSnapshot) -> bool:
@@ -340,18 +371,22 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
     print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
     by = f"by {_spark()}, which also made the initial copy" if _has_spark() else "by their exact text"
     print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared {by}")
+    equal = formatting.count(demo.sequences - len(demo.other_sequences), "sequence")
+    print(f"  {equal} with the publisher's values after REFRESH SEQUENCES")
     print(
         f"  {formatting.count(done, 'transaction')} of pgbench and {demo.writer.transactions:,} of a writer of "
         f"many types ({demo.writer.rolled_back:,} more rolled back)"
     )
     print(f"  kill -9 of the worker, {len(demo.kills)} times: {', '.join(demo.kills)}")
+    if demo.other_sequences:
+        print(f"WRONG: sequences with other values: {', '.join(demo.other_sequences)}")
     if demo.torn:
         print(f"WRONG: {demo.torn} of {demo.looks} checks of the target saw part of a transaction")
     elif demo.looks:
         print(f"  {formatting.count(demo.looks, 'check')} of the target meanwhile saw only whole transactions")
     if conflicts:
         print(f"WRONG: {formatting.count(len(conflicts), 'conflict')} where none should be, first {conflicts[0]}")
-    return not (different or demo.torn or conflicts)
+    return not (different or demo.torn or conflicts or demo.other_sequences)
 
 
 async def _keep(demo: Demo) -> None:

@@ -9,6 +9,7 @@ no_key              no key, NULLs, and duplicate rows
 measurements        partitioned; rows move between partitions
 parents, children   a foreign key between them, truncated together
 "Odd Names"         names that need quotes
+tickets             a sequence that no column owns
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ CREATE TYPE demo.address AS (street text, number int, tags text[]);
 CREATE TYPE demo.float_range AS RANGE (subtype = float8, subtype_diff = float8mi);
 CREATE DOMAIN demo.percentage AS numeric(5, 2) CHECK (VALUE BETWEEN 0 AND 100);
 
+CREATE SEQUENCE demo.tickets INCREMENT 3;
+SELECT pg_catalog.setval('demo.tickets', 301);
 CREATE TABLE demo.many_types (
     id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     flag boolean, small smallint, whole integer, big bigint, exact numeric, price numeric(12, 4),
