@@ -14,6 +14,7 @@ from subscriber.connection.connect import connect
 from subscriber.connection.errors import server_fields
 from subscriber.connection.settings import NO_TIMEOUTS
 from subscriber.errors import ConnectionLost, ServerError, SubscriberError
+from subscriber.server_version import speak_as
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
 
@@ -44,6 +45,7 @@ class CatalogConnection:
             "lock_timeout": f"{lock_timeout * 1000:.0f}ms",
         }
         connection = await connect(target, application_name=name, settings=settings)
+        speak_as(connection.get_server_version().major)
         try:
             yield cls(connection)
         finally:

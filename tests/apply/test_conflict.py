@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from contextvars import copy_context
+
 import pytest
 
 from subscriber.apply.conflicts.types import ConflictType, LocalRow, RowWriter, differs, is_ours, missing, unique
 from subscriber.apply.relation_map import Partition, map_relation
+from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, ReplicaIdentity, Update
+from subscriber.server_version import speak_as
 from tests.apply.build import UNSENT, column, local, remote, row
 
 KEYED = map_relation(remote("a*", "b"), local("b", "x", "a", identity=("a",)))
@@ -195,3 +199,36 @@ def test_a_value_that_is_no_utf8() -> None:
 )
 def test_rows_of_parallel_workers_are_our_own(origin: str | None, ours: str, expected: bool) -> None:
     assert is_ours(origin, ours) is expected
+
+
+# --- the words of PostgreSQL 19 -----------------------------------------------------------------------
+
+
+def test_the_words_of_19() -> None:
+    """A target of that version has them in its log; source: errdetail_apply_conflict()."""
+
+    def described() -> list[str]:
+        speak_as(19)
+        mapping = map_relation(remote("a*", "b"), local("a", "b", identity=("a",)))
+        writer = RowWriter("712", "2026-11-23 10:00:00+00", False, None)
+        taken = LocalRow("t_pkey", ("a",), writer, {"a": "1", "b": "old"})
+        update = Update(None, 1, None, None, row("1", "new"))
+        return [
+            unique(mapping, Insert(None, 1, row("1", "new")), "public.t", ("a", "b"), [taken]).exact_detail,
+            differs(mapping, update, writer, ["1", "old"]).exact_detail,
+            missing(mapping, update).exact_detail,
+            missing(mapping, Delete(None, 1, OldPart.KEY, row("1", None))).exact_detail,
+            str(Lsn.parse("0/376E860")),
+        ]
+
+    assert copy_context().run(described) == [
+        "Could not apply remote change: remote row (1, new).\n"
+        'Key already exists in unique index "t_pkey", modified locally in transaction 712 at 2026-11-23 10:00:00+00:'
+        " key (a)=(1), local row (1, old).",
+        "Updating the row that was modified locally in transaction 712 at 2026-11-23 10:00:00+00:"
+        " local row (1, old), remote row (1, new), replica identity (a)=(1).",
+        "Could not find the row to be updated: remote row (1, new), replica identity (a)=(1).",
+        "Could not find the row to be deleted: replica identity (a)=(1).",
+        "0/0376E860",
+    ]
+    assert str(Lsn.parse("0/376E860")) == "0/376E860"

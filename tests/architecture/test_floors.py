@@ -55,7 +55,7 @@ FLOORS: list[set[str]] = [
     {"protocol", "subscription"},
     {"errors", "lsn", "_speedups", "catalog.names"},
     {"redaction", "display", "deprecated_names"},
-    {"durations", "quoting", "sqlstate", "timestamps"},
+    {"durations", "quoting", "server_version", "sqlstate", "timestamps"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 

@@ -1,13 +1,16 @@
 """Run PostgreSQL's own tests of subscriptions against `subscriber`.
 
     make conformance                                  all of them
+    python -m tests.conformance --major 19            on servers of PostgreSQL 19
     python -m tests.conformance 001 013               some of them
     python -m tests.conformance --native              with the server's own apply worker, to check the machine
     python -m tests.conformance --write               also write the table in docs/conformance.md
 
-    POSTGRES_SRC    a source tree of PostgreSQL 18; without it Debian's is downloaded
-    POSTGRES_BIN    the programs of an installation made from it (with contrib/hstore, src/test/modules/injection_points
-                    and pg_regress); without it the source is built, which takes some minutes, once
+    POSTGRES_SRC    a source tree of PostgreSQL; without it Debian's is downloaded
+    POSTGRES_TESTS  a directory with more test files
+    POSTGRES_BIN    the programs of an installation made from it (with contrib/hstore and postgres_fdw,
+                    src/test/modules/injection_points and pg_regress); without it the source is built once, which takes
+                    some minutes
 
 Downloaded and built files stay in the user's cache (build.py). The tests need perl with IPC::Run.
 """
@@ -25,7 +28,7 @@ from pathlib import Path
 from time import monotonic
 
 from subscriber.demo.servers import Account
-from tests.conformance.build import Installation, find_installation
+from tests.conformance.build import MAJOR, PACKAGED, Installation, find_installation
 from tests.conformance.inventory import ABOUT, INSIDE, NOT_YET
 from tests.documents import write_section
 
@@ -54,10 +57,10 @@ class Run:
         for path in (directory, *directory.iterdir()):
             os.chown(path, account.uid, account.gid)
 
-    def file(self, name: str) -> Outcome:
+    def file(self, file: Path) -> Outcome:
         began = monotonic()
         done = subprocess.run(
-            ["prove", "--failures", "--comments", "--exec", self._exec, f"t/{name}.pl"],
+            ["prove", "--failures", "--comments", "--exec", self._exec, str(file)],
             cwd=self._installed.tests,
             env=self._environment(),
             stdout=subprocess.PIPE,
@@ -67,14 +70,14 @@ class Run:
             **self._account.keywords,
         )
         word = "failed" if done.returncode else "skipped" if "Result: NOTESTS" in done.stdout else "passed"
-        return Outcome(name, word, monotonic() - began, done.stdout)
+        return Outcome(file.stem, word, monotonic() - began, done.stdout)
 
     def _environment(self) -> dict[str, str]:
         installed = self._installed
         return {
             "HOME": str(self._directory),
             "PATH": f"{installed.bin}:{os.environ.get('PATH', os.defpath)}",
-            "PERL5LIB": str(installed.source / "src/test/perl"),
+            "PERL5LIB": str(installed.perl),
             "PG_REGRESS": str(installed.pg_regress),
             "TESTDATADIR": str(self._directory / "data"),
             "TESTLOGDIR": str(self._directory / "log"),
@@ -108,20 +111,20 @@ def _check_reach(account: Account) -> None:
 
 def main() -> int:
     options = _options()
-    installed = find_installation()
-    names = sorted(path.stem for path in (installed.tests / "t").glob("*.pl"))
+    installed = find_installation(options.major)
+    files = installed.files
     if options.files:
-        names = [name for name in names if any(name.startswith(wanted) for wanted in options.files)]
+        files = [file for file in files if any(file.stem.startswith(wanted) for wanted in options.files)]
     account = Account.current()
     if not options.native:
         _check_reach(account)
     outcomes = []
     with tempfile.TemporaryDirectory(prefix="subscriber-conformance-", dir="/tmp") as place:
         run = Run(installed, Path(place), account, native=options.native)
-        for name in names:
-            outcome = run.file(name)
+        for file in files:
+            outcome = run.file(file)
             outcomes.append(outcome)
-            print(f"{name:<32}{outcome.word:<9}{outcome.seconds:6.1f} s", flush=True)
+            print(f"{file.stem:<32}{outcome.word:<9}{outcome.seconds:6.1f} s", flush=True)
             if outcome.word == "failed" and not options.quiet:
                 print(re.sub(r"(?m)^", "    ", outcome.output), flush=True)
         if options.keep:
@@ -139,6 +142,7 @@ def main() -> int:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.conformance", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help="how a file's name begins; all without any")
+    parser.add_argument("--major", type=int, choices=(MAJOR, PACKAGED), default=MAJOR, help="the version of PostgreSQL")
     parser.add_argument("--native", action="store_true", help="leave the server's own apply worker in")
     parser.add_argument("--write", action="store_true", help="write the table in docs/conformance.md")
     parser.add_argument("--keep", action="store_true", help="keep the servers' logs")

@@ -1,4 +1,7 @@
-"""A PostgreSQL 18 with its source: from a variable, or Debian's source package built in the user's cache.
+"""A PostgreSQL with its tests: from a variable, or Debian's source package built in the user's cache.
+
+Debian's mirrors do not keep the source of PostgreSQL 19, so its servers and test modules are those of the binary
+packages, and the tests are 18's. POSTGRES_TESTS names a directory with further tests.
 
 Nothing is installed in the system, and root is not needed. The Debian mirror is apt's own. Its lists and archives are
 kept separate from apt's.
@@ -16,22 +19,30 @@ from pathlib import Path
 
 from subscriber.demo.servers import Account
 from tests.cache import cache_directory
+from tests.matrix.debian import fetched
+from tests.matrix.programs import NotAvailable
 
-MAJOR = 18
+MAJOR = 18  # the version whose source is built
+PACKAGED = 19  # the version whose programs are downloaded
 NEEDED = ("make", "gcc", "bison", "flex", "perl", "prove")
 CONFIGURE = ("--enable-tap-tests", "--enable-injection-points", "--without-readline", "--without-zlib")
 # In addition to the server; the tests do not need the rest of contrib.
-MODULES = ("contrib/hstore", "src/test/modules/injection_points", "src/test/regress")
+MODULES = ("contrib/hstore", "contrib/postgres_fdw", "src/test/modules/injection_points", "src/test/regress")
 
 
 @dataclass(frozen=True)
 class Installation:
-    source: Path
+    tests: Path  # src/test/subscription of a source tree
     bin: Path
+    perl: Path  # the modules PostgreSQL::Test
 
     @property
-    def tests(self) -> Path:
-        return self.source / "src/test/subscription"
+    def files(self) -> list[Path]:
+        """The test files, by name. Those of POSTGRES_TESTS replace others of the same name."""
+        found = {path.name: path for path in (self.tests / "t").glob("*.pl")}
+        if more := os.environ.get("POSTGRES_TESTS"):
+            found |= {path.name: path for path in Path(more).resolve().glob("*.pl")}
+        return [found[name] for name in sorted(found)]
 
     def _config(self, option: str) -> str:
         command = [str(self.bin / "pg_config"), option]
@@ -43,7 +54,8 @@ class Installation:
 
     @property
     def pg_regress(self) -> Path:
-        return Path(self._config("--pgxs")).parent.parent / "test/regress/pg_regress"
+        packaged = self.bin / "pg_regress"
+        return packaged if packaged.exists() else Path(self._config("--pgxs")).parent.parent / "test/regress/pg_regress"
 
     @property
     def icu(self) -> bool:
@@ -54,18 +66,26 @@ class Installation:
         return "--enable-injection-points" in self._config("--configure")
 
 
-def find_installation() -> Installation:
-    """Return the installation of the environment variables, or a downloaded and built one.
+def find_installation(major: int) -> Installation:
+    """Return the installation of the environment variables, or a downloaded and built one of this version.
 
     Exits if a part is missing.
     """
     _need_perl_module("IPC::Run")
     given = os.environ.get("POSTGRES_SRC")
-    source = Path(given).resolve() if given else _fetched()
+    source = Path(given).resolve() if given else _fetched(MAJOR)
     if not (source / "src/test/subscription/t").is_dir():
         sys.exit(f"{source} is no source tree of PostgreSQL: it has no src/test/subscription/t")
     programs = os.environ.get("POSTGRES_BIN")
-    found = Installation(source, Path(programs).resolve() if programs else _built(source))
+    tests, perl = source / "src/test/subscription", source / "src/test/perl"
+    if major == PACKAGED:
+        try:
+            bin = fetched(major)
+        except NotAvailable as reason:
+            sys.exit(str(reason))
+        found = Installation(tests, bin, bin.parent / f"root/usr/lib/postgresql/{major}/lib/pgxs/src/test/perl")
+    else:
+        found = Installation(tests, Path(programs).resolve() if programs else _built(source), perl)
     account = Account.current()
     for path in (found.tests, found.bin):
         if not account.can_enter(path):
@@ -81,13 +101,13 @@ def _need_perl_module(name: str) -> None:
 # --- fetching -------------------------------------------------------------------------------------
 
 
-def _fetched() -> Path:
+def _fetched(major: int) -> Path:
     place = cache_directory("conformance")
-    if found := sorted(place.glob(f"postgresql-{MAJOR}.*/configure")):  # an unpacked source, not a build
+    if found := sorted(place.glob(f"postgresql-{major}[.br]*/configure")):  # an unpacked source, not a build
         return found[-1].parent
     if shutil.which("apt-get") is None:
         sys.exit("there is no apt-get to fetch PostgreSQL's source with: set POSTGRES_SRC to a source tree")
-    print(f"Fetching the source of PostgreSQL {MAJOR} …", flush=True)
+    print(f"Fetching the source of PostgreSQL {major} …", flush=True)
     (place / "lists/partial").mkdir(parents=True, exist_ok=True)
     (place / "archives/partial").mkdir(parents=True, exist_ok=True)
     (place / "sources.list").write_text(f"deb-src {_mirror()} sid main\n")
@@ -100,10 +120,10 @@ def _fetched() -> Path:
     }
     options = [word for name, value in apart.items() for word in ("-o", f"{name}={value}")]
     _run(["apt-get", *options, "-qq", "update"], place)
-    _run(["apt-get", *options, "-qq", "source", "--download-only", f"postgresql-{MAJOR}"], place)
-    (archive,) = place.glob(f"postgresql-{MAJOR}_*.orig.tar.*")
+    _run(["apt-get", *options, "-qq", "source", "--download-only", f"postgresql-{major}"], place)
+    (archive,) = place.glob(f"postgresql-{major}_*.orig.tar.*")
     _run(["tar", "-xf", str(archive)], place)
-    return _fetched()
+    return _fetched(major)
 
 
 def _mirror() -> str:

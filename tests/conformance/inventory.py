@@ -1,4 +1,4 @@
-"""The files of src/test/subscription/t in PostgreSQL 18: the subject of each, and the reason if it does not pass."""
+"""The files of src/test/subscription/t in PostgreSQL 18 and 19: the subject, and the reason if it does not pass."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ ABOUT = {
     "033_run_as_table_owner": "the role that applies changes",
     "034_temporal": "keys WITHOUT OVERLAPS",
     "035_conflicts": "conflicts with several unique indexes",
+    "036_sequences": "sequences synchronized, refreshed, mismatched and missing",
+    "037_except": "publications of all tables except some",
+    "038_walsnd_shutdown_timeout": "a publisher that shuts down while a subscriber does not receive",
     "100_bugs": "bugs of earlier versions",
 }
 

@@ -67,8 +67,10 @@ _WRAPPER = f"""\
 #!/bin/sh
 # Runs Debian's program of this name, with the packages' /usr in the place of the machine's.
 place=$(cd "$(dirname "$0")/.." && pwd -P)
-{_IN_PACKAGES} "$place/root/usr" "/usr/lib/postgresql/MAJOR/bin/$(basename "$0")" "$@"
+{_IN_PACKAGES} "$place/root/usr" "/usr/lib/postgresql/MAJOR/FOLDER/$(basename "$0")" "$@"
 """
+# Programs outside of bin/ that are wrapped as well: PostgreSQL's own tests call it.
+_REGRESS = "lib/pgxs/src/test/regress"
 _NOT_NEEDED = ("etc", "var", "usr/share/doc", "usr/share/man", "usr/share/info", "usr/share/perl", "usr/share/lintian")
 
 
@@ -156,10 +158,11 @@ def _make_locale(usr: Path) -> None:
 def _wrap(major: int, place: Path) -> None:
     """Write a script for each program. It finds its packages relative to itself, so both can be moved together."""
     (place / "bin").mkdir()
-    for program in (place / f"root/usr/lib/postgresql/{major}/bin").iterdir():
-        script = place / "bin" / program.name
-        script.write_text(_WRAPPER.replace("MAJOR", str(major)))
-        script.chmod(0o755)
+    for folder in ("bin", _REGRESS):
+        for program in (place / f"root/usr/lib/postgresql/{major}/{folder}").glob("*"):
+            script = place / "bin" / program.name
+            script.write_text(_WRAPPER.replace("MAJOR", str(major)).replace("FOLDER", folder))
+            script.chmod(0o755)
 
 
 def _run(command: Sequence[str], failure: str, **keywords: Any) -> str:

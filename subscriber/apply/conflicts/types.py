@@ -18,6 +18,7 @@ from subscriber.protocol.encodings import encode
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.protocol.tuple_data import BINARY, NULL, UNCHANGED, TupleData
 from subscriber.quoting import identifier
+from subscriber.server_version import speaks_19
 
 VALUE_BYTES = 64  # a value of a whole row is cut there in a message; one of a key is not
 
@@ -107,7 +108,7 @@ class Conflict:
     @property
     def exact_detail(self) -> str:
         """The DETAIL as PostgreSQL words it, values and all."""
-        pairs = [f"{sentence}\n{row}" for sentence, row in zip(self.sentences, self.rows, strict=True)]
+        pairs = [_with_values(sentence, row) for sentence, row in zip(self.sentences, self.rows, strict=True)]
         return "\n".join([*pairs, *self._resolved])
 
     @property
@@ -131,16 +132,20 @@ def unique(
     what = ConflictType.INSERT_EXISTS if isinstance(change, Insert) else ConflictType.UPDATE_EXISTS
     if len(found) > 1:
         what = ConflictType.MULTIPLE_UNIQUE_CONFLICTS
-    remote = f"remote row {_local_row(mapping, columns, change.new)}"
+    remote = [f"remote row {_local_row(mapping, columns, change.new)}"]
     if isinstance(change, Update):
-        remote += f"; {_identity(mapping, columns, change.old or change.new)}"
+        remote.append(_identity(mapping, columns, change.old or change.new))
     sentences, rows = [], []
+    if speaks_19():
+        sentences.append("Could not apply remote change.")
+        rows.append(_values(*remote))
+        remote = []
     for row in found:
         sentences.append(f'Key already exists in unique index "{row.index}", modified{_written(row.writer, "origin")}.')
         names = ", ".join(_quoted(name) for name in row.key)
         key = ", ".join(_text(mapping, row.values[name]) for name in row.key)
         existing = ", ".join(_text(mapping, value, VALUE_BYTES) for value in row.values.values())
-        rows.append(f"Key ({names})=({key}); existing local row ({existing}); {remote}.")
+        rows.append(_values(f"key ({names})=({key})", _existing(existing), *remote))
     identity = {} if isinstance(change, Insert) else _key(mapping, change.old or change.new)
     new = texts(mapping, change.new)
     return Conflict(what, relation, tuple(sentences), tuple(rows), identity, new, tuple(found))
@@ -162,18 +167,34 @@ def differs(
     columns = leaf.columns if leaf else whole
     known = dict(zip(whole, values, strict=False))  # a column added just now is found out by the next check
     existing = ", ".join(_text(mapping, known.get(name), VALUE_BYTES) for name in columns)
-    rows = f"Existing local row ({existing})"
+    values_of = [_existing(existing)]
     if isinstance(change, Update):
         what, doing = ConflictType.UPDATE_ORIGIN_DIFFERS, "Updating"
-        rows += f"; remote row {_local_row(mapping, columns, change.new)}"
-        rows += f"; {_identity(mapping, columns, change.old or change.new)}."
+        values_of.append(f"remote row {_local_row(mapping, columns, change.new)}")
+        values_of.append(_identity(mapping, columns, change.old or change.new))
     else:
         what, doing = ConflictType.DELETE_ORIGIN_DIFFERS, "Deleting"
-        rows += f"; {_identity(mapping, columns, change.old)}."
+        values_of.append(_identity(mapping, columns, change.old))
     sentence = f"{doing} the row that was modified{_written(writer, 'a different origin')}."
     key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
     row = LocalRow(None, (), writer, {name: known.get(name) for name in columns})
-    return Conflict(what, label, (sentence,), (rows,), key, _new(mapping, change), (row,))
+    return Conflict(what, label, (sentence,), (_values(*values_of),), key, _new(mapping, change), (row,))
+
+
+def _existing(row: str) -> str:
+    return f"local row ({row})" if speaks_19() else f"existing local row ({row})"
+
+
+def _values(*parts: str) -> str:
+    """Join the parts of a row of values as the target's version does: a clause in 19, a sentence before."""
+    if speaks_19():
+        return ", ".join(parts)
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def _with_values(sentence: str, values: str) -> str:
+    return f"{sentence[:-1]}: {values}." if speaks_19() else f"{sentence}\n{values}"
 
 
 def _written(writer: RowWriter, origin: str) -> str:
@@ -199,13 +220,12 @@ def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition |
     if isinstance(change, Update):
         what = ConflictType.UPDATE_MISSING
         detail = "Could not find the row to be updated."
-        rows = f"Remote row {_local_row(mapping, columns, change.new)}; "
-        rows += f"{_identity(mapping, columns, change.old or change.new)}."
+        new = f"remote row {_local_row(mapping, columns, change.new)}"
+        rows = _values(new, _identity(mapping, columns, change.old or change.new))
     else:
         what = ConflictType.DELETE_MISSING
         detail = "Could not find the row to be deleted."
-        identity = _identity(mapping, columns, change.old)
-        rows = f"{identity[0].upper()}{identity[1:]}."
+        rows = _values(_identity(mapping, columns, change.old))
     key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
     return Conflict(what, label, (detail,), (rows,), key, _new(mapping, change))
 
