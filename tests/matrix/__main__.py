@@ -1,4 +1,4 @@
-"""Run every publisher with the newest target, and every target with the newest publisher.
+"""Run every publisher with the newest targets, and every target with the newest publishers.
 
     make matrix                                  all pairs; writes the tables in docs/versions.md
     python -m tests.matrix 14:18 18:debian15     some of them, publisher:target
@@ -45,11 +45,15 @@ DOCUMENT = Path(__file__).resolve().parent.parent.parent / "docs/versions.md"
 OLDEST_TARGET = 14
 DEBIAN = "debian"
 SLOWEST = f"{DEBIAN}15"  # the newest target of Debian's on which a plan without an index costs enough for JIT
+LATEST = f"{DEBIAN}{max(SUITES)}"  # newer than all packaged servers
 PAIRS = (
     [(f"{publisher}", f"{NEWEST}") for publisher in (*sorted(PACKED), NEWEST)]
     + [(f"{NEWEST}", f"{target}") for target in sorted(PACKED) if target >= OLDEST_TARGET]
     + [(f"{DEBIAN}{publisher}", SLOWEST) for publisher in sorted(SUITES)]
     + [(f"{DEBIAN}{NEWEST}", f"{DEBIAN}{target}") for target in sorted(SUITES) if target > 15]
+    + [(f"{publisher}", LATEST) for publisher in (*sorted(PACKED), NEWEST)]
+    + [(LATEST, f"{target}") for target in (*sorted(PACKED), NEWEST) if target >= OLDEST_TARGET]
+    + [(LATEST, LATEST)]
 )
 
 
