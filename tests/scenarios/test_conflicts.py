@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 
 import pytest
@@ -156,3 +157,27 @@ async def test_a_partition_is_named_itself(pair: Pair) -> None:
         kind="insert_exists",
         relation="public.low",
     )
+
+
+async def test_a_policy_slows_only_its_table(pair: Pair) -> None:
+    """Changes of other tables are applied in batches; a transaction with both keeps its order."""
+    await pair.both("CREATE TABLE a (id int PRIMARY KEY, v text)", "CREATE TABLE b (id int PRIMARY KEY, v text)")
+    await pair.subscribe("FOR TABLE a, b", conflict_policy="'public.a: keep_local'")
+    await pair.target.execute("INSERT INTO a VALUES (1, 'target')")
+    await pair.source.execute(
+        "INSERT INTO b SELECT i, 'new' FROM generate_series(1, 5000) i",
+        "UPDATE b SET v = 'changed' WHERE id <= 3000",
+        "INSERT INTO a VALUES (1, 'source'), (2, 'source')",
+        "BEGIN; DELETE FROM b WHERE id = 7; UPDATE a SET v = 'x' WHERE id = 2;"
+        " INSERT INTO b VALUES (7, 'again'); COMMIT",
+    )
+    for number in range(200):
+        await pair.source.execute(f"INSERT INTO b VALUES ({10_000 + number}, 'small')")
+    await pair.change("DELETE FROM b WHERE id = 8")
+    await pair.assert_same("SELECT * FROM b ORDER BY id")
+    assert await pair.rows("SELECT * FROM a ORDER BY id") == [(1, "target"), (2, "x")]
+    await pair.target.wait_for("SELECT changes >= 8000 FROM subscriber.worker WHERE relid = 0", True)
+    counted = await pair.target.value("SELECT one_by_one::text FROM subscriber.worker WHERE relid = 0")
+    reasons = json.loads(counted)
+    assert reasons["conflict policy"] <= 5  # those of table a, and the rest of the transaction with both
+    assert sum(reasons.values()) < 500

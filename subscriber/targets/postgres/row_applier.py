@@ -95,12 +95,18 @@ class RowApplier:
         known = self.known_tables.find(remote.schema, remote.name, self.roles.terms)
         if known is not None:
             with suppress(MappingError):  # it may have been altered since
-                return map_relation(remote, known, self.pipeline.codec)
+                return map_relation(remote, self._with_policy(known), self.pipeline.codec)
         self.roles.reset_role(StatementContext("RELATION"))
         local = await introspection.introspect(self.pipeline, remote.schema, remote.name, self.roles.terms)
         self.mapped_in_transaction |= {local.oid}
         self.known_tables.add(local, self.roles.terms)
-        return map_relation(remote, local, self.pipeline.codec)
+        return map_relation(remote, self._with_policy(local), self.pipeline.codec)
+
+    def _with_policy(self, local: LocalRelation) -> LocalRelation:
+        """Exclude a table from batches if a policy concerns it: each change looks at the target first."""
+        if self.resolution is None or local.batch_exclusion is not None or not self.resolution.concerns(local):
+            return local
+        return replace(local, batch_exclusion="conflict policy")
 
     async def change(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete

@@ -128,8 +128,6 @@ class PostgresTarget(Target):
             return "switched off"
         if self._pause:
             return self._reason
-        if self.rows.resolution is not None:
-            return "conflict policy"
         if self.rows.conflicts.origin_id is not None:
             return "track_commit_timestamp"
         return None

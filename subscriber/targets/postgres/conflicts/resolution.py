@@ -20,7 +20,7 @@ from subscriber.apply.conflicts import types
 from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide
 from subscriber.apply.conflicts.types import Conflict, ConflictType
 from subscriber.apply.error_context import error_context
-from subscriber.apply.relation_map import Partition, RelationMapping
+from subscriber.apply.relation_map import LocalRelation, Partition, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
@@ -108,6 +108,12 @@ class ConflictResolution:
             concerned = noticed or self._policies.concern((local.schema, local.name), kind)
             self._concerned[key] = concerned
         return concerned
+
+    def concerns(self, local: LocalRelation) -> bool:
+        """Return True if some changes of the table have to look at the target before they are applied."""
+        table = local.schema, local.name
+        kept = self._history.kept is ConflictHistory.ALL
+        return kept or any(self._policies.concern(table, kind) for kind in (Insert, Update, Delete))
 
     async def resolve(self, change: RowChange, note: StatementContext) -> RowChange | None:
         """What is left to be applied of `change`, None for nothing; the session acts as the table's owner.
