@@ -109,14 +109,21 @@ SEQUENCES = [
             RETURN 'denied';
         END IF;
         IF ahead THEN
-            EXECUTE pg_catalog.format('SELECT last_value, is_called FROM %I.%I', namespace, name)
-               INTO present, present_called;
+            -- By its number: another relation could take its name meanwhile, a view that calls functions.
+            IF pg_catalog.current_setting('server_version_num')::int >= 180000 THEN
+                EXECUTE 'SELECT d.last_value, d.is_called FROM pg_catalog.pg_get_sequence_data($1) d'
+                   INTO present, present_called USING sequence::pg_catalog.regclass;
+            ELSE
+                present := pg_catalog.pg_sequence_last_value(sequence::pg_catalog.regclass);
+                present_called := present IS NOT NULL;
+                present := coalesce(present, definition.seqstart);
+            END IF;
             IF (increment > 0 AND present > last_value) OR (increment < 0 AND present < last_value)
                OR present = last_value AND present_called >= is_called THEN
                 RETURN 'ahead';
             END IF;
         END IF;
-        PERFORM pg_catalog.setval(sequence, last_value, is_called);
+        PERFORM pg_catalog.setval(sequence::pg_catalog.regclass, last_value, is_called);
         RETURN 'set';
     EXCEPTION WHEN insufficient_privilege THEN
         RETURN 'denied';

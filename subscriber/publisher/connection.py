@@ -333,6 +333,19 @@ class Publisher:
             found |= await self._sequence_values(names[at : at + sequences.BATCH_SIZE])
         return found
 
+    async def restrict_views(self) -> None:
+        """Refuse to read views and foreign tables in this session, if the server can.
+
+        A relation is looked up in the catalog, and then read by its name. Meanwhile its owner could replace it with a
+        view, whose functions would run with the rights of this role. The setting came with the minor releases of August
+        2024.
+        """
+        await self._rows(
+            "SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings"
+            " WHERE name = 'restrict_nonsystem_relation_kind'",
+            "could not restrict views",
+        )
+
     async def _sequence_values(self, names: Sequence[tuple[str, str]]) -> dict[tuple[str, str], SequenceValue | None]:
         failure = "could not fetch sequence information from the publisher"
         rows = await self._rows(sequences.values_query(names, self.server_version), failure)
@@ -342,6 +355,7 @@ class Publisher:
         if self.server_version >= sequences.VERSION:
             last_values = {row[0]: row[2:4] for row in rows if row[2] is not None}
         elif readable:
+            await self.restrict_views()
             last = await self._rows(sequences.last_values_query(readable), failure)
             last_values = {row[0]: row[1:] for row in last}
         found: dict[tuple[str, str], SequenceValue | None] = {}

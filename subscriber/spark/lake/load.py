@@ -60,6 +60,7 @@ async def load(
         session = publisher.session
         await session.rows("SELECT pg_catalog.set_config('timezone', 'UTC', false)")
         await session.rows("SELECT pg_catalog.set_config('bytea_output', 'hex', false)")
+        await publisher.restrict_views()
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(f"subscriber_lake_{secrets.token_hex(4)}", snapshot="use", temporary=True)
         position = slot.consistent_point

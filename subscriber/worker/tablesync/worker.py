@@ -185,6 +185,7 @@ class TableSync(ApplyHooks):
         self._set_state("copying")
         local = await copy_transaction.begin(target.rows, self.schema, self.table)
         self._tables.find(local)
+        await publisher.restrict_views()
         await publisher.begin_snapshot()
         slot = await publisher.create_slot(self.slot, snapshot="use", failover=self.subscription.failover)
         reach(Point.SLOT_CREATED)
