@@ -117,11 +117,15 @@ class Transaction:
     async def changes(self) -> list[Change]:
         """Return a list of the remaining changes. It needs memory for all of them, so avoid it for large transactions.
 
-        Cancellation: the changes that have been read are lost.
+        Cancellation: safe; the next call, or an iteration, continues with the changes that have been read.
         """
         found: list[Change] = []
-        async for batch in self.batches():
-            found += batch
+        try:
+            async for batch in self.batches():
+                found += batch
+        except BaseException:
+            self._state.put_back(found)
+            raise
         return found
 
     def __repr__(self) -> str:

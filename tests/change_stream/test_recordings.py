@@ -16,6 +16,7 @@ from subscriber import Delete, Insert, Kind, Missing, Truncate, Update
 from subscriber.change_stream.changes import Change
 from subscriber.change_stream.rows import Row
 from subscriber.change_stream.stream import Stream
+from subscriber.change_stream.transaction import Transaction
 from subscriber.settings import Settings
 from subscriber.testing import FakePublisher
 from tests.captures import Capture, captures
@@ -141,6 +142,7 @@ async def test_a_stream_that_is_cut_anywhere_tells_the_same(
     """The connection is lost after so many changes, again and again, and every wait is cancelled and begun again."""
     expected = await everything(playing(capture), capture, [], 8_000_000, None)
     assert await everything(playing(capture), capture, cuts, memory, patience) == expected
+    assert await everything(playing(capture), capture, cuts, memory, patience, whole=True) == expected
 
 
 async def upcoming(thing: AsyncIterator[Thing], patience: float | None) -> Thing | None:
@@ -151,8 +153,27 @@ async def upcoming(thing: AsyncIterator[Thing], patience: float | None) -> Thing
         await anyio.lowlevel.checkpoint()
 
 
+async def all_changes(transaction: Transaction, patience: float | None) -> list[Change]:
+    """Return the changes, with calls that are cancelled after `patience` seconds; the last one continues."""
+    while True:
+        with anyio.move_on_after(inf if patience is None else patience):
+            return await transaction.changes()
+        await anyio.lowlevel.checkpoint()
+
+
+async def listed(changes: list[Change]) -> AsyncIterator[Change]:
+    for change in changes:
+        yield change
+
+
 async def everything(
-    publisher: FakePublisher, capture: Capture, cuts: list[int], memory: int, patience: float | None
+    publisher: FakePublisher,
+    capture: Capture,
+    cuts: list[int],
+    memory: int,
+    patience: float | None,
+    *,
+    whole: bool = False,
 ) -> list[Told]:
     found: list[Told] = []
     left = list(cuts)
@@ -160,7 +181,8 @@ async def everything(
         async with publisher.stream(parallel=capture.parallel, memory=memory) as stream:
             while (transaction := await upcoming(stream, patience)) is not None:
                 found.append((transaction.kind, transaction.xid, transaction.gid, transaction.origin))
-                while (change := await upcoming(transaction, patience)) is not None:
+                changes = listed(await all_changes(transaction, patience)) if whole else transaction
+                while (change := await upcoming(changes, patience)) is not None:
                     found.append(told(change))
                     if left and left[0] == 1:
                         publisher.disconnect()

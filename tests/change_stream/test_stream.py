@@ -498,3 +498,17 @@ async def test_leaving_by_an_error_leaves_nothing_behind(publisher: FakePublishe
     with pytest.raises(RuntimeError, match="mine"):
         await fail()
     assert publisher.confirmed < publisher.position
+
+
+async def test_changes_that_a_cancelled_call_has_read_are_not_lost(publisher: FakePublisher, city: FakeTable) -> None:
+    """The next call returns them, and so does an iteration."""
+    write(publisher, city, 1, 2, rows=3000)
+    async with publisher.stream(memory=500) as stream:
+        for whole in (True, False):
+            transaction = await anext(stream)
+            for _ in range(5):
+                with anyio.move_on_after(0.0005):
+                    await transaction.changes()
+                    pytest.fail("it was not cancelled")
+            found = await transaction.changes() if whole else [change async for change in transaction]
+            assert [new(change)["size"] for change in found] == list(range(3000))

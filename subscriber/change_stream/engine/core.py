@@ -106,6 +106,10 @@ class TransactionCore:
         self.batch = batch
         return True
 
+    def put_back(self, changes: list[Change]) -> None:
+        """Deliver these changes again, before those that have not been delivered yet."""
+        self.batch, self.at = changes + self.batch[self.at :], 0
+
     async def skip_rest(self) -> None:
         """Discard the remaining changes, in a call from the user's task.
 
