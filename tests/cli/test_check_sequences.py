@@ -8,8 +8,7 @@ from subscriber.cli.check.check import collect
 from subscriber.cli.check.model import Finding, Level
 from subscriber.cli.check.rules import findings
 from subscriber.demo.servers import Servers
-from tests.plugins.fix_cluster import SETTINGS, Database
-from tests.scenarios.test_sequences import server
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 
 
 async def found(source: Database, target: Database, dsn: str | None = None) -> dict[str, Finding]:
@@ -21,9 +20,12 @@ async def found(source: Database, target: Database, dsn: str | None = None) -> d
 
 
 @pytest.mark.parametrize("major", [18, 19])
-async def test_each_sequence_has_a_finding(servers: Servers, major: int) -> None:
-    source = Database(await server(servers, "publisher", major), "postgres")
-    target = Database(await server(servers, "target", 18), "postgres")
+async def test_each_sequence_has_a_finding(server_of: ServerOf, target_db: Database, major: int) -> None:
+    async with fresh_database(server_of("publisher", major)) as source:
+        await check_each(source, target_db, major)
+
+
+async def check_each(source: Database, target: Database, major: int) -> None:
     for database in (source, target):
         await database.execute("CREATE TABLE t (id serial PRIMARY KEY)", "CREATE TABLE u (id serial PRIMARY KEY)")
         await database.execute("CREATE SEQUENCE alone")
@@ -49,27 +51,25 @@ async def test_each_sequence_has_a_finding(servers: Servers, major: int) -> None
         )
         assert result["public.u_id_seq"].level is Level.WARNING
     await target.execute("DROP SEQUENCE alone")
+    role = f"reader_{source.name}"
     await source.execute(
-        "CREATE ROLE reader LOGIN REPLICATION", "GRANT SELECT ON ALL TABLES IN SCHEMA public TO reader"
+        f"CREATE ROLE {role} LOGIN REPLICATION", f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}"
     )
-    reader = source.dsn().replace("postgres@", "reader@")
+    reader = source.dsn().replace("postgres@", f"{role}@")
     result = await found(source, target, reader)
-    assert result["public.t_id_seq"].message == 'role "reader" may not read it on the publisher'
+    assert result["public.t_id_seq"].message == f'role "{role}" may not read it on the publisher'
     await source.execute(result["public.t_id_seq"].fix or "")
     result = await found(source, target, reader)
     assert result["public.t_id_seq"].level is Level.OK
 
 
-async def test_wal_level_replica_suffices_since_19(servers: Servers) -> None:
-    made = await server(servers, "publisher", 19)
-    await made.restart("fast", wal_level="replica")
+async def test_wal_level_replica_suffices_since_19(servers: Servers, server_of: ServerOf, target_db: Database) -> None:
+    made = await servers.create("publisher", SETTINGS | {"wal_level": "replica"}, bin=server_of("publisher", 19).bin)
+    await made.start()
     source = Database(made, "postgres")
-    target = await servers.create("target", SETTINGS)
-    await target.start()
     await source.execute("CREATE TABLE t (id int PRIMARY KEY)", "CREATE PUBLICATION p FOR TABLE t")
-    database = Database(target, "postgres")
-    await database.execute("CREATE TABLE t (id int PRIMARY KEY)")
-    facts = await collect(database.dsn(), source.dsn(), ["p"], None)
+    await target_db.execute("CREATE TABLE t (id int PRIMARY KEY)")
+    facts = await collect(target_db.dsn(), source.dsn(), ["p"], None)
     assert [one for one in findings(facts) if one.level is Level.ERROR] == []
     (level,) = [one for one in findings(facts) if "wal_level" in one.message]
     assert level.message == (

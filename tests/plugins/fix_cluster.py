@@ -4,6 +4,7 @@
     processes                   a directory for processes that must end with this one
     source_db, target_db        a new database on each, as a Database
     servers                     to create more servers, of other versions or to be killed
+    server_of                   servers of other major versions that the tests of a run share
 
 Servers live as long as the session, while pytest-asyncio creates an event loop for each test. They are started and
 stopped in separate event loops, which Server supports.
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,8 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from subscriber.catalog.schema import ensure_schema
 from subscriber.demo.servers import Server, Servers, embedded_bin, temporary_servers
 from subscriber.display import sql_literal
+from tests.matrix.debian import debian
+from tests.matrix.programs import NEWEST, NotAvailable, programs
 
 # Waiting times that a production server counts in minutes would only make tests slow.
 SETTINGS = {
@@ -264,6 +267,32 @@ def portal() -> Iterator[BlockingPortal]:
 def session_servers(portal: BlockingPortal) -> Iterator[Servers]:
     with portal.wrap_async_context_manager(temporary_servers(inside=memory())) as servers:
         yield servers
+
+
+ServerOf = Callable[[str, int], Server]
+
+
+@pytest.fixture(scope="session")
+def server_of(portal: BlockingPortal, session_servers: Servers) -> ServerOf:
+    """Start servers of other major versions, one for each name and version. Skips the test if there is none."""
+    found: dict[tuple[str, int], Server] = {}
+
+    def get(name: str, major: int) -> Server:
+        if (name, major) not in found:
+            try:
+                bin = debian(major) if major > NEWEST else programs(major)
+            except NotAvailable as reason:
+                pytest.skip(f"no PostgreSQL {major}: {reason}")
+
+            async def start() -> Server:
+                server = await session_servers.create(f"{name} {major}", SETTINGS, bin=bin)
+                await server.start()
+                return server
+
+            found[name, major] = portal.call(start)
+        return found[name, major]
+
+    return get
 
 
 def _start(portal: BlockingPortal, servers: Servers, name: str, variable: str) -> Server:

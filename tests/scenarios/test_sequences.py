@@ -7,12 +7,9 @@ from typing import Any
 
 import pytest
 
-from subscriber.demo.servers import Server, Servers
 from subscriber.errors import StatementError
 from subscriber.settings import Settings
-from tests.matrix.debian import debian
-from tests.matrix.programs import NotAvailable, programs
-from tests.plugins.fix_cluster import SETTINGS, Database
+from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
 
@@ -39,22 +36,14 @@ async def assert_equal(pair: Pair, *sequences: str) -> None:
         assert await value(pair.target, sequence) == await value(pair.source, sequence), sequence
 
 
-async def server(servers: Servers, name: str, major: int) -> Server:
-    try:
-        bin = debian(major) if major > 18 else programs(major)
-    except NotAvailable as reason:
-        pytest.skip(str(reason))
-    made = await servers.create(name, SETTINGS, bin=bin)
-    await made.start()
-    return made
-
-
 @pytest.fixture(params=[(13, 18), (18, 18), (19, 15), (19, 19), (13, 19)], ids="{0[0]}-to-{0[1]}".format)
-async def versions(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Pair]:
+async def versions(request: pytest.FixtureRequest, server_of: ServerOf) -> AsyncIterator[Pair]:
     publisher, target = request.param
-    source = Database(await server(servers, "publisher", publisher), "postgres")
-    database = Database(await server(servers, "target", target), "postgres")
-    async with running_subscriber(database, settings=FOLLOW) as subscriber:
+    async with (
+        fresh_database(server_of("publisher", publisher)) as source,
+        fresh_database(server_of("target", target)) as database,
+        running_subscriber(database, settings=FOLLOW) as subscriber,
+    ):
         yield Pair(source, database, subscriber)
 
 
@@ -133,7 +122,6 @@ async def test_problems_have_names(versions: Pair) -> None:
     await pair.both("CREATE SEQUENCE good", "CREATE SEQUENCE gone", "CREATE SEQUENCE refused", "CREATE TABLE t ()")
     await pair.source.execute("CREATE SEQUENCE other START 10", "SELECT nextval('good')")
     await pair.target.execute("CREATE SEQUENCE other")
-    await pair.source.execute("CREATE ROLE reader LOGIN SUPERUSER")
     names = "'public.good, public.gone, public.refused, public.other'"
     publication = "FOR ALL SEQUENCES" if published(pair) else "FOR TABLE t"
     await pair.source.execute(f"CREATE PUBLICATION p {publication}")

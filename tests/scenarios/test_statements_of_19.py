@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import asyncpg
 import pytest
 
 from subscriber.catalog.schema import ensure_schema
-from subscriber.demo.servers import Servers
 from subscriber.errors import StatementError
 from subscriber.settings import Settings
 from tests.catalog.test_schema import COLUMNS
-from tests.plugins.fix_cluster import Database
+from tests.plugins.fix_cluster import Database, ServerOf, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
 from tests.scenarios.conftest import Pair
-from tests.scenarios.test_sequences import server
 
 VIEWS = ("pg_subscription", "pg_subscription_rel", "pg_stat_subscription", "pg_stat_subscription_stats")
 SERVER = """
@@ -25,20 +24,24 @@ CREATE SERVER shop FOREIGN DATA WRAPPER postgres_fdw OPTIONS (host '{host}', por
 
 
 @pytest.fixture
-async def pair_of_19(servers: Servers) -> AsyncIterator[Pair]:
-    source = Database(await server(servers, "publisher", 19), "postgres")
-    target = Database(await server(servers, "target", 19), "postgres")
-    async with running_subscriber(target, settings=Settings(retry_interval=0.2)) as subscriber:
-        yield Pair(source, target, subscriber)
+async def pair_of_19(server_of: ServerOf) -> AsyncIterator[Pair]:
+    async with _pair(server_of, 19) as pair:
+        yield pair
 
 
 @pytest.fixture(params=[18, 19])
-async def any_pair(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Pair]:
-    source = Database(await server(servers, "publisher", request.param), "postgres")
-    target = Database(await server(servers, "target", request.param), "postgres")
-    async with running_subscriber(
-        target, settings=Settings(retry_interval=0.2, catalog_poll_interval=0.2)
-    ) as subscriber:
+async def any_pair(request: pytest.FixtureRequest, server_of: ServerOf) -> AsyncIterator[Pair]:
+    async with _pair(server_of, request.param) as pair:
+        yield pair
+
+
+@asynccontextmanager
+async def _pair(server_of: ServerOf, major: int) -> AsyncIterator[Pair]:
+    async with (
+        fresh_database(server_of("publisher", major)) as source,
+        fresh_database(server_of("target", major)) as target,
+        running_subscriber(target, settings=Settings(retry_interval=0.2, catalog_poll_interval=0.2)) as subscriber,
+    ):
         yield Pair(source, target, subscriber)
 
 
@@ -97,11 +100,15 @@ async def test_the_same_timeouts(pair_of_19: Pair, value: str) -> None:
         "CREATE SUBSCRIPTION s CONNECTION 'dbname=postgres' PUBLICATION p"
         f" WITH (connect = false, wal_receiver_timeout = '{value}')"
     )
-    stored = "SELECT subwalrcvtimeout FROM {}.pg_subscription"
+    stored = (
+        "SELECT subwalrcvtimeout FROM {}.pg_subscription s"
+        " WHERE subdbid = (SELECT oid FROM pg_database WHERE datname = current_database())"
+    )
     await pair_of_19.subscriber.execute(statement)
     await pair_of_19.target.execute(statement)
-    assert await pair_of_19.target.value(stored.format("subscriber")) == value
-    assert await pair_of_19.target.value(stored.format("pg_catalog")) == value
+    found = [await pair_of_19.target.value(stored.format(schema)) for schema in ("subscriber", "pg_catalog")]
+    await pair_of_19.target.execute("ALTER SUBSCRIPTION s SET (slot_name = NONE)", "DROP SUBSCRIPTION s")
+    assert found == [value, value]
 
 
 async def test_a_foreign_server_has_the_connection(any_pair: Pair) -> None:
@@ -109,8 +116,7 @@ async def test_a_foreign_server_has_the_connection(any_pair: Pair) -> None:
     pair = any_pair
     await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
     await pair.source.execute("CREATE PUBLICATION p FOR TABLE t", "INSERT INTO t VALUES (1)")
-    parameters = pair.source.server
-    await pair.target.execute(SERVER.format(host="127.0.0.1", port=parameters.port, name="postgres"))
+    await pair.target.execute(SERVER.format(host="127.0.0.1", port=pair.source.server.port, name=pair.source.name))
     with pytest.raises(StatementError, match='server "nothing" does not exist'):
         await pair.subscriber.execute("CREATE SUBSCRIPTION s SERVER nothing PUBLICATION p")
     with pytest.raises(StatementError, match='user mapping not found for user "postgres", server "shop"'):
@@ -148,23 +154,24 @@ async def test_the_wrapper_must_make_connections(any_pair: Pair) -> None:
 async def test_the_owner_needs_usage_of_the_server(any_pair: Pair) -> None:
     """The mapping of another role, and a server without USAGE, give no connection string."""
     target = any_pair.target
+    owner, other = f"owner_{target.name}", f"other_{target.name}"
     await target.execute(
         SERVER.format(host="127.0.0.1", port=1, name="postgres"),
-        "CREATE ROLE owner LOGIN IN ROLE pg_create_subscription",
-        "GRANT CREATE ON DATABASE postgres TO owner",
-        "CREATE ROLE other LOGIN",
-        "CREATE USER MAPPING FOR other SERVER shop OPTIONS (user 'x', password 'secret')",
+        f"CREATE ROLE {owner} LOGIN IN ROLE pg_create_subscription",
+        f"GRANT CREATE ON DATABASE {target.name} TO {owner}",
+        f"CREATE ROLE {other} LOGIN",
+        f"CREATE USER MAPPING FOR {other} SERVER shop OPTIONS (user 'x', password 'secret')",
     )
     await any_pair.subscriber.execute()  # makes the schema
     async with target.connection() as connection:
-        await connection.execute("SET SESSION AUTHORIZATION owner")
+        await connection.execute(f"SET SESSION AUTHORIZATION {owner}")
         statement = (
             "SELECT c.conninfo, c.problem FROM pg_foreign_server f,"
             " subscriber.connection_of_server($1::regrole::oid, f.oid) c"
         )
-        ((conninfo, problem),) = await connection.fetch(statement, "owner")
+        ((conninfo, problem),) = await connection.fetch(statement, owner)
         assert conninfo is None
-        assert problem == 'subscription owner "owner" does not have permission on foreign server "shop"'
-        ((conninfo, problem),) = await connection.fetch(statement, "other")
+        assert problem == f'subscription owner "{owner}" does not have permission on foreign server "shop"'
+        ((conninfo, problem),) = await connection.fetch(statement, other)
         assert conninfo is None
         assert "permission denied" in problem
