@@ -1,11 +1,14 @@
-"""One worker's folder of the spool, and its files. Everything here blocks and belongs in a worker thread.
+"""Folder of one worker's spool files. Every call here blocks and belongs in a worker thread.
 
-Rows of the publisher lie here in the open, so nobody else may look: the folder is ours with mode 0700, the files
-with 0600. The folder may stand where others write, as under /tmp: a symbolic link in its place, or in
-a file's, is refused, and every file is reached through a descriptor of the folder, which nobody can swap.
+Purpose:
+    The files contain rows of the publisher in plain text. The folder belongs to this user with mode 0700, the files
+    have mode 0600.
 
-A file is opened for each piece that is read or written, of some 256 kB, and closed again: with thousands
-of transactions under way, none of them keeps a descriptor.
+Invariants:
+    - The parent folder may be writable for other users, such as /tmp. A symbolic link in place of the folder or of a
+      file is refused. Every file is opened relative to a descriptor of the folder, which no other user can replace.
+    - Each read or write, of some 256 kB, opens and closes its file. Thousands of in-flight transactions keep no
+      descriptor open.
 """
 
 from __future__ import annotations
@@ -26,12 +29,13 @@ _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class SpoolDirectory:
-    """An open folder. All methods, and opening it, raise OSError as it comes."""
+    """An open folder. All methods and the constructor raise OSError unchanged."""
 
     def __init__(self, path: Path) -> None:
-        """Open it; it is made if it is not there, with all that leads to it.
+        """Open the folder. It is created, with its parents, if it is missing.
 
-        Raises SpoolError when it is a symbolic link, another user's, or open to others.
+        Raises:
+            SpoolError: the folder is a symbolic link, belongs to another user, or is accessible to others.
         """
         self.path = path
         if path.is_symlink():
@@ -51,13 +55,17 @@ class SpoolDirectory:
             raise
 
     def remove_stale(self) -> None:
-        """Remove the files of workers before this one; what is named otherwise is left alone."""
+        """Remove the spool files of earlier workers. Files with other names are left alone."""
         self.remove(*filter(_OURS.fullmatch, os.listdir(self._fd)))
 
     def write(self, name: str, data: bytes | bytearray, at: int, *, new: bool) -> None:
-        """Put `data` at offset `at` of the file; a new one must not be there, any other must.
+        """Write `data` at offset `at` of a file. On an error a part of the data may be in the file.
 
-        When it raises, some of the data may be in the file.
+        Args:
+            name: file name without a path.
+            data: bytes to write.
+            at: offset in bytes.
+            new: create the file, which must not exist. Otherwise it must exist.
         """
         flags = os.O_WRONLY | (os.O_CREAT | os.O_EXCL if new else 0)
         with self._open(name, flags) as fd, memoryview(data) as view:
@@ -66,7 +74,7 @@ class SpoolDirectory:
                 done += os.pwrite(fd, view[done:], at + done)
 
     def read(self, name: str, at: int, size: int) -> bytes:
-        """`size` bytes from offset `at` on; fewer where the file ends."""
+        """Read `size` bytes from offset `at`. Returns fewer bytes at the end of the file."""
         with self._open(name, os.O_RDONLY) as fd:
             data = os.pread(fd, size, at)
             while len(data) < size and (more := os.pread(fd, size - len(data), at + len(data))):
@@ -74,17 +82,18 @@ class SpoolDirectory:
         return data
 
     def truncate(self, name: str, size: int) -> None:
+        """Cut a file to `size` bytes."""
         with self._open(name, os.O_WRONLY) as fd:
             os.ftruncate(fd, size)
 
     def remove(self, *names: str) -> None:
-        """Remove files; one that is not there is no error."""
+        """Remove files. A missing file is no error."""
         for name in names:
             with suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=self._fd)
 
     def close_and_remove(self, names: Iterable[str] = ()) -> None:
-        """Remove these files and the folder, as far as that goes, and let go of it."""
+        """Remove these files and the folder, then close its descriptor. Errors of the removal are ignored."""
         with suppress(OSError):
             self.remove(*names)
             Path(self.path).rmdir()

@@ -1,11 +1,12 @@
-"""How a change lies in a changes file: its length, who made it, the message. No I/O.
+"""Format of a record in a changes file: length, xid, message. No I/O.
 
     u32 length of the message · u32 xid of the (sub)transaction · the message without the xid that it has
                                                                   inside a stream block
 
-A record is named by the offset at which it starts; the next one starts at `end(record)`. Source:
-stream_write_change() in worker.c, which leaves the xid out: its files are read when nothing can be cut
-from them any more, ours also while the transaction is under way, by somebody who sets savepoints.
+A record is identified by the offset at which it starts. The next record starts at `end(record)`.
+
+Source: stream_write_change() in worker.c. It leaves the xid out, because PostgreSQL reads its files after the last cut.
+A parallel apply worker reads ours while the transaction is still being streamed, and needs the xid to set savepoints.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ Record = tuple[int, int, bytes]  # offset, xid, message
 
 
 def end(record: Record) -> int:
-    """The offset behind a record."""
+    """Return the offset after a record."""
     return record[0] + HEADER_SIZE + len(record[2])
 
 
 def first(data: bytes) -> tuple[int, int]:
-    """Length of the message, and xid, of the record at the front of `data`; 0 where it has less than a header."""
+    """Return message length and xid of the first record of `data`; zeros if `data` is shorter than a header."""
     return HEADER.unpack_from(data) if len(data) >= HEADER_SIZE else (0, 0)
 
 
 def split(data: bytes, offset: int) -> list[Record]:
-    """The whole records at the front of `data`, which lies at `offset` in its file; a rest is left out."""
+    """Split `data`, read at `offset` of its file, into whole records. A partial record at the end is left out."""
     records: list[Record] = []
     header = HEADER.unpack_from
     at, last = 0, len(data) - HEADER_SIZE

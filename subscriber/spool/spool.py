@@ -1,25 +1,29 @@
-"""Streamed transactions on disk: the changes of each wait here until it commits, is prepared or aborts.
+"""Spool of streamed transactions: the changes of each are on disk until it commits, is prepared or aborts.
 
-For every transaction there is a changes file (record_format.py) and, when it has very many subtransactions,
-a file with most of the index of where they begin (subxact_index.py). Changes gather in a buffer; the apply worker
-has it written when it is full, and at the end of a stream block unless that has left little. So all memory this takes
-is one buffer and at most some 90,000 index entries for each transaction under way.
+Purpose:
+    A changes file (record_format.py) holds the changes of one transaction. A transaction with very many
+    subtransactions has a second file with most of their index (subxact_index.py). Changes are appended to a buffer.
+    The apply worker writes the buffer when it is full, and at the end of a stream block unless little is in it.
+    Memory is bounded: one buffer and at most some 90,000 index entries for each in-flight transaction.
 
-One task writes: it alone calls append, write, pause, rollback and remove, one after another. Others may read
-at the same time: a parallel apply worker follows the changes while they come. A rollback may cut the file below
-where it reads; every read() that is under way ends then, before it gives anything that was cut off or that came
-after the cut. So whoever follows is told of the cut before anything more is written, and reads on from there.
+Invariants:
+    - One task calls append(), write(), end_block(), rollback() and remove(), one after another.
+    - Other tasks may read at the same time: a parallel apply worker follows the changes as they arrive.
+    - A rollback may cut the file below the position of a reader. Every active read() then ends, and never yields a
+      record that was cut off or one that was written after the cut. The writer informs the reader of the cut before
+      it writes more, and the reader continues from the cut.
+    - No file is ever flushed with fsync(): none of its changes has been confirmed to the publisher.
+    - The file names of a transaction have a random part. A worker that was presumed dead may resume and write, but it
+      cannot reach the files of its successor; its own files are missing, so it fails.
 
-Killed at any moment — a file made and empty, half a record written, the changes cut and their index not yet, some
-files of a transaction removed and some not — the files mean nothing: none of what they hold has
-been confirmed, the publisher streams those transactions again from their first block, and open() removes
-whatever an earlier worker left without looking into it. So nothing is ever flushed to disk here. Each
-transaction's files have a random part in their names: a worker that is thought dead and is not can come back
-and write, and reaches nothing of its successor's. It finds its files gone and fails.
+Failure cases:
+    - Worker killed after it created a file, within a record, between cutting the changes and cutting their index, or
+      between removing two files: open() removes all files of an earlier worker without reading them, and the
+      publisher streams those transactions again from their first block.
+    - Error or cancellation during write() or rollback(): the transaction can only be removed.
 
-After an error, or a cancellation while something is written or rolled back, a transaction can only be removed.
-
-Source: STREAMED TRANSACTIONS at the top of worker.c. There is no limit there but temp_file_limit.
+Source:
+    STREAMED TRANSACTIONS at the top of worker.c, whose only limit is temp_file_limit.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ _P = ParamSpec("_P")
 _T = TypeVar("_T")
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_SQLSTATES = {  # as errcode_for_file_access() has them
+_SQLSTATES = {  # the same choice as errcode_for_file_access()
     **dict.fromkeys(_FULL, DISK_FULL),
     **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), INSUFFICIENT_PRIVILEGE),
     **dict.fromkeys((errno.ENFILE, errno.EMFILE), INSUFFICIENT_RESOURCES),
@@ -65,7 +69,7 @@ _pack = HEADER.pack
 class Spool:
     """The streamed transactions of one worker, in a folder of its own.
 
-    `limit` is in bytes over all its files; None: as much as the disk takes.
+    `limit` is the maximum size of all files in bytes. None: no limit but the disk's.
     """
 
     def __init__(
@@ -76,11 +80,12 @@ class Spool:
         buffer_size: int = DEFAULTS.spool_buffer_size,
         index_entries: int = INDEX_ENTRIES,
     ) -> None:
-        """Create the spool in `folder`.
+        """Create the spool in `folder`. open() creates the folder.
 
         Args:
-            limit: bytes of all files. None: no limit.
-            buffer_size: bytes of a transaction that are written, or read, together.
+            folder: path of the folder; its parents are created if they are missing.
+            limit: maximum size of all files, in bytes. None: no limit.
+            buffer_size: bytes of a transaction that are written, or read, in one piece.
             index_entries: subtransactions in one block of an index. Two blocks are in memory.
         """
         self.limit = limit
@@ -90,13 +95,14 @@ class Spool:
         self.transactions: dict[int, SpooledTransaction] = {}  # by xid
         self._path = folder
         self._folder: SpoolDirectory | None = None
-        self._replaced: list[SpooledTransaction] = []  # their files are still there
+        self._replaced: list[SpooledTransaction] = []  # their files still exist
 
     async def open(self) -> None:
-        """Make the folder, with mode 0700, and remove what an earlier worker left in it. Again: begin anew.
+        """Create the folder with mode 0700 and remove the files of an earlier worker. A second call starts over.
 
-        Raises SpoolError when that cannot be, or when the folder is a symbolic link, another user's, or
-        open to others.
+        Raises:
+            SpoolError: the folder cannot be created or emptied, is a symbolic link, belongs to another user, or is
+                accessible to others.
         """
         await self.close()
         try:
@@ -106,10 +112,16 @@ class Spool:
             raise _explained(error, f'could not prepare spool folder "{self._path}"') from error
 
     def start(self, xid: int, *, first: bool) -> SpooledTransaction:
-        """A stream block of `xid` begins, the first one or a further one.
+        """Return the transaction whose stream block begins.
 
-        Where the first comes again, what was there of that transaction is thrown away.
-        Raises ProtocolError for a further block of a transaction that is not here.
+        A second first block of a transaction replaces it and discards the changes of the earlier one.
+
+        Args:
+            xid: transaction ID of the top-level transaction.
+            first: True for the first block of the transaction.
+
+        Raises:
+            ProtocolError: the block continues a transaction that is not in the spool.
         """
         known = self.transactions.get(xid)
         if not first:
@@ -127,15 +139,17 @@ class Spool:
         return transaction
 
     async def forget_replaced(self) -> None:
-        """Remove the files of transactions that began anew."""
+        """Remove the files of transactions that were replaced by a second first block."""
         while self._replaced:
             await self._replaced[-1].remove()
             self._replaced.pop()
 
     async def close(self) -> None:
-        """Remove all files and the folder; also while the task is being cancelled, and more than once.
+        """Remove all files and the folder. Idempotent.
 
-        What cannot be removed is left to the next open().
+        Files that cannot be removed are left to the next open().
+
+        Cancellation: shielded.
         """
         folder, self._folder = self._folder, None
         leaving = [*self.transactions.values(), *self._replaced]
@@ -148,7 +162,7 @@ class Spool:
 
 
 class SpooledTransaction:
-    """One streamed transaction: its changes so far, from the first block on."""
+    """The changes of one streamed transaction, from its first block on. Created by Spool.start()."""
 
     __slots__ = (
         "_buffer",
@@ -169,38 +183,43 @@ class SpooledTransaction:
     )
 
     def __init__(self, spool: Spool, folder: SpoolDirectory, xid: int) -> None:
-        """Spool.start() makes them."""
+        """Create a transaction without changes and without files."""
         self.xid = xid
-        self.changes = 0  # records, buffered ones included
-        self.written = 0  # bytes that may be read
+        self.changes = 0  # records, including buffered ones
+        self.written = 0  # bytes in the file, which read() may return
         self.started = anyio.current_time()
         name = f"{xid}-{secrets.token_hex(4)}"
         self._changes_file, self._subxacts_file = f"{name}.changes", f"{name}.subxacts"
-        self._made: set[str] = set()  # of these two; also one whose making has failed
+        self._made: set[str] = set()  # names of files that exist, or whose creation failed
         self._spool = spool
         self._folder = folder
         self._buffer = bytearray()
-        self._counted = 0  # bytes of spool.size that are of this transaction
-        self._cuts = 0  # how often what a reader sees has been cut, or all of it thrown away
-        self._last = xid  # who made the change before
+        self._counted = 0  # bytes of this transaction in spool.size
+        self._cuts = 0  # number of rollbacks and detach() calls; a reader compares it
+        self._last = xid  # subtransaction of the previous change
         self._index = SubxactIndex(spool.index_entries)
         self._buffer_size = spool.buffer_size
 
     @property
     def size(self) -> int:
-        """Bytes of the changes, buffered ones included."""
+        """Bytes of the changes, including buffered ones."""
         return self.written + len(self._buffer)
 
     @property
     def is_full(self) -> bool:
-        """Whether write() is due."""
+        """True if write() is due."""
         return len(self._buffer) >= self._buffer_size
 
     def append(self, xid: int, message: bytes, rest: bytes | memoryview = b"") -> bool:
-        """Add a change that (sub)transaction `xid` made; `message` is without the xid it has in a block.
+        """Append a change to the buffer. Called for every change, so it does nothing else.
 
-        It may come in two pieces, so that nobody has to put them together. True: the buffer is full and write() is due.
-        Called for every change, so it does nothing else.
+        Args:
+            xid: transaction ID of the (sub)transaction that made the change.
+            message: the message without the xid that it has inside a stream block, or the first part of it.
+            rest: the second part of the message, so that callers do not concatenate the two.
+
+        Returns:
+            True if the buffer is full and write() is due.
         """
         if xid != self._last:
             self._enter(xid)
@@ -217,9 +236,11 @@ class SpooledTransaction:
         self._last = xid
 
     async def write(self) -> None:
-        """Write out what is buffered. Called when append() says so.
+        """Write the buffer to the file. Due when append() returns True.
 
-        Raises SpoolFull when the spool is over its limit or the disk is full, else SpoolError when it cannot.
+        Raises:
+            SpoolFull: the spool exceeds its limit or the disk is full.
+            SpoolError: the file cannot be written.
         """
         spool = self._spool
         await spool.forget_replaced()
@@ -236,9 +257,9 @@ class SpooledTransaction:
         self._count(self.written + self._index.size)
 
     async def end_block(self, *, keep: int = 0) -> None:
-        """A stream block ends: write out what is buffered, unless it is less than `keep` bytes.
+        """Write the buffer at the end of a stream block, unless it has less than `keep` bytes.
 
-        With 0 a reader has all of it then. With more, write() is due before anybody reads.
+        With 0 a reader finds all changes in the file. With more, write() is due before anything is read.
         """
         if len(self._buffer) >= keep:
             await self.write()
@@ -249,17 +270,21 @@ class SpooledTransaction:
         await self._in_thread("write to", file, self._folder.write, file, data, at, new=new)
 
     async def rollback(self, subxid: int) -> int | None:
-        """A subtransaction aborts: cut the changes to its first one, and return the offset of that.
+        """Cut the changes of an aborted subtransaction and everything after them.
 
-        None: it has no changes here, or they went with an earlier cut; there is nothing to do.
-        Raises SpoolError when the files cannot be cut.
+        Returns:
+            The offset of its first change, where the file ends now. None if it has no changes here, or an earlier cut
+            removed them.
+
+        Raises:
+            SpoolError: the files cannot be cut.
         """
         if subxid not in self._index:
             return None
         while (cut := self._index.cut(subxid)) is None:
             self._index.restore(await self._in_thread("read", self._subxacts_file, self._take_block))
         offset, self.changes = cut
-        self._cuts += 1  # not before: a reader that begins while the index is read would not notice
+        self._cuts += 1  # Not earlier: a reader that starts while the index is being read would miss the cut.
         self._last = self.xid
         if offset >= self.written:
             del self._buffer[offset - self.written :]
@@ -272,7 +297,7 @@ class SpooledTransaction:
         return offset
 
     def _count(self, size: int) -> None:
-        """The files of this transaction have so many bytes now."""
+        """Set the number of bytes that the files of this transaction have."""
         self._spool.size += size - self._counted
         self._counted = size
 
@@ -286,10 +311,15 @@ class SpooledTransaction:
         return block
 
     def read(self, offset: int = 0) -> AsyncIterator[list[Record]]:
-        """The written records from `offset` on, where one begins, whole and in chunks of about `buffer_size` bytes.
+        """Read the written records from `offset` on, in chunks of whole records of about `buffer_size` bytes.
 
-        Ends when it has read all that is written by then, and at the first rollback after this call that cuts anything
-        off. Raises SpoolError when the file cannot be read, or is not as it was written.
+        Ends after all records that are written by then, and at the first rollback after this call that cuts anything.
+
+        Args:
+            offset: bytes from the start of the file; a record must begin there.
+
+        Raises:
+            SpoolError: the file cannot be read, or is damaged.
         """
         return self._read(offset, self._cuts)
 
@@ -302,7 +332,7 @@ class SpooledTransaction:
                 if self._cuts == cuts:
                     raise
                 return
-            if self._cuts != cuts:  # while the thread read: who knows what it saw
+            if self._cuts != cuts:  # The file was cut while the thread read, so the records may be torn.
                 return
             if not records:
                 raise self._damaged(file, offset)
@@ -313,20 +343,24 @@ class SpooledTransaction:
         folder, file = self._folder, self._changes_file
         data = folder.read(file, offset, min(self._buffer_size, until - offset))
         length, xid = first(data)
-        if HEADER_SIZE <= len(data) < HEADER_SIZE + length <= until - offset:  # large: not cut out of what was read
+        if HEADER_SIZE <= len(data) < HEADER_SIZE + length <= until - offset:  # larger than a chunk: read it directly
             message = folder.read(file, offset + HEADER_SIZE, length)
             return [(offset, xid, message)] if len(message) == length else []
         return split(data, offset)
 
     async def remove(self) -> None:
-        """The transaction has ended: remove its files. Raises SpoolError when they cannot be."""
+        """Remove the files of the transaction, which has ended.
+
+        Raises:
+            SpoolError: a file cannot be removed.
+        """
         if files := self.detach():
             await self._in_thread("remove", self._changes_file, self._folder.remove, *files)
         if self._spool.transactions.get(self.xid) is self:
             del self._spool.transactions[self.xid]
 
     def detach(self) -> set[str]:
-        """Have every reader end, and do not count the files any more: they are returned, to be removed."""
+        """End every active read() and stop counting the files. Returns the names of the files to remove."""
         self._cuts += 1
         self._count(0)
         return self._made
@@ -334,7 +368,7 @@ class SpooledTransaction:
     async def _in_thread(
         self, verb: str, file: str, call: Callable[_P, _T], /, *args: _P.args, **kwargs: _P.kwargs
     ) -> _T:
-        """Call a method that blocks where it may, and say what `verb` and `file` it was about when it fails."""
+        """Run a blocking call in a thread. Its error names the operation, `verb`, and `file`."""
         try:
             return await to_thread.run_sync(partial(call, *args, **kwargs))
         except OSError as error:
@@ -361,7 +395,7 @@ class SpooledTransaction:
 
 
 def _explained(error: OSError, what: str, detail: str | None = None) -> SpoolError:
-    """Our error for the system's, with PostgreSQL's SQLSTATE for it."""
+    """Convert an OSError to a SpoolError with the SQLSTATE that PostgreSQL gives it."""
     kind, hint = SpoolError, None
     if error.errno in _FULL:
         kind = SpoolFull

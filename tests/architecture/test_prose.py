@@ -20,7 +20,6 @@ CEILINGS = {
     "subscriber/connection": 19,
     "subscriber/protocol": 15,
     "subscriber/publisher": 19,
-    "subscriber/spool": 26,
     "subscriber/targets": 23,
 }
 
