@@ -131,7 +131,7 @@ class _Transport:
 
 
 class _Relay(asyncio.Protocol):
-    """Hands everything on to `protocol`, and reads what the server asks of it until AuthenticationOk."""
+    """Forwards all calls to `protocol`, and records the server's authentication requests until AuthenticationOk."""
 
     def __init__(self, protocol: Any) -> None:
         self.protocol = protocol

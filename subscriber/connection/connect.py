@@ -1,16 +1,16 @@
-"""Connecting to a server the way libpq does, with asyncpg doing the talking.
+"""Connect to a server with libpq's rules. asyncpg opens the socket and authenticates.
 
 Hosts are tried in order, one attempt each with its own timeout and its own password from the password
-file, until one answers and is what `target_session_attrs` asks for. A host that cannot be reached, or is
-starting up, is passed over; one that answers anything else (wrong password, no such database) ends the
+file. The first host that accepts the session and has the requested `target_session_attrs` is used. A host that cannot
+be reached, or is starting up, is skipped. Any other error of a host (wrong password, no such database) ends the
 search, as in libpq.
 
-Every asyncpg and operating system error of connecting is turned into one of ours here and nowhere else:
+This module converts every error of connecting, asyncpg's and the operating system's, into one of these:
 
-    ConninfoError    a parameter's value is impossible, or asks for something we cannot do
-    ConnectionLost   nobody answered; the message is libpq's
-    ConnectError   a server answered with an error: its SQLSTATE decides whether to try again
-    PublisherError   a password had to be used and was not
+    ConninfoError    a parameter has an impossible value, or requests an unsupported feature
+    ConnectionLost   no host could be reached; the message is libpq's
+    ConnectError     a server refused the session; its SQLSTATE decides whether a retry makes sense
+    PublisherError   a password was required and the server did not request one
 
 Source: src/interfaces/libpq/fe-connect.c, pqConnectOptions2() and PQconnectPoll().
 """
@@ -39,7 +39,7 @@ TIMEOUT = 60.0  # seconds for one host when neither `timeout` nor connect_timeou
 SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SESSION_ATTRIBUTES = ("any", "read-write", "read-only", "primary", "standby", "prefer-standby")
 
-# What we cannot do: keyword -> the values that do not need it. Better refused than quietly left out.
+# Unsupported features: keyword -> the values that do not need the feature. Other values are refused, not ignored.
 _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
     "channel_binding": ("disable", "prefer"),
     "require_auth": (),
@@ -56,7 +56,7 @@ _UNSUPPORTED: Mapping[str, tuple[str, ...]] = {
 
 
 def check(parameters: Mapping[str, str]) -> None:
-    """Refuse values libpq would refuse, and what we cannot do. Raises ConninfoError."""
+    """Check the values that libpq checks, and refuse unsupported features. Raises ConninfoError."""
     mode = parameters["sslmode"]
     for keyword, value, values in (
         ("sslmode", mode, SSL_MODES),
@@ -145,18 +145,26 @@ async def connect(
 ) -> asyncpg.Connection:
     """Open a connection.
 
-    `application_name` is a fallback: one in the connection string or the environment wins. `settings` are
-    server settings for the session and win over `options` of the connection string; settings.ALWAYS is among
-    them, and what the server does not know is left out.
-    `replication` makes it a walsender of the named database, which has only the `settings`, and on which only simple
-    queries work: execute() without arguments. `must_use_password` is for the connection string of somebody who is no
-    superuser: it must have a password, and the server must have asked for it (authentication.py); nothing is sent to
-    a server that did not.
-    `timeout` limits each attempt, in seconds; None leaves it to connect_timeout and then TIMEOUT. The
-    connection string's client_encoding and replication are not used: both are ours to say.
+    The client_encoding and replication of the connection string are ignored: this function sets both.
 
-    Raises ConninfoError, ConnectionLost, or ConnectError (a ServerError); and PublisherError (2F003) if a password
-    had to be used and was not.
+    Args:
+        conninfo: connection string, or its parsed form.
+        application_name: a fallback; the connection string and the environment take precedence.
+        settings: server settings of the session. They take precedence over `options` of the connection string.
+            settings.ALWAYS is added to them, without the settings that the server does not have.
+        replication: open a walsender of the named database. It has only `settings`, and supports only simple queries:
+            execute() without arguments.
+        must_use_password: set for the connection string of a role that is not a superuser. The string must have a
+            password, and the server must request it (authentication.py); no statement is sent to other servers.
+        timeout: limit of each attempt, in seconds. None: connect_timeout of the connection string, then TIMEOUT.
+
+    Raises:
+        ConninfoError: a parameter is invalid or unsupported.
+        ConnectionLost: no host could be reached.
+        ConnectError: a server refused the session.
+        PublisherError: a password was required and was not used (SQLSTATE 2F003).
+
+    Cancellation: closes the connection.
     """
     if isinstance(conninfo, str):
         conninfo = Conninfo.parse(conninfo)
@@ -277,7 +285,7 @@ async def _prepare(
     settings: Mapping[str, str],
     target: HostSpec,
 ) -> None:
-    """Make a new connection what was asked for; closed when ConnectionLost or ConninfoError, or anything, is raised."""
+    """Check and set up a new connection. Closes the connection if it raises."""
     try:
         await _check_session(connection, attribute, target)
         version = connection.get_server_version()
@@ -311,10 +319,10 @@ async def _check_session(connection: asyncpg.Connection, attribute: str, target:
 
 
 async def _setting(connection: asyncpg.Connection, reported: str, expression: str) -> bool:
-    """A boolean that servers report since PostgreSQL 14; older ones are asked for `expression`.
+    """Return a boolean parameter that servers report since PostgreSQL 14. On older servers `expression` is evaluated.
 
-    A walsender answers simple queries only, and asyncpg does not show the rows of those; whether the
-    query fails is enough to know.
+    A walsender supports simple queries only, and asyncpg does not return their rows. So the query divides by
+    zero if the parameter is on.
     """
     value = getattr(connection.get_settings(), reported, None)
     if value is not None:
@@ -341,6 +349,6 @@ def _set_socket_options(connection: asyncpg.Connection, parameters: Mapping[str,
         }
     for keyword, name in options.items():
         value = integer(keyword, parameters.get(keyword, "0"))
-        number = getattr(socket, name, None)  # not every system has each of them
+        number = getattr(socket, name, None)  # some systems lack some of these options
         if value > 0 and number is not None:
             sock.setsockopt(socket.IPPROTO_TCP, number, value)

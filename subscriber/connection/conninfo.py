@@ -37,8 +37,9 @@ class Conninfo:
     def parse(cls, text: str) -> Conninfo:
         """Read a URI or a `key=value` string.
 
-        Raises ConninfoError with the message libpq gives, without the "invalid connection string
-        syntax: " that the server puts in front of it. What may be part of a password is hidden in it.
+        Raises:
+            ConninfoError: the text is invalid. The message is libpq's, without the "invalid connection string
+                syntax: " that the server puts in front of it. Parts that may belong to a password are hidden.
         """
         for prefix in URI_PREFIXES:
             if text.startswith(prefix):
@@ -219,7 +220,7 @@ class _UriParser:
         self._store("host", ",".join(hosts))
         self._store("port", ",".join(ports))
         if any("@" in host[1:] for host in hosts) or not _PORTS.fullmatch(self._parameters.get("port", "")):
-            # libpq notices when it looks up the host, which sends part of a password to a name server.
+            # libpq fails later, when it looks up the host, which sends part of a password to a name server.
             raise ConninfoError(
                 f'invalid host or port in URI: "{redact_conninfo(uri)}"',
                 hint='Percent-encode the special characters of a password: "@" as %40, ":" as %3A, "/" as %2F.',
@@ -261,9 +262,9 @@ class _UriParser:
         return _shown(piece, self._uri)
 
     def _percent_decode(self, text: str) -> str:
-        """One part of the URI without its percent-encoding and without blanks around it.
+        """Decode one part of the URI and strip blanks around it.
 
-        Decoded bytes that are not UTF-8 come as surrogate escapes.
+        Decoded bytes that are not UTF-8 become surrogate escapes.
         """
         stripped = text.strip(" ")
         decoded = bytearray()

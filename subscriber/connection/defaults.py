@@ -1,7 +1,7 @@
-"""What libpq puts in place of parameters that a connection string leaves out.
+"""Defaults of libpq for parameters that a connection string leaves out.
 
-In this order: the service file's entry, the environment, a built-in default; and for the password the
-password file. All of it is read anew for every connection, so a changed file counts at the next attempt.
+The order is: the service file's entry, the environment, a built-in default; for the password also the password file.
+Every connection attempt reads them again, so a changed file takes effect at the next attempt.
 
 Source: src/interfaces/libpq/fe-connect.c, conninfo_add_defaults(), parseServiceInfo(), passwordFromFile().
 """

@@ -20,7 +20,7 @@ _UNSUPPORTED_PARAMETER = "unsupported startup parameter: "  # PgBouncer's words,
 
 
 class ConnectError(ServerError):
-    """The server answered the attempt to connect with an error; `libpq_message` is libpq's wording of it."""
+    """The server refused a connection attempt with an error. `libpq_message` is the message that libpq shows for it."""
 
     def __init__(self, fields: dict[str, str], where: str) -> None:
         super().__init__(fields)
@@ -28,12 +28,12 @@ class ConnectError(ServerError):
 
 
 def libpq_message(error: SubscriberError) -> str:
-    """What libpq would say of an error of connect(): the part after "could not connect to the publisher: "."""
+    """Return libpq's message for an error of connect(): the part after "could not connect to the publisher: "."""
     return error.libpq_message if isinstance(error, ConnectError) else error.message
 
 
 def translate(error: Exception, target: HostSpec, *, replication: bool = False) -> SubscriberError:
-    """Our error for what asyncpg.connect() raised. `replication`: a walsender was asked for."""
+    """Convert an error of asyncpg.connect(). `replication`: the connection was to be a walsender."""
     where = target.failed()
     match error:
         case asyncpg.PostgresConnectionError() if not _is_answer(error):  # asyncpg's own word for a closed socket

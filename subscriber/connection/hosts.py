@@ -12,7 +12,7 @@ from pathlib import Path
 from subscriber.errors import ConninfoError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION
 
-_SOCKET_DIRECTORIES = ("/var/run/postgresql", "/tmp")  # where servers put their sockets unless told otherwise
+_SOCKET_DIRECTORIES = ("/var/run/postgresql", "/tmp")  # default socket directories of Debian and of PostgreSQL
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,20 +1,21 @@
-"""Statements sent ahead of their answers, over the extended query protocol.
+"""Pipeline of the extended query protocol: statements are sent before the results of earlier ones arrive.
 
-A pipeline belongs to one session and lasts as long as it. Statements are prepared once, under a name,
-and then bound with parameters that are the very bytes a publisher sent. Nothing waits for an answer
-unless sync() is called: with 20 ms between us and the server, 10,000 statements take one round trip.
+Purpose:
+    A pipeline belongs to one session and has its lifetime. Statements are prepared once, under a name, and then bound
+    with parameters that are the bytes a publisher sent. No call but sync() waits for a result: over a connection with
+    20 ms of latency, 10,000 statements take one round trip.
 
-The first error is the last. The server skips everything up to the next Sync, but what comes after that
-Sync would run; so the statements after a Sync must be safe whether or not those before it succeeded
-(targets/postgres/session/progress.py says how ours are), and the pipeline refuses to be used once an error has come
-back.
-
-While `unnamed` is set, nothing is prepared under a name: somebody else's code may run in the session, which could
-prepare something else under a name of ours. forget() goes with what drops all prepared statements.
-
-An attempt is the exception: while `attempting` is set, statements may fail without that being the end. The first
-error is kept in `refused`, and nothing is called for what the server skips after it; whoever attempts has to
-see to it that nothing else is sent before recover() has been awaited.
+Invariants:
+    - The first error ends the pipeline. The server skips all statements up to the next Sync, but it would execute the
+      statements after that Sync. So those must be safe whether or not the earlier ones succeeded
+      (targets/postgres/session/progress.py explains why ours are), and the pipeline refuses calls once an error has
+      arrived.
+    - While `unnamed` is set, no statement is prepared under a name: code of other users may run in the session, and
+      could prepare another statement under one of our names. Call forget() with any statement that drops all
+      prepared statements.
+    - While `attempting` is set, statements may fail without ending the pipeline. The first error is kept in
+      `refused`, and no callback is called for statements that the server skips after it. The caller must send no
+      other statement before it has awaited recover().
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ OnResult = Callable[[object, str, Rows], None]
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class _Pending:
-    """One answer that is to come. `sync` is called at ReadyForQuery; the others at CommandComplete."""
+    """One result that has not arrived. `sync` is called at ReadyForQuery; the others at CommandComplete."""
 
     note: object = None  # what the caller was doing; goes with an error and to on_result
     expect: bytes | None = None  # the command tag that needs no attention, with its NUL
@@ -61,8 +62,8 @@ class Pipeline:
         self._max_statements = statements
         self.error: SubscriberError | None = None
         self.failed_note: object = None  # the note of the statement that failed
-        self.attempting = False  # what is queued now may fail
-        self.unnamed = False  # each statement is parsed anew
+        self.attempting = False  # statements queued from now on may fail
+        self.unnamed = False  # each statement is parsed when it is used
         # A block in which each statement is parsed, under a name that it loses after its use.
         self.parsing: Callable[[object], AbstractContextManager[None]] | None = None
         self.refused: SubscriberError | None = None  # the error of an attempt, until recover()
@@ -139,7 +140,7 @@ class Pipeline:
         self._send(frontend.COPY_DONE)
 
     def execute_once(self, sql: str, *, note: object = None) -> None:
-        """Queue a statement without parameters that will not come again, and is not kept prepared."""
+        """Queue a statement without parameters that is used once and is not kept prepared."""
         before, self.unnamed = self.unnamed, True
         try:
             self.execute(sql, note=note)
@@ -192,10 +193,11 @@ class Pipeline:
             self.flush()
 
     async def drain(self) -> None:
-        """Wait while the server is behind; raises the pipeline's error.
+        """Wait until the server has caught up. Raises the pipeline's error.
 
-        Where many bytes of large values were sent it has to have answered: until then they are kept with their notes,
-        to tell of them. Answers to attempts are not waited for: somebody else may have to act before they can come.
+        After many bytes of large values, this waits for their results: until then the values are kept with their
+        notes, to report them in an error. Results of attempts are excepted, since another session may have to act
+        before they can arrive.
         """
         if self._large_bytes > BEHIND and not self.awaits_attempts:
             await self.sync()
@@ -204,7 +206,7 @@ class Pipeline:
             raise self.error
 
     async def sync(self) -> None:
-        """Sync, and wait until every answer is back; raises the error if one of them is one."""
+        """Queue a Sync and wait until every result has arrived. Raises the pipeline's error."""
         self.queue_sync()
         self._settled = asyncio.get_running_loop().create_future()
         await self._settled
@@ -237,7 +239,7 @@ class Pipeline:
         return frontend.text_parameters(values, self.codec)
 
     async def watch(self) -> NoReturn:
-        """Wait for the pipeline to fail, and raise its error: run beside whatever uses it."""
+        """Wait until the pipeline fails, and raise its error. Run it in a task beside the pipeline's user."""
         await asyncio.shield(self._failed)
         assert self.error is not None
         raise self.error
@@ -249,7 +251,7 @@ class Pipeline:
 
     @contextmanager
     def attempt(self, attempting: bool = True) -> Iterator[None]:
-        """What is queued in the block may fail."""
+        """Allow the statements that are queued in the block to fail."""
         before, self.attempting = self.attempting, attempting
         try:
             yield
@@ -258,12 +260,12 @@ class Pipeline:
 
     @property
     def awaits_attempts(self) -> bool:
-        """Whether an answer that is to come is one to an attempt."""
+        """True if one of the outstanding results belongs to an attempt."""
         return any(pending.is_attempt for pending in self._pending)
 
     @property
     def only_attempts(self) -> bool:
-        """Whether every answer that is to come is one to an attempt."""
+        """True if all outstanding results belong to attempts."""
         return all(pending.is_attempt for pending in self._pending)
 
     @property
@@ -336,7 +338,7 @@ class Pipeline:
             self.on_trouble()
 
     def _skip(self) -> None:
-        """Drop what the server has not looked at; statements that it was to prepare are not."""
+        """Drop the statements that the server skipped. Those it should have prepared are not prepared."""
         while not self._pending[0].is_sync:
             skipped = self._pending.popleft()
             if skipped.prepares is not None:

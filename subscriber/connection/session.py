@@ -1,20 +1,22 @@
 """A PostgreSQL session on a transport that asyncpg opened and authenticated.
 
-Why not asyncpg all the way. A walsender speaks the simple query protocol only and answers
-START_REPLICATION with CopyBoth, which asyncpg does not know. An apply session has to send each value
-as the bytes that came from the publisher, in text or binary, for any type, and many statements before
-the first answer is back, which asyncpg's prepared statements do not do. What asyncpg does better than
-anybody should again (DSN, TLS, SCRAM, passfile, several hosts) has happened before we take over.
+Purpose:
+    asyncpg is not sufficient for two kinds of sessions. A walsender speaks the simple query protocol only and answers
+    START_REPLICATION with CopyBoth, which asyncpg does not support. An apply session sends each value as the bytes
+    that the publisher sent, in text or binary, for any type, and queues many statements before the first result;
+    asyncpg's prepared statements do not do that. asyncpg still opens the connection (DSN, TLS, SCRAM, passfile,
+    several hosts), and this module takes its transport over.
 
-Theory of operation. Bytes arrive in one buffer and are cut into messages. Each message goes to the
-conversation that is going on: a simple query (simple_query.py) or a pipeline (pipeline.py). Only one is
-going on at a time, and it ends with ReadyForQuery. CopyData is the exception: it piles up in the
-session until somebody takes it, and when LIMIT bytes are waiting, reading from the socket stops until
-they are taken. That is the back-pressure of a change stream and of a table copy alike. After a large message it
-goes on when somebody waits for the next one, who has dealt with the large one then, or when nothing follows it.
+Theory of operation:
+    Bytes are received into one buffer and split into messages. Each message is passed to the current conversation: a
+    simple query (simple_query.py) or a pipeline (pipeline.py). A session has one conversation at a time, which ends
+    with ReadyForQuery. CopyData is the exception: the session queues it for copy_out() and receive(). When LIMIT
+    bytes are queued, reading from the socket stops until they are taken. This is the back-pressure of a change stream
+    and of a table copy alike. After a large message, reading resumes when the next message is awaited, or when the
+    large message is the last one in the buffer.
 
-What is written goes to the transport at once, which copies what the network does not take. Large data therefore waits
-here, and what is written after it behind it, and is given to the transport slice by slice as it asks for more.
+    Output is passed to the transport immediately. The transport copies the part that the network does not accept, so
+    large data stays in this session's queue, followed by later output, and is passed on in slices.
 
 A session whose connection is lost stays lost: every waiter and every later call gets the same
 ConnectionLost, whose message is the server's last word when it said one.
@@ -41,13 +43,13 @@ LIMIT = 4 * 1024 * 1024  # bytes of CopyData waiting before reading stops
 MAX_MESSAGE = 0x3FFFFFFF + 4  # bytes; no server sends more (MaxAllocSize)
 CLOSE_TIMEOUT = 2.0  # seconds to let a Terminate message leave before the socket is dropped
 
-# Of what the server reported at start-up, what anybody here asks for; later reports are all kept.
+# Parameters of the start-up that this package uses; later reports are all stored.
 _VERSION = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
 _PARAMETERS = ("server_version", "server_encoding", "client_encoding", "in_hot_standby", "is_superuser", "TimeZone")
 
 
 class Session(asyncio.BufferedProtocol):
-    """One session; see the top of the file. Not safe for use by two tasks at once."""
+    """One session; see the top of the file. Two tasks must not use it concurrently."""
 
     def __init__(self, pid: int, parameters: dict[str, str]) -> None:
         self.pid = pid  # of the server's backend
@@ -65,17 +67,17 @@ class Session(asyncio.BufferedProtocol):
         self._copied: list[bytes] = []
         self._copied_bytes = 0
         self._reading = True
-        self._wake: asyncio.Future[None] | None = None  # somebody waits for CopyData
+        self._wake: asyncio.Future[None] | None = None  # set while a task waits for CopyData
         self._writable: asyncio.Future[None] | None = None  # set while the transport's buffer is full
-        self._unsent: deque[memoryview] = deque()  # what waits for that, in order; empty unless something is large
+        self._unsent: deque[memoryview] = deque()  # output that waits for it, in order; only while a large one does
         self._closed = self._loop.create_future()
 
     @classmethod
     def take_over(cls, connection: Any) -> Session:
         """Continue an idle asyncpg.Connection as a raw session; the connection is unusable afterwards.
 
-        asyncpg has no public way to hand its transport over, so its version is pinned and a moved
-        attribute is reported as what it is.
+        asyncpg has no public way to hand its transport over. Its version is pinned, and a missing private
+        attribute is reported as such.
         """
         try:
             transport = connection._transport
@@ -95,14 +97,14 @@ class Session(asyncio.BufferedProtocol):
 
     @property
     def server_version(self) -> int:
-        """As server_version_num: 180006 for 18.6, 190000 for 19devel. Raises ProtocolError for what is no version."""
+        """Version in the form of server_version_num: 180006 for 18.6, 190000 for 19devel. Raises ProtocolError."""
         found = _VERSION.match(self.parameters.get("server_version", ""))
         if found is None:
             raise ProtocolError("the server did not report its version")
         return int(found[1]) * 10000 + int(found[2] or 0)
 
     async def set_encoding(self, encoding: str) -> None:
-        """Have texts come and go in `encoding`, one that databases can have. Raises ServerError if it cannot be."""
+        """Set the client encoding to `encoding`, an encoding of databases. Raises ServerError if that fails."""
         await self.query(f"SET client_encoding = '{encoding}'")
         self.encoding, self.codec = encoding, encodings.codec(encoding)
 
@@ -113,10 +115,13 @@ class Session(asyncio.BufferedProtocol):
     # --- simple queries -------------------------------------------------------------------------
 
     async def query(self, sql: str) -> list[Result]:
-        """Run one or more statements; the results of all of them.
+        """Run one or more statements and return all results.
 
-        Raises ServerError with the server's fields, or ConnectionLost. A caller who is cancelled leaves the
-        session in the middle of the query until its answer has come.
+        Raises:
+            ServerError: a statement failed; has the server's fields.
+            ConnectionLost: the connection broke.
+
+        Cancellation: the session remains within the query until its result has arrived.
         """
         query = self._start_query(sql)
         await asyncio.shield(query.ready)
@@ -133,7 +138,7 @@ class Session(asyncio.BufferedProtocol):
         return query
 
     def begin(self, conversation: Conversation) -> None:
-        """Make `conversation` the one that gets messages. The one before it must have come to its end."""
+        """Make `conversation` the current one. The previous conversation must have ended."""
         if self.error is not None:
             raise self.error
         if self._conversation is not None and not self._conversation.idle:
@@ -213,7 +218,7 @@ class Session(asyncio.BufferedProtocol):
             self.write(frontend.copy_data(payload))
 
     async def finish_copy_both(self) -> None:
-        """Send CopyDone, discard what still comes, and wait for ReadyForQuery."""
+        """Send CopyDone, discard the remaining CopyData, and wait for ReadyForQuery."""
         query = self._conversation
         assert isinstance(query, Query)
         self.write(frontend.COPY_DONE)
@@ -262,7 +267,7 @@ class Session(asyncio.BufferedProtocol):
             self._send_slices()
 
     def _send_slices(self) -> None:
-        """Give the transport what it takes of what waits."""
+        """Pass queued output to the transport until its buffer is full."""
         unsent = self._unsent
         while unsent and self._writable is None and not self._transport.is_closing():
             data = unsent.popleft()
@@ -271,7 +276,7 @@ class Session(asyncio.BufferedProtocol):
             self._transport.write(data[:SLICE])
 
     async def drain(self) -> None:
-        """Wait until the transport wants more, and has all that was written; at once while it does."""
+        """Wait until the transport's buffer has room and all queued output has been passed to it."""
         while self._writable is not None:
             await asyncio.shield(self._writable)
         if self.error is not None:
@@ -292,7 +297,7 @@ class Session(asyncio.BufferedProtocol):
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
-                    while self._unsent and self._writable is not None:  # Terminate would be in the middle of it
+                    while self._unsent and self._writable is not None:  # Terminate must not cut a message in two
                         await asyncio.shield(self._writable)
                     if self.error is None:
                         self._transport.write(frontend.TERMINATE)
@@ -316,7 +321,7 @@ class Session(asyncio.BufferedProtocol):
         if free < BUFFER // 4:
             waiting = self._end - self._start
             need = BUFFER
-            if waiting >= 5:  # a message larger than the buffer: make room for all of it at once
+            if waiting >= 5:  # a message larger than the buffer: reserve room for all of it
                 need = max(need, frontend.HEADER.unpack_from(self._buffer, self._start)[1] + 1)
             fresh = bytearray(need + BUFFER // 2)
             fresh[:waiting] = memoryview(self._buffer)[self._start : self._end]
@@ -353,7 +358,7 @@ class Session(asyncio.BufferedProtocol):
             self._received(kind.decode("latin-1"), body)
         self._start = start
         if len(buffer) > 4 * BUFFER and start and end - start <= BUFFER // 2:
-            # A large message has passed. Its room is given back before anybody looks at the message.
+            # The room of a large message is released before the message is processed.
             self._buffer = bytearray(BUFFER)
             self._buffer[: end - start] = view[start:end]
             self._start, self._end = 0, end - start
@@ -405,7 +410,7 @@ class Session(asyncio.BufferedProtocol):
 
 
 def joined(payloads: list[bytes]) -> Iterator[bytes]:
-    """What copy_out() gave put together, and taken off the list; large payloads one by one, as they are."""
+    """Yield the payloads of copy_out() joined, and remove them from the list. Large payloads are yielded singly."""
     if sum(map(len, payloads)) <= 2 * LIMIT:
         yield b"".join(payloads)
         return
@@ -424,7 +429,7 @@ def _first_of(rest: deque[bytes]) -> bytes:
 
 
 def _bug(error: Exception) -> SubscriberError:
-    """For an error of the code that gets the messages: whoever uses the session has to hear of it."""
+    """Convert an unexpected error of a conversation into the session's error, so that its user receives it."""
     found = SubscriberError(
         "what the server sent could not be handled",
         detail=f"{type(error).__name__} in the program.",

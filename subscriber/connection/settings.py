@@ -1,6 +1,6 @@
-"""Settings that our sessions need, whatever postgresql.conf, the database or the role says. See connect().
+"""Settings that our sessions need, independent of postgresql.conf, the database and the role. See connect().
 
-The built-in workers do without SQL: most of these settings mean nothing to them.
+The built-in workers do not parse SQL, so most of these settings have no effect on them.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _SINCE_MINOR = {
     "restrict_nonsystem_relation_kind": {12: 120020, 13: 130016, 14: 140013, 15: 150008, 16: 160004},
 }
 
-# What is set when the session is there, instead of when it starts: the server's version has to be known, or PgBouncer
-# would refuse the session.
+# Set after the session has started: which of these exist depends on the server's version, and PgBouncer would refuse
+# a session that requests them in its startup packet.
 LATER = frozenset({*ALWAYS, *_SINCE})
 
 

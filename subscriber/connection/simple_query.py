@@ -27,7 +27,7 @@ class Conversation(Protocol):
 
 @dataclass(slots=True)
 class Result:
-    """What one statement of a simple query returned. NULL is None; values are in text format."""
+    """The result of one statement of a simple query. NULL is None; values are in text format."""
 
     tag: str = ""  # the command tag, as "INSERT 0 1"
     columns: tuple[str, ...] = ()
@@ -89,4 +89,4 @@ class Query:
                 future.set_result(None)
             else:
                 future.set_exception(error)
-                future.exception()  # retrieved: nobody may be waiting for this one
+                future.exception()  # mark it as retrieved: possibly no task awaits this future

@@ -40,10 +40,14 @@ def default_file(name: str) -> str:
 
 
 def context(parameters: Mapping[str, str], server_name: str | None) -> ssl.SSLContext:
-    """The TLS context for `sslmode` require, verify-ca or verify-full.
+    """Create the TLS context for `sslmode` require, verify-ca or verify-full.
 
-    `server_name` is what the certificate must be for when that is not what will be dialled, else None.
-    Raises ConninfoError for a file that cannot be used, or a protocol version that does not exist.
+    Args:
+        parameters: connection parameters of libpq.
+        server_name: the name that the certificate must contain, if the socket connects to another one; else None.
+
+    Raises:
+        ConninfoError: a file cannot be used, or a protocol version does not exist.
     """
     mode = parameters["sslmode"]
     result = _Context(ssl.PROTOCOL_TLS_CLIENT)
@@ -66,7 +70,7 @@ def _load_authorities(result: ssl.SSLContext, parameters: Mapping[str, str], mod
         return
     root = given or default_file("root.crt")
     if not root or (mode == "require" and not Path(root).is_file()):
-        # Without an authority `require` encrypts and trusts anybody; with one it is verify-ca.
+        # Without a root certificate `require` encrypts and accepts any server; with one it acts as verify-ca.
         if mode != "require":
             raise ConninfoError(
                 f'root certificate file "{given or "~/.postgresql/root.crt"}" does not exist',

@@ -1,6 +1,6 @@
-"""Bytes and messages: what a publisher sends, and what a subscriber answers.
+"""Messages and their bytes: requests and responses between a subscriber and a publisher.
 
-`copy_data` is the envelope inside CopyData, `decode` and `encode` are the pgoutput messages in it
-(`messages`, `tuples`), `wire` is the frontend/backend protocol around both. Pure: the standard
-library only, no I/O, no clock. Whatever the bytes are, the only error is ProtocolError.
+`copy_data` is the envelope inside CopyData. `decode` and `encode` are the pgoutput messages inside it (`messages`,
+`tuple_data`). `frontend` and `reader` serve the frontend/backend protocol around both. Pure: the standard library
+only, no I/O, no clock. The only error for invalid bytes is ProtocolError.
 """

@@ -64,8 +64,13 @@ class StandbyStatus:
 def decode_from_publisher(frame: bytes) -> XLogData | Keepalive | None:
     """Decode one CopyData payload of a walsender.
 
-    None: a kind of message we do not know; the built-in subscriber ignores these too.
-    Raises ProtocolError when the bytes are not exactly one message. The payload of XLogData is not looked at.
+    The payload of XLogData is not decoded.
+
+    Returns:
+        None for an unknown kind of message, which the built-in subscriber ignores too.
+
+    Raises:
+        ProtocolError: the bytes are not exactly one message.
     """
     if not frame:
         raise ProtocolError("CopyData message is empty")
@@ -85,9 +90,9 @@ def decode_from_publisher(frame: bytes) -> XLogData | Keepalive | None:
 
 @compiled
 def weigh(frames: list[bytes]) -> tuple[int, list[bytes]]:
-    """How many bytes CopyData payloads are together, and those of them that are keepalives.
+    """Return the size of CopyData payloads in bytes, and the keepalives among them.
 
-    The last byte of a keepalive says whether an answer is wanted.
+    The last byte of a keepalive is 1 if the publisher requests a reply.
     """
     size = _KEEPALIVE.size
     return sum(map(len, frames)), [frame for frame in frames if len(frame) == size and frame[0] == KEEPALIVE]

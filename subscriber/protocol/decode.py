@@ -1,15 +1,15 @@
-"""From bytes to pgoutput messages.
+"""Decode pgoutput messages.
 
-Nothing in a message says whether it stands inside a stream block, where R Y I U D T M have an xid after
-their first byte, or whether parallel streaming was negotiated, which makes A longer. The Decoder knows
-both, and only these two: whether a message may come now is for its reader to judge.
+A message does not contain two facts that its layout depends on. Inside a stream block, R Y I U D T M have an xid after
+their first byte. With parallel streaming, A is longer. The Decoder keeps these two facts and nothing else: its caller
+checks whether a message is legal at this point of the stream.
 
-Changes of rows come by the million, and so do the BEGIN and COMMIT of small transactions. They are read
-with precompiled layouts and without a Reader: an index or a layout that leaves the bytes raises by itself
-and becomes a ProtocolError in one place, so the good case pays nothing for it. Everything else goes
-through Reader.
+Row changes, and the BEGIN and COMMIT of small transactions, are by far the most frequent messages. They are decoded
+with precompiled layouts and without a Reader. An index or a layout that exceeds the bytes raises by itself, and one
+place converts that to a ProtocolError, so valid messages pay nothing for the check. All other messages are decoded
+with Reader.
 
-Source: the logicalrep_read_* functions of proto.c; like them, flags nobody has defined are an error.
+Source: the logicalrep_read_* functions of proto.c. As there, undefined flags are an error.
 """
 
 from __future__ import annotations
@@ -77,11 +77,10 @@ _TRUNCATE_RESTART_IDENTITY = 2
 
 
 class Decoder:
-    """Decodes one connection's messages, in the order they came.
+    """Decodes the messages of one connection, in their order.
 
-    `parallel` says that `streaming 'parallel'` was asked for. `in_block` is true between STREAM START
-    and STREAM STOP; it follows the messages by itself, and may be set to read changes again that were
-    kept from inside a block.
+    `parallel` is True if the connection requested `streaming 'parallel'`. `in_block` is True between STREAM START
+    and STREAM STOP. The decoder sets it; a caller sets it to decode changes that were spooled from inside a block.
     """
 
     __slots__ = ("_rare", "in_block")
@@ -128,9 +127,9 @@ class Decoder:
 
 
 def in_place(message: bytes) -> bytes | memoryview:
-    """What decode() is to be given of a message so that the rows of a large one stay where they are.
+    """Return `message` in the form that decode() should be given: a large one as a view.
 
-    TupleData.raw is a view then, which keeps the message; nobody has to copy the rows to have them.
+    TupleData.raw of a large message is then a view of it, so the rows are never copied.
     """
     return memoryview(message) if len(message) > LARGE else message
 

@@ -54,7 +54,7 @@ def decode(data: bytes, codec: str = UTF8) -> str:
 
 
 def is_text(text: str) -> bool:
-    """Whether all of what decode() has given is characters. Other sessions cannot be told anything else."""
+    """Return True if decode() could decode all bytes of `text`. Other text cannot be sent to another session."""
     return not any("\udc80" <= character <= "\udcff" for character in text)
 
 

@@ -18,7 +18,7 @@ from subscriber.protocol.encodings import UTF8, decode, encode
 from subscriber.protocol.reader import Reader
 from subscriber.sqlstate import CHARACTER_NOT_IN_REPERTOIRE
 
-LARGE = 256 * 1024  # bytes; what is longer is not put together with other things, since that takes a copy of it
+LARGE = 256 * 1024  # bytes; a larger payload is sent on its own, since joining it with others would copy it
 
 HEADER = Struct(">cI")
 _INT16 = Struct(">H")
@@ -64,9 +64,12 @@ Parameters = bytes | list[bytes]  # of bind_execute(); a list has them in parts,
 def bind_execute(name: bytes, formats: bytes, parameters: bytes) -> bytes:
     """Run the prepared statement `name` once.
 
-    `formats` is the count (Int16) and one Int16 for each parameter, 0 text and 1 binary; or a zero
-    count, which means all text. `parameters` is the count and then each value with its Int32 length,
-    or NULL. Results come as text.
+    Results are in text format.
+
+    Args:
+        name: name of the prepared statement.
+        formats: the number of parameters (Int16), then one Int16 for each, 0 text and 1 binary. A zero count: all text.
+        parameters: the number of parameters (Int16), then each value after its length (Int32), or NULL.
     """
     length = 4 + 1 + len(name) + 1 + len(formats) + len(parameters) + 2
     return b"".join((_BIND_HEAD.pack(b"B", length), b"\0", name, b"\0", formats, parameters, b"\0\0", _EXECUTE))
@@ -99,7 +102,7 @@ def copy_data(payload: bytes) -> bytes:
 
 
 def copy_data_head(payload: bytes) -> bytes:
-    """What stands before the payload."""
+    """Return the header of a CopyData message with this payload."""
     return HEADER.pack(b"d", len(payload) + 4)
 
 

@@ -50,7 +50,7 @@ class ReplicaIdentity(StrEnum):
     INDEX = "i"
 
 
-# Begin, Commit and the changes of rows come by the million: slots, but not frozen (see TupleData).
+# A stream has millions of Begin, Commit and row messages: they have slots, but are not frozen (see TupleData).
 @dataclass(slots=True)
 class Begin:
     """A transaction starts; it is sent whole, after its commit."""
@@ -71,7 +71,7 @@ class Commit:
     letter: ClassVar = b"C"
 
     commit_lsn: Lsn  # of the commit record
-    end_lsn: Lsn  # after it: what is confirmed to the publisher
+    end_lsn: Lsn  # end of the commit record: the position to confirm to the publisher
     commit_time: int
 
 
@@ -173,7 +173,7 @@ class Update:
 
 @dataclass(slots=True)
 class Delete:
-    """The row that is gone: its key, or all of it."""
+    """A deleted row: its key columns, or all columns under REPLICA IDENTITY FULL."""
 
     message_type: ClassVar = "DELETE"
     letter: ClassVar = b"D"
@@ -205,7 +205,7 @@ class LogicalMessage:
     letter: ClassVar = b"M"
 
     xid: int | None
-    transactional: bool  # False: belongs to no transaction, and comes again after a reconnect
+    transactional: bool  # False: the message belongs to no transaction, and is sent again after a reconnect
     lsn: Lsn
     prefix: str
     content: bytes
@@ -219,7 +219,7 @@ class StreamStart:
     letter: ClassVar = b"S"
 
     xid: int  # of the top-level transaction
-    first_segment: bool  # the first block of this transaction: drop what was kept of it before
+    first_segment: bool  # True: the first block of this transaction; discard changes that are kept from before
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +245,13 @@ class StreamCommit:
 
 @dataclass(frozen=True, slots=True)
 class StreamAbort:
-    """A streamed transaction, or one subtransaction of it, rolled back."""
+    """A streamed transaction or one of its subtransactions was rolled back."""
 
     message_type: ClassVar = "STREAM ABORT"
     letter: ClassVar = b"A"
 
     xid: int  # of the top-level transaction
-    subxid: int  # the same as `xid` when all of it is gone; may be one never seen before
+    subxid: int  # equal to `xid` if the whole transaction is rolled back; may be an xid without changes
     abort_lsn: Lsn | None  # None, both, unless streaming = parallel was asked for
     abort_time: int | None
 
@@ -286,7 +286,7 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class CommitPrepared:
-    """COMMIT PREPARED; comes alone, with nothing around it."""
+    """COMMIT PREPARED; sent alone, outside any other transaction."""
 
     message_type: ClassVar = "COMMIT PREPARED"
     letter: ClassVar = b"K"

@@ -1,4 +1,4 @@
-"""Checked big-endian reads over one message, for everything that does not come by the million."""
+"""Bounds-checked big-endian reads of one message, for messages that are rare in a stream."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Reader:
     """Reads forward through one complete message and never past its end.
 
     `name` is the message's name in errors, as PostgreSQL prints it ("STREAM COMMIT"). Every method
-    raises ProtocolError when the bytes do not hold what is asked for.
+    raises ProtocolError when the message is too short.
     """
 
     __slots__ = ("data", "name", "pos")
@@ -72,7 +72,7 @@ def too_short(name: str, pos: int, length: int, size: int) -> ProtocolError:
 
 
 def left_over(name: str, count: int) -> ProtocolError:
-    """The error for a message that goes on for `count` bytes after its end."""
+    """Create the error for a message with `count` extra bytes at its end."""
     return ProtocolError(
         f"{name} message has {count} bytes left over",
         hint="The publisher may speak another protocol version than was negotiated.",

@@ -1,7 +1,6 @@
-"""Rows put together as the server takes them: as COPY reads them, or column by column for arrays.
+"""Encode rows for the server: as COPY data, or column by column for arrays.
 
-A row is what row_extraction.py has left of it: cells, or the change as the walsender sent it, with one row in it or
-two.
+A row is either the cells that row_extraction.py cut out, or the message of its change, which contains one row or two.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def cells_of(row: AnyRow, form: int) -> Cells:
 
 @compiled
 def copy_rows(rows: Sequence[AnyRow], form: int) -> bytes:
-    """Rows of values of `form` as COPY reads them; in binary without what is before the first and behind the last."""
+    """Encode rows with values of `form` as COPY data. In binary, the header and the trailer of COPY are left out."""
     cut = [cells_of(row, form) for row in rows]
     if form == BINARY:
         return b"".join([_COUNT.pack(len(row)) + b"".join(row) for row in cut])  # type: ignore[arg-type]

@@ -1,9 +1,9 @@
-"""Rows cut out of changes as the walsender sent them, one change, a run of them or whole transactions at a time.
+"""Extract rows from changes as the walsender sent them: from one change, from a run, or from whole transactions.
 
-A cell is a value with the four bytes of its length before it, which is what COPY BINARY, the elements of an array and
-TupleData have in common. Of a run, many changes alike, only the keys are cut: the rows stay in the bytes they came
-in until they are put together for the server (row_encoding.py). Nothing here decides what becomes of a row. What is
-damaged, or unusual, ends what is taken: whoever looks at that next, a message at a time, will tell.
+A cell is a value after the four bytes of its length. COPY BINARY, the elements of an array and TupleData share this
+format. A run is many changes with the same header. Only the keys of a run are extracted: its rows stay in the bytes of
+their messages until row_encoding.py encodes them for the server. This module does not decide how a row is applied.
+Extraction stops before a damaged or unusual message, and the reader that decodes messages one by one reports it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ TRANSACTION_OVERHEAD = 2 * BODY + _BEGIN.size + _COMMIT.size  # bytes of a trans
 
 
 class RowLayout(NamedTuple):
-    """How to cut those changes of a table that begin alike, and who takes what comes of it."""
+    """How to extract the changes of a table that begin with the same bytes, and which callback receives the rows."""
 
     add: AddRow
     ncols: int
@@ -115,10 +115,18 @@ def extract_row(data: bytes, pos: int, shape: RowLayout) -> Row | None:
 def extract_keys(
     waiting: Iterable[bytes], most: int, largest: int, longest: int, head: bytes, run: RunLayout
 ) -> tuple[list[bytes], list[Key], list[Key], int]:
-    """Changes at the front of `waiting` that all begin with `head` and whose rows are as `run` says.
+    """Extract the keys of the changes at the front of `waiting` that belong to one run.
 
-    At most `most` of them, up to `largest` bytes and none longer than `longest`. The changes, what their first rows are
-    known by and what their last, and their bytes.
+    Args:
+        waiting: messages; the taken ones are not removed.
+        most: maximum number of changes.
+        largest: size of all changes together after which no more are taken, in bytes.
+        longest: maximum size of one change, in bytes.
+        head: the bytes with which each change of the run begins.
+        run: layout of the rows.
+
+    Returns:
+        The changes, the keys of their first rows, the keys of their last rows, and the size of the changes in bytes.
     """
     changes: list[bytes] = []
     before: list[Key] = []
@@ -145,7 +153,7 @@ def extract_keys(
 
 
 def row_key(row: Cells, key: tuple[int, ...], form: int) -> Key:
-    """What a row is known by whose columns `key` were all sent."""
+    """Return the key of a row: the values of its columns `key`, which were all sent."""
     start = 4 if form == TEXT else 0
     if len(key) == 1:
         return row[key[0]][start:]  # type: ignore[index]
@@ -161,12 +169,21 @@ def extract_changes(
     find: Callable[[bytes], RowLayout | None],
     inside: bool,
 ) -> tuple[list[TransactionEnd], list[bytes], list[Row]]:
-    """Changes of rows at the front of `waiting`, and what extract_row() makes of them.
+    """Extract the row changes at the front of `waiting` with extract_row().
 
-    `inside`: of a transaction that has begun, up to whatever is no change. Otherwise of whole transactions from BEGIN
-    to COMMIT, of up to OF_ONE changes each, and where these end; it stops before one with anything else in it, or with
-    nothing. At most `most` changes of `largest` bytes, none longer than `longest`. `find` is asked once for the shape
-    of changes that begin like that (BODY to VALUES); None: they are not to be taken.
+    Args:
+        waiting: messages; the taken ones are not removed.
+        most: maximum number of changes.
+        largest: size of all changes together after which no more are taken, in bytes.
+        longest: maximum size of one change, in bytes.
+        find: returns the layout for changes that begin with these bytes (BODY to VALUES), or None if such changes must
+            not be taken. Called once for each such beginning.
+        inside: True: a transaction has begun, and changes are taken up to the first message of another kind. False:
+            whole transactions are taken from BEGIN to COMMIT. Each has at least one change, at most
+            MAX_CHANGES_PER_SMALL_TRANSACTION, and no other messages.
+
+    Returns:
+        The ends of the whole transactions, the changes, and their rows.
     """
     ended: list[TransactionEnd] = []
     changes: list[bytes] = []

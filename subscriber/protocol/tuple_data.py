@@ -19,16 +19,16 @@ MAX_COLUMNS = 0xFFFF  # what the count on the wire can say
 _length_at = struct.Struct(">I").unpack_from
 
 
-# Rows come by the million: slots, but not frozen, which would make building one four times slower.
-# Nothing may assign to them all the same.
+# A stream has millions of rows: slots, but not frozen, which would make construction four times slower.
+# No code assigns to their attributes all the same.
 @dataclass(slots=True)
 class TupleData:
     """One row, in the column order of the publisher's relation.
 
-    `raw` is the columns as they came, without the count before them: one status byte for each
+    `raw` is the columns as the publisher sent them, without their count: one status byte for each
     column (n, u, t, b), and after t and b four bytes of length and the value. The decoder has checked
-    it: exactly `ncols` columns, every length inside, nothing after them. Of a large message it may be
-    a memoryview, whatever its type says (decode.in_place()); split() gives bytes all the same.
+    it: exactly `ncols` columns, every length inside, no bytes after them. For a large message it may be
+    a memoryview, despite its annotation (decode.in_place()). split() returns bytes in either case.
     """
 
     raw: bytes
@@ -37,9 +37,8 @@ class TupleData:
     def split(self) -> tuple[bytes, list[bytes | None]]:
         """Cut the row into `(status, values)`, both `ncols` long.
 
-        `status` has one byte for each column. A value is None where the status is n or u, so test the
-        status, never `value is None`, to tell NULL from "not sent". Text is in the client encoding
-        and not NUL-terminated.
+        `status` has one byte for each column. A value is None if the status is n (NULL) or u (not sent), so compare
+        the status, not the value. Text is in the client encoding and not NUL-terminated.
         """
         return split_columns(self.raw, 0, self.ncols)
 

@@ -17,8 +17,6 @@ CEILINGS = {
     "docs": 5,
     "subscriber/apply": 22,
     "subscriber/catalog": 16,
-    "subscriber/connection": 19,
-    "subscriber/protocol": 15,
     "subscriber/publisher": 19,
     "subscriber/targets": 23,
 }
