@@ -46,7 +46,7 @@ def alter_slot(name: str, *, failover: bool | None, two_phase: bool | None) -> s
 
 @dataclass(frozen=True, slots=True)
 class StreamOptions:
-    """What a subscription wants of the stream. A publisher too old for one of them goes without it."""
+    """Options of START_REPLICATION for a subscription. Those that an old publisher does not know are left out."""
 
     publications: tuple[str, ...]
     proto_version: int | None = None  # None: the newest the publisher has

@@ -79,7 +79,7 @@ class SlotInfo:
 
 
 class Publisher:
-    """A walsender session for one database of the publisher. Not safe for use by two tasks at once."""
+    """A walsender session for one database of the publisher. Two tasks must not use it concurrently."""
 
     def __init__(self, session: Session, *, is_named: bool = False) -> None:
         """`is_named`: the connection string says what the session is called."""
@@ -99,18 +99,26 @@ class Publisher:
     ) -> Publisher:
         """Connect with the settings PostgreSQL's own subscriber uses, and an empty search_path.
 
-        `client_encoding` is that of the target's database, as for PostgreSQL's subscriber, where rows go to one. None:
-        UTF8; texts of a database in SQL_ASCII come as they are.
-        `application_name` is a fallback: the connection string's own wins. `must_use_password` is for
-        subscriptions whose owner is no superuser: the connection string must have a password, and the server must
-        have asked for it. `timezone`: of times in text; None: the publisher's own, as for PostgreSQL's subscriber.
+        Args:
+            conninfo: connection string of the publisher, or its parsed form.
+            application_name: a fallback; the connection string's own takes precedence.
+            client_encoding: encoding of the rows: that of the target's database, if rows are written to one. None:
+                UTF8; texts of a database in SQL_ASCII are not converted.
+            timezone: time zone of times in text. None: the publisher's own, as for PostgreSQL's subscriber.
+            must_use_password: set for subscriptions whose owner is not a superuser. The connection string must have
+                a password, and the server must request it.
+            timeout: limit of each attempt, in seconds. None: the limits of connect().
 
-        Raises ConninfoError, ConnectionLost, ServerError; and PublisherError when a password is required.
+        Raises:
+            ConninfoError: the connection string is invalid.
+            ConnectionLost: no host could be reached.
+            ServerError: a server refused the session.
+            PublisherError: a password is required.
         """
         if isinstance(conninfo, str):
             conninfo = Conninfo.parse(conninfo)
         is_named = bool(conninfo.get("application_name"))
-        if not is_named:  # PGAPPNAME is about whoever started us, not about this
+        if not is_named:  # PGAPPNAME names the program that started this one, not this subscriber
             conninfo = conninfo.with_(application_name=application_name)
         settings = SETTINGS if client_encoding is None else {**SETTINGS, "client_encoding": client_encoding}
         if timezone is not None:
@@ -161,7 +169,7 @@ class Publisher:
             return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, standby)
 
     async def timeline_ends(self, timeline: int) -> dict[int, Lsn]:
-        """Return where each of the timelines ended that `timeline` has come from, by their numbers."""
+        """Return the positions at which the ancestors of `timeline` ended, by timeline number."""
         rows = await self._rows(
             f"TIMELINE_HISTORY {timeline}", f"could not receive the history of timeline {timeline} from the publisher"
         )
@@ -226,7 +234,7 @@ class Publisher:
         await self._rows("COMMIT", "table copy could not finish transaction on publisher")
 
     async def drop_slot(self, name: str, *, missing_ok: bool = False, wait: bool = False) -> bool:
-        """Drop a slot; False if there is none and `missing_ok`. `wait` waits while somebody reads from it."""
+        """Drop a slot. Returns False if it does not exist and `missing_ok`. `wait` waits until it is inactive."""
         try:
             await self._rows(
                 commands.drop_slot(name, wait=wait), f'could not drop replication slot "{name}" on publisher'
@@ -336,9 +344,9 @@ class Publisher:
     async def restrict_views(self) -> None:
         """Refuse to read views and foreign tables in this session, if the server can.
 
-        A relation is looked up in the catalog, and then read by its name. Meanwhile its owner could replace it with a
-        view, whose functions would run with the rights of this role. The setting came with the minor releases of August
-        2024.
+        A relation is looked up in the catalog and then read by its name. In between its owner could replace it with a
+        view, whose functions would run with the rights of this role. Servers have this setting since the minor
+        releases of August 2024.
         """
         await self._rows(
             "SELECT pg_catalog.set_config(name, 'view, foreign-table', false) FROM pg_catalog.pg_settings"
@@ -385,10 +393,10 @@ class Publisher:
     async def publications_with_other_origins(
         self, publications: Sequence[str], known: Sequence[tuple[str, str]] = ()
     ) -> list[str]:
-        """Those publications with a table that the publisher itself receives from elsewhere.
+        """Return the publications with a table that the publisher itself replicates from another server.
 
-        `known` are (schema, name) of tables that are not to be looked at. Both PostgreSQL's own
-        subscriptions on the publisher and ours count.
+        PostgreSQL's own subscriptions on the publisher count, and ours too. `known` are (schema, name) of tables to
+        leave out.
         """
         failure = "could not receive list of replicated tables from the publisher"
         sources = ["pg_catalog.pg_subscription_rel"]
@@ -459,7 +467,7 @@ class Publisher:
 
 
 def prefixed(error: ServerError, failure: str) -> ServerError:
-    """The same error with what could not be done in front: `failure: ERROR:  message`."""
+    """Return the error with the failed action in front of its message: `failure: ERROR:  message`."""
     severity = error.fields.get("S", "ERROR")
     return ServerError({**error.fields, "M": f"{failure}: {severity}:  {error.message}"})
 

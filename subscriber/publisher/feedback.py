@@ -2,15 +2,16 @@
 
 The publisher closes a connection that says nothing for wal_sender_timeout. So the updates must not wait
 for the apply loop, which may be waiting itself: for a lock on the target, for a stuck server, for the
-copy of a table. This task sends the positions of the moment
+copy of a table. This task sends the current positions
 
-- at once when the publisher asks for them or may forget more than before,
-- PATIENCE after anything else has moved, where a flush is going to follow: to tell the publisher of each step of each
-  transaction takes longer than to apply a small one, and its walsender is woken each time,
-- unasked at each `status_interval`, or three times per wal_sender_timeout if that is shorter: with a full
-  queue we do not read, and would not see the publisher ask;
-- with a request for an answer when it is sent unasked. The answer is the heartbeat of the lag: it says up to where the
-  publisher has sent everything, and when. Nothing received for `receiver_timeout` ends the connection.
+- immediately when the publisher requests them, or when it may discard more WAL than before,
+- PATIENCE after another position has changed, if a flush will follow: reporting each step of each transaction takes
+  longer than applying a small one, and wakes the walsender each time,
+- at each `status_interval`, or three times per wal_sender_timeout if that is shorter: while the queue is full, the
+  connection is not read, and a request of the publisher would not be seen,
+- with a request for a reply if the publisher did not request the update. The reply measures the lag: it contains the
+  position up to which the publisher has sent everything, and the time. `receiver_timeout` without any received data
+  ends the connection.
 
 Source: send_feedback() and LogicalRepApplyLoop() in worker.c.
 """
@@ -33,7 +34,7 @@ from subscriber.publisher.connection import Publisher
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS, Settings
 
-PATIENCE = 0.02  # seconds; PostgreSQL's own worker tells what it has applied when its WAL is written, 0.2 s later
+PATIENCE = 0.02  # seconds; PostgreSQL's own worker reports an applied position when its WAL is written, 0.2 s later
 
 _SENDER_TIMEOUT = "SELECT setting FROM pg_catalog.pg_settings WHERE name = 'wal_sender_timeout'"  # milliseconds
 
@@ -66,9 +67,15 @@ class Feedback:
         patient: bool = False,
         settings: Settings = DEFAULTS,
     ) -> None:
-        """`reading` is false while a full queue stops the reader.
+        """Create the task's state.
 
-        `patient`: what is applied is flushed later, and written and applied positions may wait a moment for that.
+        Args:
+            stream: the stream to which updates are sent.
+            positions: returns the current positions.
+            reading: returns False while a full queue stops the reader.
+            patient: True if changes are flushed some time after they are applied, so that written and applied
+                positions may wait PATIENCE for the flush.
+            settings: intervals and time limits.
         """
         self._stream = stream
         self._positions = positions
@@ -76,13 +83,13 @@ class Feedback:
         self._receiver_timeout = settings.receiver_timeout
         self._reading = reading
         self._patient = patient
-        self._timer: asyncio.TimerHandle | None = None  # runs while something is waiting to be told
+        self._timer: asyncio.TimerHandle | None = None  # runs while a changed position is not reported
         self._wake = anyio.Event()
         self._last_received = monotonic()
         self.sent: Positions | None = None
 
     def data_received(self) -> None:
-        """Something has come from the publisher."""
+        """Record that the publisher has sent data."""
         self._last_received = monotonic()
 
     def request_now(self) -> None:

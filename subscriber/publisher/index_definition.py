@@ -1,10 +1,10 @@
-"""Definitions of indexes as a publisher prints them, taken apart and put together for a table of the target.
+"""Parse the index definitions that a publisher prints, and build such statements for a table of the target.
 
-A definition is SQL that the publisher has written, so no text of it is run. It is cut into tokens: names, strings,
-numbers, operators, brackets. It has to be one CREATE INDEX of the table that it is asked for, with all brackets closed
-in order. What is run is made of those tokens, with one space between two, for the table and the name that the caller
-gives. There are no comments, semicolons, dollar quotes and escape strings in it, which pg_get_indexdef() never prints
-under standard_conforming_strings and which a lexer could take for something else than this one does.
+A definition is SQL that the publisher has written, so no text of it is executed. It is split into tokens: names,
+strings, numbers, operators, brackets. It must be one CREATE INDEX of the expected table, with all brackets closed in
+order. The executed statement is built from those tokens, with one space between two, for the table and the name that
+the caller gives. Comments, semicolons, dollar quotes and escape strings are refused: pg_get_indexdef() never prints
+them under standard_conforming_strings, and another lexer could read them differently from this one.
 
     CREATE [UNIQUE] INDEX name ON schema.table USING method (…)
         [INCLUDE (…)] [NULLS [NOT] DISTINCT] [WITH (…)] [WHERE …]
@@ -158,7 +158,7 @@ class _Tokens:
         return token
 
     def bracketed(self) -> str:
-        """Read what is between round brackets, and these."""
+        """Read a text in round brackets, with its brackets."""
         self.take("(")
         start = self._at
         self._until_closed(")")

@@ -27,7 +27,7 @@ _STREAM_START, _STREAM_STOP = 0x53, 0x45
 
 
 class OwnSchemaFilter:
-    """Removes what is ours from the frames of one connection. BEGIN and COMMIT stay."""
+    """Removes the messages about schema `subscriber` from the frames of one connection. BEGIN and COMMIT stay."""
 
     def __init__(self) -> None:
         self._relids: set[int] = set()  # of tables in the schema
@@ -58,7 +58,7 @@ class OwnSchemaFilter:
         return int.from_bytes(frame[at : at + 4], "big")
 
     def _is_marked(self, frame: bytes, at: int) -> bool:
-        """Whether a RELATION is of the schema, or a MESSAGE has the prefix. The place of the mark tells the block."""
+        """Return True for a RELATION of the schema or a MESSAGE with the prefix. A stream block shifts the mark."""
         for in_block, place in ((False, at), (True, at + _XID)):
             if frame.startswith(_MARK, place):
                 self._in_block = in_block

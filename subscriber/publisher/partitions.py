@@ -1,12 +1,12 @@
-"""A table cut into parts that several connections can read at the same time, under one snapshot.
+"""Split a table into parts that several connections can read at the same time, under one snapshot.
 
-A part is a range of blocks of one heap: of the table, or of a leaf of a partitioned one. Reading blocks needs no
-index and every table has them, with and without a key. A range is found by ctid, which servers since 14 can seek;
-before that each part would read the whole table, so there a heap is one part.
+A part is a range of blocks of one heap: of the table, or of a leaf of a partitioned table. Block ranges need no index,
+so they exist for tables with and without a key. A range is selected by ctid, which servers since 14 can seek.
+Before 14 each part would read the whole table, so there a heap is one part.
 
-The last range of a heap has no end. Rows that a snapshot sees are not moved by anybody while it lasts but by a
-rewrite of the table (VACUUM FULL, CLUSTER, some ALTER TABLE, TRUNCATE), after which ranges mean something else:
-`filenode` tells, once a lock on the heap is held.
+The last range of a heap has no end. While a snapshot lasts, the rows that it sees are moved only by a rewrite of the
+table (VACUUM FULL, CLUSTER, some ALTER TABLE, TRUNCATE). After a rewrite a range contains other rows. `filenode`
+shows a rewrite, provided that the reader holds a lock on the heap.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OF_TREE = " WHERE c.relkind = 'r' AND c.oid IN (SELECT relid FROM pg_catalog.pg
 class TablePartition:
     """Some rows of a table. `first` and `end` are block numbers; None: from the beginning, to the end."""
 
-    schema: str  # of the heap: the table itself, or a leaf partition of it
+    schema: str  # schema of the heap: of the table itself, or of a leaf partition
     name: str
     filenode: int | None  # of the heap when it was cut into parts; None: a partitioned table has none
     first: int | None = None
@@ -45,7 +45,7 @@ class TablePartition:
         return qualified(self.schema, self.name)
 
     def select(self, columns: str, filters: tuple[str, ...] = ()) -> str:
-        """A query for the part's rows. `filters` are SQL, of which one has to hold; none: every row."""
+        """Return a query for the part's rows. `filters` are SQL conditions; one must hold. Empty: all rows."""
         conditions = []
         if self.first is not None:
             conditions.append(f"ctid >= '({self.first},0)'::pg_catalog.tid")

@@ -1,10 +1,11 @@
-"""What a walsender has sent and nobody has looked at yet: read ahead, up to a bound.
+"""Bounded receive queue between the replication connection and the reader of changes.
 
-Keepalives that want an answer are passed on at once, however much lies before them; where in the stream they
-stand is known when it is their turn.
+Keepalives that request a reply are answered without waiting for the frames before them. Their position in the stream
+is evaluated in its turn.
 
-A walsender that is slower than we are sends change after change, and each would wake two tasks, which takes ten times
-as long as what they do about it. In the middle of a large transaction, where nobody waits for them, we wait for more.
+A walsender that is slower than the reader sends one change at a time. Each would wake two tasks, which takes ten times
+as long as applying it. In the middle of a large transaction no task waits for single changes, so the queue waits until
+more have arrived.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from subscriber.publisher.feedback import Feedback
 from subscriber.publisher.replication_stream import ReplicationStream
 from subscriber.settings import DEFAULTS
 
-LITTLE = 32 * 1024  # bytes received at once
+LITTLE = 32 * 1024  # bytes of one receive()
 MOMENT = 0.001  # seconds
 
 FEW = 16  # messages
@@ -30,21 +31,21 @@ _ORDINARY = (b"B", b"I", b"U", b"D", _COMMIT, b"R", b"Y", b"O", b"T", b"M")  # w
 
 
 class ReceiveQueue:
-    """One task fills it, another takes from `waiting`, from the front, and says with release() how much."""
+    """One task appends to `payloads`. Another takes from its front, and reports the taken bytes with release()."""
 
     def __init__(self, stream: ReplicationStream, limit: int = DEFAULTS.receive_queue_size) -> None:
-        """`limit`: bytes that may wait before reading stops."""
+        """`limit`: bytes in the queue at which reading stops."""
         self.payloads: deque[bytes] = deque()
         self.in_large = False  # a large transaction is being received
         self._stream = stream
         self._limit = limit
         self._size = 0
         self._arrived = asyncio.Event()  # can be cleared, which for one row at a time is quicker than a new one
-        self._taken: anyio.Event | None = None  # somebody waits for room
+        self._taken: anyio.Event | None = None  # set while the queue waits for room
 
     @property
     def has_small_backlog(self) -> bool:
-        """Whether what waits is little, and nothing but ordinary transactions that have come to their end."""
+        """True if the queue is short and contains only complete ordinary transactions."""
         if len(self.payloads) >= FEW:
             return False
         last = b""
@@ -56,11 +57,11 @@ class ReceiveQueue:
         return last == _COMMIT
 
     def has_room(self) -> bool:
-        """Whether reading goes on."""
+        """True if the queue has room, so the connection is read."""
         return self._size <= self._limit
 
     async def read_loop(self, feedback: Feedback) -> None:
-        """Read until cancelled; raises what the stream raises."""
+        """Read until cancelled. Raises the errors of the stream."""
         while True:
             payloads = await self._stream.receive()
             feedback.data_received()
@@ -70,24 +71,24 @@ class ReceiveQueue:
                 if keepalive[-1]:
                     feedback.request_now()
             self.payloads.extend(payloads)
-            del payloads  # whoever takes a large one may have no other use for it than to copy it
+            del payloads  # a reader of a large payload can then use its memory without a copy
             self._arrived.set()
             while not self.has_room():
                 self._taken = anyio.Event()
                 await self._taken.wait()
-                feedback.data_received()  # the silence was ours
+                feedback.data_received()  # this side caused the silence
             if self.in_large and size < LITTLE:
                 await anyio.sleep(MOMENT)
 
     def release(self, size: int) -> None:
-        """So many bytes have been taken off `waiting`."""
+        """Record that `size` bytes have been taken from `payloads`."""
         self._size -= size
         if self._taken is not None and self.has_room():
             self._taken.set()
             self._taken = None
 
     def wake(self) -> None:
-        """Have wait() return though nothing has arrived."""
+        """Make wait() return without a new message."""
         self._arrived.set()
 
     async def wait(self) -> None:

@@ -6,14 +6,14 @@
             …
         stream.send_status(write, flush, apply)
 
-A walsender serves one stream in its life: afterwards the session is closed, and going on means
-connecting again. What comes of an error decides that:
+A walsender serves one stream: afterwards the session is closed, and a retry has to reconnect. The error decides whether
+a retry makes sense:
 
-    SlotLost            the slot is gone or invalidated: never again
-    PublisherReplaced   another cluster, or one that is behind us: never again as things stand
-    PublisherError      the slot is another database's, or on a standby that only keeps a copy of it
-    ServerError         anything else the server says, SQLSTATE kept; 55006 (slot in use) among it
-    ConnectionLost      it went away; EndOfStream when it did so in good order
+    SlotLost            the slot is missing or invalidated: permanent
+    PublisherReplaced   another cluster, or one that lacks WAL we have received: permanent until repaired
+    PublisherError      the slot belongs to another database, or is a synchronized copy on a standby
+    ServerError         any other error of the server, with its SQLSTATE; 55006 (slot in use) is one
+    ConnectionLost      the connection broke; EndOfStream if the server ended the stream itself
 """
 
 from __future__ import annotations
@@ -74,14 +74,21 @@ class ReplicationStream:
         on_notice: Callable[[dict[str, str]], None] | None = None,
         without_own: bool = False,
     ) -> ReplicationStream:
-        """Begin to stream from `slot` at `start`; the publisher's session belongs to the stream from then on.
+        """Start streaming from `slot` at `start`. The stream owns the publisher's session from then on.
 
-        If it fails the session is still the caller's, to look at the publisher with or to close.
+        After an error the caller still owns the session, and may query the publisher or close it.
 
-        Transactions whose commit record lies below `start` do not come; with 0 the slot decides.
-        `on_notice` gets the fields of each NOTICE or WARNING that comes along with the changes. `without_own` removes
-        what is about the publisher's own subscriptions (own_schema.py). Apply workers need not: they pass over such
-        changes (applier.py).
+        Args:
+            publisher: session for the slot's database.
+            slot: name of the slot.
+            start: transactions whose commit record lies below this position are not sent. 0: the slot decides.
+            options: protocol options of the stream.
+            on_notice: called with the fields of each NOTICE or WARNING that arrives between changes.
+            without_own: remove changes of schema `subscriber` (own_schema.py). Apply workers do without it: they
+                ignore such changes (applier.py).
+
+        Raises:
+            SubscriberError: one of the errors at the top of this file.
         """
         session = publisher.session
         session.on_notice = on_notice
@@ -91,7 +98,7 @@ class ReplicationStream:
         except ServerError as error:
             if error.sqlstate != OBJECT_NOT_IN_PREREQUISITE_STATE or session.error is not None:
                 raise start_error(error, None) from error
-            info = await publisher.slot(slot)  # tells what happened in a language-independent way
+            info = await publisher.slot(slot)  # identifies the cause without parsing a translated message
             raise start_error(error, info) from error
         return cls(session, slot, OwnSchemaFilter() if without_own else None)
 
@@ -112,10 +119,16 @@ class ReplicationStream:
     def send_status(
         self, write: Lsn, flush: Lsn, apply: Lsn, *, reply_requested: bool = False, now: int | None = None
     ) -> None:
-        """Tell the publisher what we have, each "everything before this position".
+        """Report our positions to the publisher; each means "everything before this position".
 
-        `flush` is what the publisher may forget. `now` is microseconds since 2000; None: the clock's.
-        The transport keeps what the network does not take yet, and never blocks the caller.
+        Never blocks: the transport keeps the bytes that the network does not accept.
+
+        Args:
+            write: received.
+            flush: durable in the target; the publisher may discard the WAL before it.
+            apply: visible in the target.
+            reply_requested: request a keepalive.
+            now: microseconds since 2000-01-01. None: the current time.
         """
         at = from_unix(time.time_ns() // 1000) if now is None else now
         status = copy_data.StandbyStatus(write, flush, apply, at, reply_requested)
@@ -147,7 +160,7 @@ class ReplicationStream:
 
 
 def start_error(error: ServerError, info: SlotInfo | None) -> SubscriberError:
-    """What an error of START_REPLICATION means. `info` is the slot's row, if it was looked up."""
+    """Convert an error of START_REPLICATION. `info` is the slot's row, if it was queried."""
     text = prefixed(error, "could not start WAL streaming")
     if error.sqlstate == UNDEFINED_OBJECT:
         return _lost(text)

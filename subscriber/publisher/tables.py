@@ -1,4 +1,4 @@
-"""The published tables: which they are, what of them is published, and the COPY that reads them.
+"""Queries for the published tables, their published columns and rows, and the COPY that reads them.
 
 Source: src/backend/replication/logical/tablesync.c, fetch_remote_table_info() and copy_table();
 src/backend/commands/subscriptioncmds.c, fetch_table_list().
@@ -34,7 +34,7 @@ class PublishedTable:
     replica_identity: str  # pg_class.relreplident: d default, i index, f full, n nothing
     relkind: str  # r table, p partitioned table
     columns: tuple[PublishedColumn, ...]  # in the table's order, without those that are not published
-    row_filters: tuple[str, ...]  # SQL; a row is published if one of them holds; empty: every row is
+    row_filters: tuple[str, ...]  # SQL; a row is published if one of them holds. Empty: all rows are published
     total_bytes: int  # on disk with its partitions; an estimate of what a copy will read
 
 
@@ -65,10 +65,10 @@ def copies_binary(binary: bool, server_version: int) -> bool:
 
 
 def tables_query(publications: Sequence[str], server_version: int) -> str:
-    """Rows: schema, name and, since 15, the column list, which makes a table with two lists come twice."""
+    """Rows: schema, name and, since 15, the column list. A table with two different lists has two rows."""
     names = quoting.literals(publications)
     if server_version >= 160000:
-        # Asked for all publications at once, the function leaves out partitions whose root is published too.
+        # Given all publications together, the function leaves out partitions whose root is published too.
         return (
             "SELECT DISTINCT n.nspname, c.relname, gpt.attrs FROM pg_catalog.pg_class c"
             " JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
@@ -97,7 +97,7 @@ def relation_query(schema: str, name: str, server_version: int) -> str:
 
 
 def sizes_query(names: Sequence[tuple[str, str]], server_version: int) -> str:
-    """Rows: total, for each table of these (schema, name) that there is."""
+    """Rows: total bytes, for each existing table of `names`, which are (schema, name)."""
     wanted = ", ".join(f"({quoting.literal(schema)}, {quoting.literal(name)})" for schema, name in names)
     # A row of VALUES for each: the server's parser would nest an IN as deeply as there are tables.
     return (
@@ -129,7 +129,7 @@ def row_filters_query(relid: int, publications: Sequence[str]) -> str:
 def columns_query(relid: int, server_version: int) -> str:
     """Rows: attnum, name, type, modifier, in the replica identity's index?, generated?
 
-    Generated columns can be published since 18 and do not come at all from 12 to 17.
+    Generated columns can be published since 18, and are left out from 12 to 17.
     """
     generated = "a.attgenerated <> ''" if server_version >= 180000 else "false"
     skipped = " AND a.attgenerated = ''" if 120000 <= server_version < 180000 else ""
@@ -153,9 +153,9 @@ def primary_key_query(relid: int) -> str:
 
 
 def foreign_origins_query(publications: Sequence[str], known: Sequence[tuple[str, str]], table: str) -> str:
-    """Rows: the publications with a table that the publisher itself receives from elsewhere.
+    """Rows: the publications with a table that the publisher itself replicates from another server.
 
-    `known` are tables, by schema and name, that are not to be looked at; `table` has the publisher's
+    `known` are tables, by schema and name, to leave out. `table` has the publisher's
     own subscriptions' tables in its column srrelid.
     """
     known_too = "".join(

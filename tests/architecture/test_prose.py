@@ -17,7 +17,6 @@ CEILINGS = {
     "docs": 5,
     "subscriber/apply": 22,
     "subscriber/catalog": 16,
-    "subscriber/publisher": 19,
     "subscriber/targets": 23,
 }
 
