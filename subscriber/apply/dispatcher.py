@@ -1,4 +1,4 @@
-"""Which message may come now, and what has to be done about it.
+"""State machine of the stream: the messages that are legal in each state, and the action for each message.
 
     state  message                       next   what to do
     idle   BEGIN, BEGIN PREPARE          txn    Open
@@ -11,20 +11,20 @@
     idle   COMMIT PREPARED, ROLLBACK P.  idle   Resolve
     idle   STREAM START                  block  OpenBlock
     block  ORIGIN (first only)           block  –
-    block  those above with an xid       block  – (kept as they came: must_spool())
+    block  the messages with an xid      block  – (spooled without decoding: must_spool())
     block  STREAM STOP                   idle   CloseBlock
     idle   STREAM ABORT                  idle   Abort
     idle   STREAM COMMIT, STREAM P.      idle   Replay
     idle   MESSAGE                       idle   – (not transactional)
 
-Anything else is a ProtocolError: the stream is out of order, and the only safe thing is to start again
-from what is durable. The dispatcher does no I/O and knows no target: it hands out what to do as values.
+Any other message is a ProtocolError: the order of the stream is broken, and the worker restarts from its durable
+position. The dispatcher does no I/O and does not depend on a target: it returns actions as values.
 
-What was kept of a streamed transaction is read again by a dispatcher of its own, made by replaying(): it stands
-in that transaction from the start, and has the relation map of that transaction alone, which is all it needs,
-as the publisher describes every table anew in each streamed transaction.
+The spooled changes of a streamed transaction are read by a dispatcher of their own, which replaying() creates. It is
+within that transaction from the start, and has the relation map of that transaction alone. This is sufficient, because
+the publisher describes every table again in each streamed transaction.
 
-Source: apply_dispatch() in worker.c and the apply_handle_* functions; proto.c for what is legal.
+Source: apply_dispatch() in worker.c and the apply_handle_* functions; proto.c for the legal messages.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class FinishPrepared:
 
 @dataclass(slots=True)
 class BeginStreamBlock:
-    """Changes of a transaction that has not ended follow, to be kept; `first`: nothing of it came before."""
+    """Changes of an incomplete transaction follow, to be spooled. `first`: this is its first block."""
 
     xid: int
     first: bool
@@ -122,7 +122,7 @@ class AbortStreamed:
 
 @dataclass(slots=True)
 class ApplySpooled:
-    """Apply what was kept of the transaction, then close it as Close says."""
+    """Apply the spooled changes of the transaction, then close it as Close describes."""
 
     transaction: RemoteTransaction
     end_lsn: Lsn
@@ -147,8 +147,8 @@ _KEPT = frozenset(b"RYIUDTM")
 class Dispatcher:
     """Holds the state of one stream.
 
-    `transaction` is the one being received, `block` the xid of the streamed transaction of which changes are;
-    both None between two.
+    `transaction` is the transaction being received. `block` is the xid of the streamed transaction whose block is
+    open. Both are None between transactions.
     """
 
     def __init__(self, known: RelationMap | None = None, codec: str = UTF8) -> None:
@@ -157,13 +157,13 @@ class Dispatcher:
         self._codec = codec
         self.transaction: RemoteTransaction | None = None
         self.block: int | None = None
-        self._begun = False  # nothing has come of the transaction yet
+        self._begun = False  # the transaction has begun and has no messages yet
 
     @classmethod
     def replaying(
         cls, transaction: RemoteTransaction, known: RelationMap | None = None, codec: str = UTF8
     ) -> Dispatcher:
-        """A dispatcher for what was kept of a streamed transaction; for one use."""
+        """Create a dispatcher for the spooled changes of a streamed transaction, for one use."""
         dispatcher = cls(known, codec)
         dispatcher.transaction = transaction
         return dispatcher
@@ -174,13 +174,14 @@ class Dispatcher:
         return self.transaction is None and self.block is None
 
     def must_spool(self, letter: int) -> bool:
-        """Whether a message that begins with `letter` belongs to an open block, and is not to be looked into now."""
+        """Return True if a message that begins with `letter` belongs to an open block and must not be decoded now."""
         return self.block is not None and letter in _KEPT
 
     def receive(self, message: Message) -> Action:
-        """What to do about `message`; None for nothing.
+        """Return the action for `message`, or None if it needs none.
 
-        Raises ProtocolError if it may not come now.
+        Raises:
+            ProtocolError: the message is not legal in this state.
         """
         begun, self._begun = self._begun, False
         transaction = self.transaction

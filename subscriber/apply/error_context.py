@@ -1,4 +1,4 @@
-"""The CONTEXT line of an error: what was being applied, and the position that SKIP needs."""
+"""The CONTEXT line of an error: the change being applied, and the position that ALTER SUBSCRIPTION … SKIP needs."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""How far we are, in the three positions a standby status update reports.
+"""Progress of a stream: the three positions that a standby status update reports.
 
-    write  everything received has been looked at up to here
-    apply  committed on the target up to here, perhaps not on disk yet
-    flush  on the target's disk up to here: the publisher may forget everything before it
+    write  all received messages before it have been processed
+    apply  all transactions before it are committed on the target, perhaps not yet on disk
+    flush  all transactions before it are on the target's disk: the publisher may discard its WAL before it
 
 Commits of target transactions are numbered 1, 2, 3, … as they are sent. A position of the stream is
-noted together with the number of the last commit sent before it, so a keepalive, an empty transaction
-or a skipped one is confirmed exactly when everything that came before it in the stream is durable
-(and at once when nothing is pending). Any received position may be confirmed that way, also one in the
+stored together with the number of the last commit sent before it. So a keepalive, an empty transaction
+or a skipped one is confirmed exactly when everything before it in the stream is durable
+(and immediately if no commit is pending). Any received position may be confirmed that way, also one in the
 middle of a transaction: that transaction's commit record lies at or above it.
 
-Follows store_flush_position(), get_flush_position() and send_feedback() in worker.c, with commit numbers
-in the place of local LSNs, because a client is told of a commit but not of its position.
+Source: store_flush_position(), get_flush_position() and send_feedback() in worker.c, with commit numbers
+in place of local LSNs, because a client receives the result of a commit but not its position.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ProgressClaim:
     record: int  # OID of the large object
     fence: bytes  # to be shown with every change of the record
     position: Lsn  # everything that the publisher committed before it is on the target, durably
-    confirmed: Lsn | None = None  # the publisher has been told of nothing behind it; None: not known
+    confirmed: Lsn | None = None  # highest position confirmed to the publisher; None: unknown
 
 
 class Positions(NamedTuple):
@@ -55,8 +55,8 @@ class Progress:
         self._write = self._flush = self._apply = start
         self.recorded = start  # the progress row on the target's disk says at least this
         self.sent = 0  # commits sent to the target
-        self.committed = 0  # of those, answered
-        self.durable = 0  # of those, on disk
+        self.committed = 0  # acknowledged commits
+        self.durable = 0  # commits on disk
 
     def note(self, position: Lsn) -> None:
         """The stream has been processed up to `position`; nothing new was sent for it."""
@@ -105,7 +105,7 @@ def _append(waiting: Waiting, number: int, position: Lsn) -> None:
 
 
 def _reached(waiting: Waiting, number: int, position: Lsn) -> Lsn:
-    """Take out what waits for commits up to `number`; the highest of those positions and of `position`."""
+    """Remove the entries for commits up to `number`. Returns the highest position of these and `position`."""
     while waiting and waiting[0][0] <= number:
         position = max(position, waiting.popleft()[1])
     return position

@@ -6,7 +6,7 @@ publish_via_partition_root the publisher announces leaf partitions that need not
 Which row an UPDATE or DELETE means is decided by the *target's* identity: the index named by REPLICA
 IDENTITY, else the primary key unless it is deferrable; and only if the publisher sends all of its
 columns as key. Without such an index the publisher must send whole rows (FULL), and the whole row is
-looked for, NULL equal to NULL, local columns it knows nothing about NULL as well.
+searched for, NULL equal to NULL. Local columns that the publisher does not have must be NULL as well.
 
 Source: relation.c; GetRelationIdentityOrPK(), check_relation_updatable() in worker.c.
 """
@@ -55,10 +55,8 @@ class LocalColumn:
     equality: str | None  # qualified operator, as OPERATOR("pg_catalog".=); None: the type has none
     generated: bool  # GENERATED ALWAYS AS (…)
     identity_always: bool  # GENERATED ALWAYS AS IDENTITY: an UPDATE may not name it
-    base_type: str | None = None  # what a domain is of; None: it is no domain
-    batch_info: BatchColumnInfo | None = (
-        None  # how many of its values go to the server at once; None: that is not known
-    )
+    base_type: str | None = None  # base type of a domain; None: the type is not a domain
+    batch_info: BatchColumnInfo | None = None  # how many of its values are sent in one array; None: unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +121,7 @@ CODES_SHOWN = 3  # in an error
 
 
 class Plans(dict[object, object]):
-    """Begins anew when there are too many: a table without key has a shape for each pattern of its NULLs."""
+    """Plans by shape, cleared when there are too many: a table without key has a shape for each pattern of NULLs."""
 
     LIMIT = 1000
 
@@ -168,7 +166,7 @@ class RelationMapping:
 
 
 class RelationMap:
-    """The publisher's tables by its OIDs, as the last RELATION message told."""
+    """The publisher's tables by its OIDs, as described by the last RELATION message of each."""
 
     def __init__(self, before: RelationMap | None = None) -> None:
         """`before` has mappings that hold as long as a table is described as it was there."""
@@ -208,17 +206,17 @@ class RelationMap:
         self._mappings[mapping.remote.relid] = mapping
 
     def take_over(self, later: RelationMap) -> None:
-        """What a streamed transaction was told counts for everybody once it has committed.
+        """Add the relations of a streamed transaction that has committed.
 
-        The publisher keeps account of it in the same way: what it sent inside a transaction that was rolled back
-        it sends again. Source: cleanup_rel_sync_cache() in pgoutput.c.
+        The publisher tracks the sent relations in the same way: those sent inside a transaction that was rolled back
+        are sent again. Source: cleanup_rel_sync_cache() in pgoutput.c.
         """
         for relation in later._relations.values():
             self.update(relation)
 
 
 def _is_same(one: Relation, other: Relation) -> bool:
-    """Whether two messages describe a table alike, whatever transaction they are from."""
+    """Return True if two messages describe a table alike. Their transactions may differ."""
     return one is other or replace(one, xid=None) == replace(other, xid=None)
 
 
@@ -295,7 +293,7 @@ def refuse_exceeded(local: LocalRelation, foreign: Sequence[ForeignCode]) -> Non
 
 
 def how_to_trust(owners: Sequence[str]) -> str:
-    """What an operator can do about code of these owners that the session must not run."""
+    """Describe the ways to allow code of these owners, which the session must not run."""
     names = ", ".join(name if _PLAIN_NAME.fullmatch(name) else sql_identifier(name) for name in owners)
     return (
         'Apply changes as a role that may do no more than these owners: "subscriber check --fix" says how.'

@@ -1,28 +1,28 @@
-"""The states a table goes through while it is synchronized, and who applies its changes meanwhile.
+"""States of a table during its synchronization, and the worker that applies its changes in each.
 
     init ─▶ datasync ─▶ finishedcopy ─▶ syncwait ─▶ catchup ─▶ syncdone ─▶ ready
     (i)       (d)           (f)            (w)         (c)        (s)        (r)
 
-    state         set by         stored   what happens in it
-    init          statement      yes      nobody has begun
-    datasync      sync worker    yes      copying; a crash starts the copy again
-    finishedcopy  sync worker    yes      the copy is committed; a crash goes on from there
+    state         set by         stored   meaning
+    init          statement      yes      the copy has not started
+    datasync      sync worker    yes      copying; after a crash the copy starts over
+    finishedcopy  sync worker    yes      the copy is committed; after a crash the next step resumes from there
     syncwait      sync worker    no       waits for the apply worker to name a position
     catchup       apply worker   no       sync worker applies its own table's changes up to that position
     syncdone      sync worker    yes      caught up at srsublsn; apply worker takes the table from there
     ready         apply worker   yes      the apply worker alone has the table
 
-Why no change is lost or applied twice. F is where a transaction's commit record starts. The copy has
+Why no change is lost or applied twice. F is the start of a transaction's commit record. The copy contains
 exactly the transactions with F < P, the snapshot's position. The sync worker applies those with
 P <= F < T, and the apply worker those with F >= T, where T is srsublsn of syncdone. T is the end of a
-commit record or a position at which nothing was open, so no commit record straddles it; and T is never
-below the apply worker's own position, or it would already have passed over what it should apply.
+commit record or a position at which no transaction was open, so no commit record straddles it. T is never
+below the apply worker's own position: otherwise the apply worker would already have skipped changes that it must apply.
 
-If the apply worker has passed over nothing of the table with P <= F, it has seen in its own stream that the sync
-worker's would bring nothing, and that one need not be started. It must have begun to look at or before P.
+If the apply worker has skipped no change of the table with P <= F, its own stream shows that the sync worker has no
+change to apply, and the sync worker is not started. The apply worker's stream must have begun at or before P.
 
-srsublsn stays T in ready, and is still looked at: transactions that the apply worker passed over leave no
-trace in its progress row, so after a crash of the publisher they may come again, and must be passed over again.
+srsublsn stays T in ready, and is still compared. Transactions that the apply worker skipped leave no trace in its
+progress row. After a crash of the publisher they may be sent again, and must be skipped again.
 
 Source: tablesync.c and should_apply_changes_for_rel() in worker.c.
 """

@@ -9,7 +9,7 @@ from subscriber.lsn import Lsn
 
 
 class TransactionState(Enum):
-    """What happens to the changes of a transaction."""
+    """How the changes of a transaction are handled."""
 
     APPLY = auto()
     SKIP = auto()  # ALTER SUBSCRIPTION … SKIP named it: its changes are ignored

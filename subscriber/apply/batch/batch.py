@@ -1,8 +1,9 @@
-"""A batch: changes of several small transactions, or of one large one, that are going to be applied together.
+"""A batch: changes of several small transactions, or of one large transaction, that are applied together.
 
-It ends at a COMMIT of the stream, so what it leaves is what the publisher had at that moment; only a transaction
-that is larger than a batch is applied in portions, within one transaction of the target. What table_batch.py makes
-of the changes is applied; the changes themselves are kept as they came until the target has answered.
+A batch ends at a COMMIT of the stream, so it leaves the target in a state that the publisher had. Only a transaction
+that is larger than a batch is applied in slices, within one transaction of the target. table_batch.py turns the
+changes into steps, which are applied. The changes themselves are kept until the target has answered: a refused batch
+is applied again, row by row.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from subscriber.protocol.row_extraction import (
 )
 from subscriber.protocol.tuple_data import BINARY, TupleData
 
-Payload = bytes | Insert | Update | Delete  # as it came from the walsender, or decoded
+Payload = bytes | Insert | Update | Delete  # as the walsender sent it, or decoded
 
 
 class AppendedChanges(NamedTuple):
@@ -72,14 +73,15 @@ class TransactionRun(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class TransactionSlice:
-    """A remote transaction in a batch, or the part of a large one; `changes` as they came, to go back to.
+    """A remote transaction in a batch, or a slice of a large one. `changes` are kept to apply them again row by row.
 
-    Or `several` of which `transaction` is the last: nobody asks about the others unless the batch is refused.
+    A slice may stand for `several` transactions, of which `transaction` is the last. The others are needed only if
+    the batch is refused.
     """
 
     transaction: RemoteTransaction
     changes: list[Payload] = field(default_factory=list)
-    end_lsn: Lsn | None = None  # None: its COMMIT has not come yet
+    end_lsn: Lsn | None = None  # None: its COMMIT has not been received
     on_committed: Callable[[], None] | None = None
     several: TransactionRun | None = None
 
@@ -96,7 +98,7 @@ class TransactionSlice:
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """When a batch is full, and what may be part of it. The page "Settings" of the reference explains the values."""
+    """The size at which a batch is full, and the sizes of its parts. The reference page "Settings" explains them."""
 
     rows: int
     bytes: int
@@ -107,7 +109,7 @@ class BatchLimits:
 
 
 class Batch:
-    """What has been gathered and not been sent."""
+    """Changes that have been appended and not been sent."""
 
     def __init__(self, limits: BatchLimits) -> None:
         self.limits = limits
@@ -134,7 +136,7 @@ class Batch:
         return {table.mapping.remote.relid: table.mapping for table in self.tables.values()}
 
     def split(self) -> tuple[Batch, Batch]:
-        """What is of complete transactions, and the beginning of the one that is not."""
+        """Split into the complete transactions and the beginning of the last, incomplete one."""
         whole, rest = Batch(self.limits), Batch(self.limits)
         mappings = self.mappings
         for portion in self.portions:
@@ -179,10 +181,10 @@ class Batch:
         limit: int,
         find: Callable[[bytes], TableBatch | None],
     ) -> AppendedChanges:
-        """Take changes of rows off the front of `waiting`, up to `limit`.
+        """Take row changes off the front of `waiting`, up to `limit`.
 
-        Stops before anything else, before a change that `find(relid)` has no table for or that cannot be part of a
-        batch, before what is malformed, and when the batch is full: whoever looks at that next will tell.
+        Stops before any other message, before a change that `find(relid)` has no table for or that must not be part
+        of a batch, before a malformed message, and when the batch is full. The caller then decodes the next message.
         """
         most, largest = self._room(limit)
         changes, size = self._take_run(waiting, most, largest, find)
@@ -209,9 +211,9 @@ class Batch:
     def append_raw_transactions(
         self, waiting: deque[bytes], limit: int, find: Callable[[bytes], TableBatch | None], ends: CommitCallbacks
     ) -> AppendResult | None:
-        """Take whole small transactions off the front of `waiting`, of up to `limit` changes; None: none.
+        """Take whole small transactions off the front of `waiting`, with up to `limit` changes. Returns None for none.
 
-        Stops as append_raw() does, and before a transaction to whose end somebody has to attend.
+        Stops where append_raw() stops, and before a transaction whose commit boundary has to be processed.
         """
         most, largest = self._room(limit)
         largest_message = self.limits.largest_message
@@ -234,7 +236,7 @@ class Batch:
         return AppendResult(len(ended), taken, size + TRANSACTION_OVERHEAD * len(ended), Lsn(ended[-1][3]))
 
     def _finder(self, find: Callable[[bytes], TableBatch | None]) -> Callable[[bytes], RowLayout | None]:
-        """How changes are to be cut by what they begin with; `find` is asked for their table again each time."""
+        """Return a function from the header of a change to its layout. It calls `find` for every header it is given."""
         shapes = self._shapes
 
         def shape(head: bytes) -> RowLayout | None:
@@ -299,7 +301,7 @@ def _size(change: Insert | Update | Delete) -> int:
 
 
 def is_binary(change: Insert | Update | Delete) -> bool:
-    """Whether the values of `change` came in binary; a row of NULLs only is text."""
+    """Return True if `change` has binary values. A row with only NULLs counts as text."""
     row = change.old if isinstance(change, Delete) else change.new
     return BINARY in row.split()[0]
 

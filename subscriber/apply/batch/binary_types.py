@@ -1,11 +1,11 @@
-"""Types whose binary form means the same on every server, so that it may be used without being told to.
+"""Types with the same binary format on every server, for which binary may be used without the option `binary`.
 
-Built-in types only, of one OID on both sides. What is left out:
+They are built-in types with the same OID on both sides. These are left out:
 
-- types that are numbers of the catalog in binary and names in text: reg*, aclitem
-- money, whose text follows lc_monetary, and xml, whose text may name an encoding
-- interval: from 17 on it has infinities, which older servers would take for finite ones
-- what is too rare to be looked into
+- types that are OIDs of the catalog in binary and names in text: reg*, aclitem
+- money, whose text depends on lc_monetary, and xml, whose text may name an encoding
+- interval: since 17 it has infinities, which older servers would read as finite values
+- rare types, whose formats have not been compared
 
 Source: the *_send() and *_recv() functions in src/backend/utils/adt.
 """
@@ -85,7 +85,7 @@ SAME_IN_BINARY = {
 
 
 def same_in_binary(mapping: RelationMapping) -> bool:
-    """Whether every column has one of these types, the same one on both sides. Modifiers may differ."""
+    """Return True if every column has a type of this list, the same one on both sides. Modifiers may differ."""
     return _first_different(mapping) is None
 
 
@@ -100,7 +100,7 @@ def text_format_reason(mapping: RelationMapping) -> str | None:
 
 
 def _first_different(mapping: RelationMapping) -> int | None:
-    """The first column that is not of one of these types, or not of the same one on both sides."""
+    """Return the index of the first column without such a type, or with different types; None if there is none."""
     columns = enumerate(zip(mapping.remote.columns, mapping.attributes, strict=True))
     return next((index for index, (theirs, ours) in columns if not _same(theirs, ours)), None)
 

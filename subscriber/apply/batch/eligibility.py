@@ -11,9 +11,9 @@ _INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
 
 
 def ineligible_reason(mapping: RelationMapping, letter: int, *, with_old: bool, binary: bool) -> str | None:
-    """Why changes that begin with `letter` cannot be part of a batch, in a few words; None: they can.
+    """Return the reason why changes that begin with `letter` cannot be part of a batch; None if they can.
 
-    `with_old`: an update comes with the old row, or a part of it.
+    `with_old`: an update has the old row, or a part of it.
     """
     local, search = mapping.local, mapping.search
     if local.batch_exclusion is not None:
@@ -41,9 +41,9 @@ def ineligible_reason(mapping: RelationMapping, letter: int, *, with_old: bool, 
 
 
 def fixed_columns(mapping: RelationMapping) -> tuple[int, ...] | None:
-    """Which columns an update of a table with several unique indexes must leave as they are, to be part of a batch.
+    """Return the columns that a batched update of a table with several unique indexes must leave unchanged.
 
-    Then different rows cannot meet in these indexes, whatever the order. None: no update can be part of one.
+    Then different rows cannot conflict in these indexes, in any order. None: no update may be part of a batch.
     """
     names = mapping.local.unique_columns
     if names is None:
@@ -53,7 +53,7 @@ def fixed_columns(mapping: RelationMapping) -> tuple[int, ...] | None:
 
 
 def may_skip_versions(mapping: RelationMapping) -> bool:
-    """Whether the target takes any row that the publisher had, whatever becomes of it later; NULLs apart."""
+    """Return True if the target accepts every row version of the publisher, also those replaced later; NULLs apart."""
     return mapping.local.has_only_type_checks and all(
         column.batch_info is not None
         and column.base_type is None

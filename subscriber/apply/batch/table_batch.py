@@ -1,26 +1,28 @@
-"""What many changes of a table come to: steps, each of which the server can do set by set.
+"""Changes of a table combined into steps, each of which the server can apply with one statement.
 
-A step is rows of one table that one statement can apply, because no two of them are about the same row:
-inserts, updates of the same columns by key, updates of keys, deletes. A change goes into the step of its kind that
-comes after the last one in which its row was touched, or into a new step at the end; so for every row
-the order is kept, and different rows do not care (tables where they could are `strict`, see below). An
-update of a row that the batch inserts or updates anyway replaces what it would have become.
+Purpose:
+    A step is a set of rows of one table that one statement can apply, because no two belong to the same row:
+    inserts, updates of the same columns by key, updates of keys, deletes. A change is added to the step of its kind
+    that follows the last step with its row, or to a new step at the end. So the order of changes is kept for every
+    row. The order between different rows is free, except in `strict` tables (see below). If the batch already
+    inserts or updates a row, a later update replaces that row version.
 
-The reference path is the measure. A batch must leave what applying one change after another leaves, or
-fail; that it failed says nothing, it is then rolled back and applied one by one. Hence:
+Invariants:
+    The reference path, row by row, defines the result. A batch must leave the same rows, or fail; a failed batch is
+    rolled back and its changes are applied row by row. Hence:
 
-- A step is done only if it hits exactly as many rows as it has. Keys that are equal for the server
-  but not byte by byte (1.0 and 1.00) become two rows here and one there: the numbers differ.
-- Versions of a row that are replaced are never seen by the server. So that happens only where the server
-  could have had nothing against them: the publisher's column types are the target's, which has no CHECK
-  and no domain, and no NULL stood in a column that takes none.
-- `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows meet:
-  their inserts and deletes are in the order of the stream, and an update hits only a row whose columns of these
-  indexes stay as they are.
-- What SQL cannot do set by set, or not in the same way, is refused before: ineligible_reason() in eligibility.py.
+    - A step succeeds only if it changes exactly as many rows as it has. Keys that the server considers equal but
+      whose bytes differ (1.0 and 1.00) are two rows in a batch and one row on the server: the numbers differ.
+    - The server never sees replaced row versions. So versions are replaced only where the server could not have
+      rejected them: the publisher's column types are the target's, the target has no CHECK and no domain, and no
+      NULL is in a NOT NULL column.
+    - `strict` tables have unique indexes besides the key, or exclusion constraints, in which different rows can
+      conflict. Their inserts and deletes keep the order of the stream, and a batched update must not change the
+      columns of these indexes.
+    - ineligible_reason() in eligibility.py rejects changes that SQL cannot apply in sets with the same result.
 
-Values stay the bytes that came: cells, as protocol/row_extraction.py has them, and as long as nothing asks for these,
-whole changes.
+Values stay the bytes that the publisher sent: cells, as in protocol/row_extraction.py, and whole messages until the
+cells are needed.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from subscriber.protocol.tuple_data import BINARY, TEXT
 
 Key = row_extraction.Key | int
 
-_NEXT = struct.Struct(">BH")  # what stands before a row
+_NEXT = struct.Struct(">BH")  # marker of a row and its number of columns
 _head_at = _NEXT.unpack_from
 _INSERT, _UPDATE, _DELETE = 0x49, 0x55, 0x44
 _NEW, _KEY, _ROW = 0x4E, 0x4B, 0x4F
@@ -78,7 +80,7 @@ class TableBatch:
     """The changes of one table in one batch."""
 
     def __init__(self, mapping: RelationMapping, *, binary: bool) -> None:
-        """`binary`: the values came in the types' binary form; all of them."""
+        """Create a batch. `binary`: all values are in the binary format of their types."""
         self.mapping = mapping
         self.binary = binary
         self.steps: list[BatchStep] = []
@@ -132,7 +134,7 @@ class TableBatch:
         return None
 
     def add(self, change: Insert | Update | Delete) -> bool:
-        """A change that was decoded already, whatever was learnt since; False: it cannot be part of a batch."""
+        """Add a decoded change. Returns False if it cannot be part of a batch."""
         new, old = getattr(change, "new", None), getattr(change, "old", None)
         rows = [row for row in (old, new) if row is not None]
         shape = self._shape(change.letter[0], _NEW if old is None else _KEY)
@@ -152,8 +154,9 @@ class TableBatch:
     ) -> tuple[list[bytes], int]:
         """Take changes that begin with `head` off the front of `waiting`, as extract_keys() does.
 
-        They and their bytes; none where they are not of as many rows that nothing has touched. Then each is looked at
-        by itself, as are those that come after them.
+        Returns:
+            The changes and their size in bytes. No changes if the batch already has one of their rows, or if two of
+            them have the same row: the caller then takes these and the following changes one by one.
         """
         shape = self.shape(head) if self._may_take_runs else None
         kind = _KINDS[head[0]]
@@ -184,7 +187,7 @@ class TableBatch:
         self._serial += number
         return range(self._serial - number + 1, self._serial + 1)
 
-    # --- one change each, with what extract_row() has made of it ------------------------------------------
+    # --- single changes, from the rows of extract_row() ---------------------------------------------------
 
     def insert(self, row: Cells) -> None:
         key = self._key(row) if self._search is not None else self._serials(1)[0]
@@ -216,7 +219,7 @@ class TableBatch:
             self._touched[key] = step.index
 
     def delete(self, old: Cells) -> None:
-        """Of a row of which at least the key was sent."""
+        """Delete a row. At least the key of `old` was sent."""
         key = self._key(old)
         step = self._latest.get("delete")
         last = self._touched.get(key, -1)
@@ -243,7 +246,7 @@ class TableBatch:
         return self._all if None not in new else tuple([cell is not None for cell in new])
 
     def _replace(self, step: BatchStep, key: Key, new: Cells, sent: tuple[bool, ...]) -> bool:
-        """Let the row become `new` at once, if nobody can tell the difference."""
+        """Replace the row version in `step` with `new`, if that leaves the same result. Returns False if not."""
         row = step.rows.get(key)
         if row is None:  # it was touched by its new key
             return False
@@ -283,5 +286,5 @@ def _not_null(mapping: RelationMapping) -> list[int]:
 
 
 def _place(kind: ChangeKind, sent: tuple[bool, ...]) -> object:
-    """What steps of which there is a latest one are told apart by."""
+    """Return the key by which the latest steps of different kinds are stored."""
     return kind.value if not sent else sent if kind is ChangeKind.UPDATE else (kind.value, sent)

@@ -1,19 +1,19 @@
-"""What is done about conflicts: the option conflict_policy, read and asked.
+"""Conflict policies: parse the option conflict_policy, and find the rule for a conflict.
 
     last_update_wins
     public.t: keep_local, *: error
     public.t insert_exists: apply_remote, update_missing: apply_remote, public.u: call merge
 
-An entry names a table, a type of conflict, both, or neither (`*`, or nothing but the policy). The one that says
-most about a conflict decides: table and type, then table, then type, then neither; their order means nothing.
+An entry names a table, a type of conflict, both, or neither (`*`, or only the policy). The most specific entry
+decides: table and type, then table, then type, then neither. The order of the entries has no meaning.
 
-A policy that names no type of conflict does not reach everything:
+A policy without a type of conflict leaves two cases out:
 
 - multiple_unique_conflicts with several rows of the target stays an error under apply_remote and last_update_wins,
-  which would delete all of them but one; who wants that names the type.
-- last_update_wins leaves missing rows alone: nothing is known of when they were deleted.
+  which would delete all these rows but one. Name the type to allow that.
+- last_update_wins leaves missing rows alone, because the time of their deletion is unknown.
 
-Where a policy does just what happens without one (error, for a key that exists) nothing is looked at beforehand.
+No row is read in advance where a policy has the same effect as none (error, for an existing key).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ class Policy(StrEnum):
     SKIP = "skip"  # the change is not applied
     APPLY_REMOTE = "apply_remote"  # the target becomes what the publisher has
     KEEP_LOCAL = "keep_local"  # the target stays as it is
-    LAST_UPDATE_WINS = "last_update_wins"  # whichever was committed later
+    LAST_UPDATE_WINS = "last_update_wins"  # the row version that was committed later wins
     CALL = "call"  # a function of the embedding program decides
 
 
 class PolicyOutcome(StrEnum):
-    """What is done about one conflict."""
+    """How one conflict is resolved."""
 
     ERROR = "error"
     KEEP = "keep"  # the change is not applied
@@ -87,7 +87,7 @@ class Policies:
         return bool(self._rules)
 
     def rule(self, table: Table, what: ConflictType, *, several_rows: bool = False) -> Rule:
-        """What is to be done about a conflict of that type in that table, with one or several rows of it."""
+        """Return the rule for a conflict of this type in this table, with one or with several rows of the target."""
         for key in ((table, what), (table, None), (None, what), (None, None)):
             rule = self._rules.get(key)
             if rule is not None:
@@ -95,11 +95,11 @@ class Policies:
         return _DEFAULT
 
     def concern(self, table: Table, change: type) -> bool:
-        """Whether a change of that type (Insert, Update, Delete) has to look before it is applied."""
+        """Return True if a change of this class (Insert, Update, Delete) must read the row before it is applied."""
         return self._decide(table, _MET_BY[change])
 
     def concern_keys(self, table: Table) -> bool:
-        """Whether an UPDATE has to look who holds the keys it sets."""
+        """Return True if an UPDATE must read the rows that have the keys it sets."""
         return self._decide(table, (ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS))
 
     def _decide(self, table: Table, types: tuple[ConflictType, ...]) -> bool:
@@ -112,7 +112,7 @@ class Policies:
 
     @property
     def needs_commit_times(self) -> str | None:
-        """What of it needs the target's track_commit_timestamp, as it was written; None: nothing does."""
+        """Return the entry that needs the target's track_commit_timestamp, as it was written; None if there is none."""
         for (_, what), rule in self._rules.items():
             if rule.policy is Policy.LAST_UPDATE_WINS:
                 return rule.policy
@@ -133,10 +133,14 @@ def _is_default(policy: Policy, what: ConflictType) -> bool:
 
 
 def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str) -> PolicyOutcome:
-    """What a policy makes of a conflict; not for CALL.
+    """Resolve a conflict by a policy other than CALL.
 
-    `commit_time` is the publisher's, in microseconds since 2000-01-01 UTC; `our_origin` the name of the
-    worker's replication origin, whose rows are always older: they came through the same stream.
+    Args:
+        policy: the policy of the rule for this conflict.
+        conflict: the change and the rows of the target.
+        commit_time: commit time on the publisher, in microseconds since 2000-01-01 UTC.
+        our_origin: name of the worker's replication origin. Its rows are always older than the change: both were
+            received through the same stream.
     """
     match policy:
         case Policy.ERROR:

@@ -27,7 +27,7 @@ _PLAIN_NAME = re.compile("[a-z_][a-z0-9_]*")  # keywords apart, what quote_ident
 
 class ConflictType(StrEnum):
     INSERT_EXISTS = "insert_exists"  # the row's key is there already
-    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # somebody else wrote the row last
+    UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # another origin wrote the row last
     UPDATE_EXISTS = "update_exists"  # the new key is there already
     UPDATE_MISSING = "update_missing"  # there is no such row
     DELETE_ORIGIN_DIFFERS = "delete_origin_differs"
@@ -36,10 +36,10 @@ class ConflictType(StrEnum):
 
 
 def is_ours(origin: str | None, ours: str) -> bool:
-    """Whether a row written through `origin` came by the same stream as one through `ours`.
+    """Return True if a row with replication origin `origin` was applied by the subscription of origin `ours`.
 
-    The apply worker's origin is pg_<subid>, its parallel workers' pg_<subid>_<n> with small numbers; what a table
-    was copied with has the table's OID in that place, and counts as another's, as it does for PostgreSQL.
+    The apply worker's origin is pg_<subid>, and those of its parallel workers are pg_<subid>_<n> with small numbers.
+    The origin of a table's copy has the table's OID in place of n. It counts as another origin, as in PostgreSQL.
     """
     return origin is not None and _worker(origin) == _worker(ours)
 
@@ -72,10 +72,10 @@ class LocalRow:
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """A conflict in words, and what they are about.
+    """A conflict: sentences for the log, and the values they refer to.
 
-    `sentences` say what happened; `rows`, one for each, have the values. The values of `key`, `remote` and
-    `local_rows` are texts as a server prints them, None for NULL.
+    `sentences` state the conflict; `rows`, one for each sentence, contain the values. The values of `key`, `remote`
+    and `local_rows` are texts as a server prints them, None for NULL.
     """
 
     type: ConflictType
@@ -88,7 +88,7 @@ class Conflict:
     remote: dict[str, str | None] | None = None
     local_rows: tuple[LocalRow, ...] = ()  # none for a missing row, several for multiple_unique_conflicts
     commit_time: datetime | None = None  # on the publisher; set when a function is asked
-    resolution: str | None = None  # what was done about it, and by which policy; None: what PostgreSQL does
+    resolution: str | None = None  # the outcome and its policy; None: PostgreSQL's behavior
 
     @property
     def local(self) -> dict[str, str | None] | None:
@@ -97,7 +97,7 @@ class Conflict:
 
     @property
     def several_rows(self) -> bool:
-        """Whether different rows of the target are in the way, and not one by several of its keys."""
+        """Return True if different rows of the target conflict, and not one row by several of its keys."""
         return any(row.values != self.local for row in self.local_rows)
 
     @property
@@ -158,9 +158,9 @@ def differs(
     values: Sequence[str | None],
     leaf: Partition | None = None,
 ) -> Conflict:
-    """The row that `change` changes was last written by somebody else; it is changed all the same.
+    """Create the conflict for a row that another origin wrote last. The change is applied all the same.
 
-    `values` are the target's, in the order of its columns, as the server prints them.
+    `values` are the target's row, in the order of its columns, as the server prints them.
     """
     label = leaf.label if leaf else mapping.label
     whole = tuple(column.name for column in mapping.local.columns)
@@ -265,7 +265,7 @@ def _quoted(name: str) -> str:
 
 
 def _local_row(mapping: RelationMapping, columns: Sequence[str], row: TupleData) -> str:
-    """All columns of the target's table or partition, in its order; what was not sent is null."""
+    """Print all columns of the target's table or partition, in its order. A column that was not sent prints as null."""
     status, values = row.split()
     sent = {
         column.name: _shown(mapping, status[i], values[i], VALUE_BYTES) for i, column in enumerate(mapping.attributes)

@@ -1,10 +1,10 @@
-"""What an embedding program wants done to rows on their way to the target; done by table_hook.py.
+"""Configuration of hooks: how an embedding program changes rows on their way to the target. See table_hook.py.
 
     where      decides by the columns of the replica identity whether the target has the row at all
-    row        gives the row that the target shall have
+    row        returns the row for the target
     mask       replaces single values
     drop       leaves columns out
-    rename     comes last: all of the above knows columns by the publisher's names
+    rename     is applied last: all others use the publisher's column names
 
 A row is a dict of texts as the publisher's types write them, None for NULL. In the new row of an UPDATE a large value
 that was not touched is UNCHANGED, unless the publisher sends whole rows (REPLICA IDENTITY FULL), which have it.
@@ -22,7 +22,7 @@ Name = tuple[str, str]  # schema, table
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hook:
-    """What happens to the rows of one published table; columns are named as on the publisher.
+    """Changes to the rows of one published table. Columns have the publisher's names.
 
     to       the table on the target, "name" in the same schema or "schema.name"; None: the same
     rename   column -> its name on the target
@@ -30,11 +30,11 @@ class Hook:
     keep     the only columns that the target gets; None: all
     mask     column -> a text (None: NULL) that stands for every value, or a function of the text. The function is
              not called for NULL
-    where    a function of the row, or of what identifies it: false leaves the row out
-    row      a function of the row that gives the row the target shall have; None leaves it out
+    where    a function of the row, or of its replica identity: False leaves the row out
+    row      a function of the row that returns the row for the target; None leaves it out
 
-    Functions may be async, have to give the same answer for the same row each time, as rows come again after a
-    crash, and stop the subscription when they raise. Values they give that are no texts are written by str().
+    Functions may be async. They must return the same result for the same row each time, because rows are sent again
+    after a crash. An exception stops the subscription. Returned values that are not text are converted with str().
     """
 
     to: str | Name | None = None

@@ -1,9 +1,9 @@
 """The hook of one table (config.py), done to its rows.
 
-What is right for the changes of a row must be right for the row. So a row is found on the target by the key that it
-has on the publisher: keys are neither masked nor dropped, nor does a function change them. And whether the target
-has a row must be known from what an UPDATE or DELETE brings of it before it was changed: `where` sees the columns
-of the replica identity only, and a function may leave rows out only under REPLICA IDENTITY FULL. An UPDATE
+A hook must treat all changes of a row in the same way. A row is found on the target by the key that it has on the
+publisher, so keys are neither masked nor dropped, and no function changes them. Whether the target has a row must be
+known from the old row that an UPDATE or DELETE contains: `where` receives the columns of the replica identity only,
+and a function may leave rows out only under REPLICA IDENTITY FULL. An UPDATE
 after which a row passes that did not pass before is an INSERT here, one after which it does not is a DELETE. Tables
 that can have neither, because nothing identifies their rows, are exempt.
 
