@@ -34,9 +34,9 @@ class CatalogConnection:
     @classmethod
     @asynccontextmanager
     async def open(cls, target: str, name: str, *, lock_timeout: float = 0) -> AsyncIterator[CatalogConnection]:
-        """Connect to `target`; commits are synchronous whatever the database's default is.
+        """Connect to `target`. Commits are synchronous, independent of the database's default.
 
-        `lock_timeout` in seconds; 0: none.
+        `lock_timeout` is in seconds; 0: none.
         """
         settings = {
             "synchronous_commit": "on",
@@ -89,11 +89,11 @@ class CatalogConnection:
             self._connection.terminate()
 
     def on_lost(self, callback: Callable[[], None]) -> None:
-        """Have `callback` called when the connection ends, for whatever reason."""
+        """Call `callback` when the connection ends, for any reason."""
         self._connection.add_termination_listener(lambda _connection: callback())
 
     async def listen(self, channel: str, callback: Callable[[str, bool], None]) -> None:
-        """Have `callback` called for each NOTIFY on `channel`: its payload, and whether it came from here."""
+        """Call `callback` for each NOTIFY on `channel`, with its payload and True if this session sent it."""
         async with self.use() as connection:
             here = connection.get_server_pid()
             await connection.add_listener(

@@ -1,8 +1,8 @@
-"""A copy of several tables from one snapshot by many executors, as the catalog knows it.
+"""State of a copy of several tables from one snapshot by many executors, in the catalog.
 
 There is at most one for each subscription. Its tables are in datasync while parts are missing and in finishedcopy
-after that; the group's progress, slot, origin and place are those of one table synchronization, under the relid GROUP,
-which is no table's. Told at the head of spark/copy/job.py.
+after that. The group's progress, slot, origin and session are those of one table synchronization, under the relid
+COPY_JOB_RELID, which no table has. The head of spark/copy/job.py describes the copy.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import asyncpg
 from subscriber.connection.pipeline import Pipeline
 from subscriber.lsn import Lsn
 
-COPY_JOB_RELID = 0xFFFFFFFF  # the relid of what belongs to all tables of a group; nothing gives that OID out
+COPY_JOB_RELID = 0xFFFFFFFF  # relid of records that belong to all tables of a group; no server assigns that OID
 
 _BULK_COPY = """
 SELECT c.copyid, c.fence, c.lsn::text AS lsn, coalesce(array_agg(r.relid::bigint ORDER BY r.relid)
@@ -64,7 +64,7 @@ class BulkCopy:
 
 @dataclass(slots=True)
 class CopiedRows:
-    """What has been committed of one table."""
+    """The committed rows of one table."""
 
     parts: set[int] = field(default_factory=set)
     rows: int = 0
@@ -90,7 +90,7 @@ async def add(connection: asyncpg.Connection, subid: int, lsn: Lsn, parts: dict[
 
 
 async def announce(connection: asyncpg.Connection, subid: int) -> None:
-    """Say that there will be one, so that nobody else begins with tables that it may want."""
+    """Announce a copy, so that no worker starts to synchronize a table that the copy may include."""
     async with connection.transaction():
         await add(connection, subid, Lsn(0), {})
 
@@ -107,7 +107,7 @@ async def spoil(connection: asyncpg.Connection, copyid: int, relid: int) -> None
 
 
 async def remove_table(connection: asyncpg.Connection, copyid: int, relid: int) -> None:
-    """Take a table out, with its parts; waits for whoever is copying one, and nobody can begin another."""
+    """Remove a table and its parts. Waits for a session that is copying a part; no session can start another part."""
     await connection.execute(_REMOVE_TABLE, copyid, relid)
 
 
@@ -117,7 +117,7 @@ async def remove(connection: asyncpg.Connection, copyid: int) -> None:
 
 
 async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, CopiedRows]:
-    """By the table's OID; tables of which nothing was copied yet are left out."""
+    """Return the committed rows by the table's OID. Tables without committed rows are left out."""
     return {
         row["relid"]: CopiedRows(set(row["parts"]), row["rows"] or 0, row["bytes"] or 0)
         for row in await connection.fetch(_DONE, copyid)
@@ -127,9 +127,9 @@ async def copied(connection: asyncpg.Connection, copyid: int) -> dict[int, Copie
 async def claim(
     pipeline: Pipeline, copyid: int, fence: bytes, parts: Sequence[tuple[int, int]]
 ) -> set[tuple[int, int]]:
-    """For executors: the members of `parts` (relid, number) that are not copied yet.
+    """Return the members of `parts` (relid, number) that are not copied yet. Called by executors.
 
-    Waits for a session that is copying one of them. Raises ServerError (55000) if another copy has begun.
+    Waits for a session that is copying one of these parts. Raises ServerError (55000) if another copy has begun.
     """
     rows = await pipeline.rows(_CLAIM, str(copyid), _bytea(fence), *map(_array, zip(*parts, strict=True)))
     return {(int(relid or 0), int(number or 0)) for relid, number in rows}

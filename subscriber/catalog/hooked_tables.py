@@ -1,8 +1,8 @@
-"""Which tables of a subscription have hooks of the program that runs it, as the catalog knows it.
+"""The tables of a subscription that have hooks of the program that runs it, in the catalog.
 
-It is stored for two reasons. Whose rows a table takes, when a hook gives it another name, is decided when it becomes
-part of the subscription. And what is masked must not arrive as it is because somebody runs the subscription
-with a program that has no hooks: such a one is refused.
+They are stored for two reasons. A hook may give a table another name, and the rows that a table receives are decided
+when it becomes part of the subscription. And a masked value must not arrive unmasked because a program without hooks
+runs the subscription: such a program is refused.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ async def record(connection: Connection, subid: int, tables: Sequence[Subscripti
     for table in tables:
         here = (table.namespace, table.name)
         source = found.get(table.relid, here)
-        if hooks.target(*source) != here:  # check() tells
+        if hooks.target(*source) != here:  # check() reports it
             continue
         if hooks.find(*source) is None and found.pop(table.relid, None) is not None:
             await set_source(connection, subid, table.relid, None)

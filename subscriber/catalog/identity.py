@@ -3,8 +3,8 @@
 Both are the same unless the database was moved, restored, copied or upgraded, or its server is a standby that was
 promoted. Subscriptions then stop until a user confirms with subscriber.rebind() that they run here.
 
-A physical copy that keeps timeline and system identifier is not told apart here. Its progress record is: see
-worker/apply/confirmed_position.py.
+This module does not detect a physical copy that keeps timeline and system identifier. The copy's progress record does:
+see worker/apply/confirmed_position.py.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ async def check(connection: asyncpg.Connection) -> None:
 
     `connection` is to a server that takes writes, and the tables are restored (schema.restore()). A new timeline is
     stored where subscriber.accept_timelines(true) was called. Does nothing for a role that owns no subscription and
-    runs none: what it attempts is refused with an error of its own.
+    runs none: its statements are refused with errors of their own.
 
     Raises:
         CatalogMoved: the database is another one than the catalog belongs to, or has a new timeline.

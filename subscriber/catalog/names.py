@@ -59,7 +59,7 @@ def prepared_gid(subid: int, xid: int) -> str:
 
 
 def is_prepared_gid(gid: str, subid: int) -> bool:
-    """Return True if `gid` can come from prepared_gid().
+    """Return True if `gid` has the form of prepared_gid().
 
     A session that may prepare transactions on the target chooses any name for them, also one with our prefix.
     """

@@ -3,7 +3,7 @@
 pg_replication_origin_create() refuses names that begin with "pg_". So an origin is created under a name of
 its own and renamed by an UPDATE of the system catalog, which superusers may do. Function
 subscriber.create_origin(), made by the migrations with their owner's rights, does both in one transaction,
-one caller at a time, for callers who own the subscription; drop_origin() likewise.
+one caller at a time, for callers who own the subscription. drop_origin() drops one in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DROP = "SELECT subscriber.drop_origin($1::text)"
 
 
 async def create_origin(connection: asyncpg.Connection, name: str) -> int | None:
-    """Create the origin if it isn't there, and return its id (1..65534) either way; None if nobody may.
+    """Create the origin if it is missing. Returns its id (1..65534), or None if no role may create one.
 
     Part of the connection's transaction, if there is one. Raises asyncpg's error for 42501 (not the owner of the
     subscription), 42939 (not a name of a subscription's origin) and 54000 (no id is free).
@@ -31,7 +31,7 @@ async def create_origin(connection: asyncpg.Connection, name: str) -> int | None
 
 
 async def find_origins(connection: asyncpg.Connection, subid: int) -> list[str]:
-    """Names of all origins there are of the subscription: of its workers that live, and of those that are gone."""
+    """Return the names of all origins of the subscription: those of current workers, and those of earlier ones."""
     return [row["roname"] for row in await connection.fetch(ALL, names.origin_pattern(subid))]
 
 

@@ -29,10 +29,10 @@ _RELEASE = "DELETE FROM subscriber.hold WHERE subid = $1"
 
 @dataclass(frozen=True, slots=True)
 class PauseRequest:
-    """The worker is to stop before the first transaction that finishes at `stop_at` or later; 0: where it is.
+    """The worker must stop before the first transaction that finishes at `stop_at` or later; 0: immediately.
 
-    `held_at` is where it stands, with everything before `stop_at` committed and nothing of what is after it. None: it
-    is on its way.
+    `held_at` is the position at which it has stopped: all transactions before `stop_at` are committed, and no later
+    ones. None: it has not stopped yet.
     """
 
     stop_at: Lsn
@@ -40,7 +40,7 @@ class PauseRequest:
 
 
 async def load(connection: asyncpg.Connection, subid: int) -> PauseRequest | None:
-    """None: nobody has asked."""
+    """Return the request, or None if there is none."""
     row = await connection.fetchrow(_LOAD, subid)
     if row is None:
         return None
@@ -58,10 +58,10 @@ async def acknowledge(connection: asyncpg.Connection, subid: int, stop_at: Lsn, 
 
 
 async def release(connection: asyncpg.Connection, subid: int) -> None:
-    """Let the worker go on."""
+    """Let the worker resume."""
     await connection.execute(_RELEASE, subid)
 
 
 async def requester_is_gone(connection: asyncpg.Connection, subid: int) -> bool:
-    """Whether nobody waits any more for what was asked."""
+    """Return True if the session that requested the pause has ended."""
     return await worker_sessions.holder(connection, subid, HOLDER) is None

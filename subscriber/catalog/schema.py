@@ -1,8 +1,8 @@
-"""Schema "subscriber" in the target: is it there and up to date, and if not, make it so.
+"""Schema "subscriber" in the target: create it or upgrade it if necessary.
 
-Every command asks this first, so the answer when nothing is to do costs two round trips and no import. Only when the
-migrations have to run are alembic and SQLAlchemy loaded (half a second), under an advisory lock: two
-commands on a new database at once are ordinary, and the second finds the work done.
+Every command checks this first, so a check without work costs two round trips and no import. alembic and SQLAlchemy
+(half a second) are imported only when migrations have to run. They run under an advisory lock: two commands often start
+on a new database at the same time, and the second finds the work done.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subscriber.sqlstate import INSUFFICIENT_PRIVILEGE, OBJECT_NOT_IN_PREREQUISI
 
 UPGRADE_POLL = 0.02  # seconds
 UPGRADE_PATIENCE = 60.0  # seconds to wait for another command's upgrade before trying one
-# alembic keeps what it works on in its modules: two databases at once, in one process, would mix.
+# alembic keeps its state in its modules: two concurrent upgrades of one process would mix.
 _upgrading = threading.Lock()
 
 
@@ -60,8 +60,8 @@ VERSION_TABLE = f"{SCHEMA}.alembic_version"
 # What runs in front of the scripts.
 BEFORE = (
     # Like the system catalogs, the schema belongs to the bootstrap superuser, who can never lose that attribute: some
-    # functions run with their owner's rights, and whoever migrates may be an ordinary role some day. Without a
-    # superuser it belongs to whoever migrates.
+    # functions run with their owner's rights, and the migrating role may be an ordinary role later. Without a
+    # superuser it belongs to the migrating role.
     """
     SELECT pg_catalog.set_config('role', (SELECT rolname FROM pg_catalog.pg_roles WHERE oid = 10), true)
      WHERE pg_catalog.current_setting('is_superuser')::bool
@@ -89,8 +89,8 @@ AFTER = (
     f"COMMENT ON SCHEMA {SCHEMA} IS '{COMMENT}{HEAD}'",
     f"REVOKE ALL ON ALL FUNCTIONS IN SCHEMA {SCHEMA} FROM PUBLIC",
 )
-# By the rows of the system catalog and not by to_regclass(), which keeps the answer "no such schema" in the session. A
-# commit makes its rows visible before other sessions are told to forget such an answer.
+# Read from the system catalog and not with to_regclass(), whose result "no such schema" is cached in the session. A
+# commit makes its rows visible before it invalidates the caches of other sessions.
 EXISTS = """
 SELECT EXISTS (SELECT FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
                 WHERE n.nspname = 'subscriber' AND c.relname = 'alembic_version')

@@ -1,7 +1,7 @@
 """Which table of the target has the stored name of each table of a subscription.
 
 A row of `subscription_rel` has the OID of its table, and the name that the table had when it became part of the
-subscription. The stored name decides where changes go, as in PostgreSQL, whose worker looks tables up by name:
+subscription. The stored name decides where changes go, as in PostgreSQL, whose worker opens tables by name:
 
     OID of the row          table of the stored name    then
     has the stored name     the same                    nothing
@@ -10,7 +10,7 @@ subscription. The stored name decides where changes go, as in PostgreSQL, whose 
     has another name        none                        lost: it was renamed
     is gone                 none                        lost: it was dropped
 
-A table that waits for its copy follows its name in every case: nothing is copied yet. One whose copy has begun never
+A table that waits for its copy follows its name in every case: it has no copied rows. One whose copy has begun never
 does: what is copied is in the old table. A change of a lost table is an error, and `subscriber status` names the table.
 """
 

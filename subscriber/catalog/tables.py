@@ -1,8 +1,8 @@
-"""The tables of schema "subscriber", for alembic's comparison and for anyone who builds statements on them.
+"""The tables of schema "subscriber", for alembic's comparison and for programs that build statements on them.
 
-The migrations are the tables' history and stand on their own; a test asserts that they end in exactly these. What
-runs in a worker uses the plain SQL of store/: importing this module costs a third of a second. What the documentation
-says of each table and column stands here, too: `info["doc"]` and `doc`.
+The migrations are the tables' history and do not use this module; a test asserts that they end in exactly these tables.
+Workers use the plain SQL of store/, because importing this module takes a third of a second. The documentation of each
+table and column is here, too: `info["doc"]` and `doc`.
 """
 
 from __future__ import annotations

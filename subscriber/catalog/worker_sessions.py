@@ -1,15 +1,15 @@
-"""Which sessions on the target work for a subscription, and which launcher leads: tables `session` and `launcher`.
+"""The sessions on the target that work for a subscription, and the leading launcher: tables `session`, `launcher`.
 
 A place is (subid, relid). At most one session has a place, for as long as its backend lives:
 
     relid 0           the apply worker
     relid of a table  the worker that synchronizes the table
     below 16384       further sessions of the apply worker, by their number from 1
-    GROUP             `subscriber copy` (catalog/copy_jobs.py)
+    COPY_JOB_RELID    `subscriber copy` (catalog/copy_jobs.py)
     HOLDER            `subscriber verify`, while it holds the apply worker (catalog/pause_requests.py)
 
-Only functions of the schema change these tables, so no other role can keep a worker from its place. Places keep workers
-apart that behave; what they commit is kept apart by the fence of the progress record
+Only functions of the schema change these tables, so no other role can keep a worker from its place. A place separates
+workers that register. A worker that has lost its place cannot commit: the fence of the progress record refuses it
 (targets/postgres/session/progress.py).
 
 A worker reads its subscription, or its table's state, only after it has its place. register() waits for a statement

@@ -1,13 +1,14 @@
 """ALTER SUBSCRIPTION … SET (two_phase): when it may be changed, and to which state.
 
-true only makes it pending: the apply worker enables it, on the slot and here, when all tables are ready. false is
-final at once, and from then on the publisher sends a transaction whole when it is committed. So every transaction it
-has sent already as prepared must be over on the target, and be known to be over: it would come a second time.
+true only makes it pending: the apply worker enables it, on the slot and in the catalog, when all tables are ready.
+false takes effect at once, and from then on the publisher sends a transaction as a whole when it is committed. So every
+transaction that it has already sent as prepared must have ended on the target, and the catalog must know that:
+otherwise it would be sent a second time.
 
-Killed where?
-- Before the slot is altered: nothing has happened.
-- After it, before the catalog's commit: the state is still pending or enabled, the slot's is off. Transactions come
-  whole, as they would have, and the statement can be repeated.
+Failure cases:
+- Killed before the slot is altered: no change.
+- Killed after that, before the catalog's commit: the state is still pending or enabled, the slot's is off. Transactions
+  are sent as a whole, as intended, and the statement can be repeated.
 
 Source: AlterSubscription() in src/backend/commands/subscriptioncmds.c, LookupGXactBySubid() in twophase.c.
 """
@@ -31,7 +32,7 @@ from subscriber.subscription import Subscription, TwoPhaseState
 async def change(connection: asyncpg.Connection, subscription: Subscription, *, wanted: bool) -> None:
     """Set the state, in the connection's transaction, in which no worker can start any more.
 
-    Raises StatementError (55000) while a worker lives, or where a transaction could be lost or come twice.
+    Raises StatementError (55000) while a worker is running, or if a transaction could be lost or applied twice.
     """
     subid = subscription.oid
     await worker_shutdown.check_none_is_running(connection, subid)

@@ -111,7 +111,7 @@ async def _insert(
             )
             if options.trusted_owners:
                 await connection.execute(TRUST, subid, list(options.trusted_owners))
-    except asyncpg.UniqueViolationError:  # somebody else was faster
+    except asyncpg.UniqueViolationError:  # a concurrent statement created it first
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})
     await progress_records.save(connection, subid, APPLY_WORKER, Lsn(0))
@@ -164,7 +164,7 @@ async def _ask_publisher(
     notice: Notice,
     hooks: Hooks | None,
 ) -> None:
-    """What needs the publisher: its publications' tables, its identity, and the slot."""
+    """Do the part that needs the publisher: tables of its publications, its identity, the slot."""
     await publisher_connection.warn_of_missing_publications(publisher, statement.publications, notice)
     if options.copy_data and options.origin.lower() == "none":
         await publisher_connection.warn_of_other_origins(publisher, statement.name, statement.publications, notice)
@@ -186,7 +186,7 @@ async def _ask_publisher(
     if options.create_slot:
         assert options.slot_name is not None
         await publisher_connection.refuse_own_cluster(connection, publisher, options.slot_name)
-        # With tables to be copied, the worker enables it when they are ready: what is prepared while a table is
+        # With tables to be copied, the worker enables it when they are ready: a transaction prepared while a table is
         # copied could be lost between two slots. Without any table it waits too, so that REFRESH may copy some.
         two_phase = options.two_phase and not options.copy_data and bool(tables)
         if two_phase:

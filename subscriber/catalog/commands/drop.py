@@ -1,12 +1,12 @@
 """DROP SUBSCRIPTION. Source: DropSubscription() in src/backend/commands/subscriptioncmds.c.
 
-The workers must be gone before their origins and slots can be dropped, and they look at the catalog, not at us: the
-subscription is disabled first, in a transaction of its own. If the rest fails, most often because the publisher does
-not answer, it is enabled again. Where that cannot be, they are ended at once: inside a transaction block, which nobody
-else sees into, and for an owner who may drop the subscription but not change it.
+The workers must have ended before their origins and slots can be dropped. They read the catalog, so the subscription is
+disabled first, in a transaction of its own. If the rest fails, most often because the publisher cannot be reached, the
+subscription is enabled again. Two cases do not allow that, and their workers are terminated immediately: inside a
+transaction block, which other sessions cannot see, and for an owner who may drop the subscription but not change it.
 
-Transactions that are prepared here stay so, as PostgreSQL's do, for somebody who knows what became of them on the
-publisher: COMMIT PREPARED and ROLLBACK PREPARED 'pg_gid_<subid>_<xid>'.
+Transactions that are prepared on the target stay prepared, as PostgreSQL's do. A user who knows their outcome on the
+publisher ends them: COMMIT PREPARED and ROLLBACK PREPARED 'pg_gid_<subid>_<xid>'.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
             if slot_name is not None:
                 await publisher_connection.drop_slot(publisher, slot_name, notice, missing_ok=False)
     except PublisherUnreachable as error:
-        if slot_name is None:  # it was said that slots are somebody else's business
+        if slot_name is None:  # SET (slot_name = NONE): the user takes care of the slots
             return
         for slot in sync_slots:
             notice("WARNING", f'could not drop tablesync replication slot "{slot}"', None, None)

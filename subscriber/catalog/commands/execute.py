@@ -1,7 +1,7 @@
 """Executing statements about subscriptions: checks, order, messages and outcome are PostgreSQL 18's.
 
-What it does for itself in a server is done here by a client, so it takes care that nothing is left half done: catalog
-changes are one transaction each, and what no rollback takes back (slots on the publisher) comes last in it.
+PostgreSQL executes them inside a server; here a client does. So no statement may leave a part of its work behind:
+catalog changes are one transaction each, and effects that no rollback undoes (slots on the publisher) are last in it.
 
 Source: AlterSubscription() and AlterSubscriptionOwner() in src/backend/commands/subscriptioncmds.c; renaming is
 AlterObjectRename_internal() in alter.c. CREATE, DROP and the list of tables are in modules of their own.
@@ -84,16 +84,23 @@ async def execute(
 ) -> None:
     """Execute CREATE, ALTER and DROP SUBSCRIPTION statements, separated by semicolons, one after the other.
 
-    `connection` is one to the target, and its role becomes the owner of what is created. `notice` is called with
-    severity (NOTICE or WARNING), message, detail and hint of what PostgreSQL would say on the way. Nothing is executed
-    if the text cannot be parsed; otherwise each statement is a transaction of its own (or part of the connection's,
-    where PostgreSQL allows that in a transaction block), and the first error ends it. `hooks`, by subscription, say
-    which tables of the target take which rows.
+    Nothing is executed if the text cannot be parsed. Otherwise each statement is a transaction of its own (or part of
+    the connection's, where PostgreSQL allows that in a transaction block), and the first error ends the execution.
+    Where the catalog belongs to another database, only statements that give up a subscription are executed.
 
-    Where the catalog belongs to another database, only statements are executed that give up a subscription.
+    Args:
+        connection: a connection to the target. Its role becomes the owner of new subscriptions.
+        sql: the statements.
+        notice: called with severity (NOTICE or WARNING), message, detail and hint of PostgreSQL's messages.
+        hooks: by subscription, the hooks that decide which table of the target receives which rows.
+        settings: time limits.
 
-    Raises StatementError, PublisherError, CatalogMoved, ServerError with what the publisher or the target said, or
-    ConnectionLost.
+    Raises:
+        StatementError: a statement is invalid or not allowed.
+        PublisherError: the publisher refuses the operation.
+        CatalogMoved: the catalog belongs to another database.
+        ServerError: an error of the publisher or the target.
+        ConnectionLost: a connection broke.
     """
     for statement in parse(sql):
         try:
@@ -107,7 +114,7 @@ async def execute(
 
 
 async def _gives_up(connection: asyncpg.Connection, statement: Statement) -> bool:
-    """Whether a statement is one of those by which a subscription lets go of its slot and ends."""
+    """Return True for a statement that makes a subscription give up its slot, or ends it."""
     match statement:
         case AlterEnabled():
             return not statement.enabled
@@ -337,7 +344,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
 
 
 def _check_slot_option(altering: _Altering, subscription: Subscription, option: str, *, slot_too: bool) -> None:
-    """For options of the slot, which cannot be changed while somebody reads from it; `slot_too`: not only here."""
+    """Check an option of the slot, which cannot be changed while the slot is in use. `slot_too`: it alters the slot."""
     if subscription.enabled:
         message = f'cannot set option "{option}" for enabled subscription'
         raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)

@@ -54,7 +54,7 @@ class Caller:
 
 
 async def current_role(connection: asyncpg.Connection) -> Caller:
-    """Whoever executes statements on this connection now: SET ROLE counts."""
+    """Return the role that executes statements on this connection. SET ROLE counts."""
     row = await connection.fetchrow(CALLER)
     assert row is not None
     return Caller(row["oid"], row["rolsuper"], row["database"], row["may_create"], row["may_subscribe"])

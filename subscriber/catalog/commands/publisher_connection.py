@@ -1,4 +1,4 @@
-"""A statement's connection to the publisher, with the words PostgreSQL has for what can go wrong."""
+"""A statement's connection to the publisher, with PostgreSQL's messages for its errors."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def check_conninfo(conninfo: str, *, password: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionSource:
-    """Where the connection string of a statement comes from."""
+    """The source of a statement's connection string."""
 
     conninfo: str | None = field(repr=False)  # None: a foreign server that gives none yet
     server: int = 0  # OID of the foreign server; 0: the statement has the connection string
@@ -151,7 +151,7 @@ async def connect_to_publisher(
 async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publisher, slot: str) -> None:
     """Refuse to create a slot that would wait for this very transaction, because it runs on the publisher too.
 
-    PostgreSQL itself waits then until somebody cancels it. Call it once the transaction has written something.
+    PostgreSQL itself waits there until a user cancels it. Call it after the transaction has written.
     """
     pid, xid = await connection.fetchrow(OWN_TRANSACTION) or (0, "0")
     if await publisher.is_running(pid, xid):
@@ -165,7 +165,7 @@ async def refuse_own_cluster(connection: asyncpg.Connection, publisher: Publishe
 
 
 async def drop_slot(publisher: Publisher, name: str, notice: Notice, *, missing_ok: bool) -> None:
-    """Drop a slot once nobody reads from it any more, and say so."""
+    """Drop a slot as soon as it is inactive, and report it."""
     if await publisher.drop_slot(name, missing_ok=missing_ok, wait=True):
         notice("NOTICE", f'dropped replication slot "{name}" on publisher', None, None)
 
@@ -185,7 +185,7 @@ async def warn_of_other_origins(
     notice: Notice,
     known: list[tuple[str, str]] | None = None,
 ) -> None:
-    """With origin = none and copy_data: the copy cannot tell where a row came from.
+    """Warn of origin = none with copy_data: the copy does not know the origin of a row.
 
     `known` are the (schema, name) of tables that are part of the subscription already.
     """

@@ -1,4 +1,4 @@
-"""The tables of a subscription: which the publications have, and what becomes of those that come and go.
+"""The tables of a subscription: the list of the publications, and the changes of added and removed tables.
 
 Source: fetch_table_list() and AlterSubscription_refresh() in src/backend/commands/subscriptioncmds.c.
 """
@@ -65,10 +65,10 @@ RELKINDS = {
 
 
 async def local_relids(connection: asyncpg.Connection, tables: list[tuple[str, str]]) -> list[int]:
-    """OIDs of the target's tables of these (schema, name), in their order.
+    """Return the OIDs of the target's tables with these (schema, name), in their order.
 
-    Raises StatementError for the first that is missing or is something else than an ordinary table. The publisher names
-    them, and rows in a system catalog, or in one of ours, would be roles, functions and subscriptions.
+    Raises StatementError for the first that is missing or is not an ordinary table. The publisher chooses the names,
+    and rows in a system catalog, or in a table of schema `subscriber`, would be roles, functions and subscriptions.
     """
     rows = await connection.fetch(LOCAL_RELATIONS, [schema for schema, _ in tables], [name for _, name in tables])
     for row in rows:

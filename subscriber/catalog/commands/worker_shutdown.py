@@ -1,8 +1,9 @@
-"""Getting a subscription's workers out of the way, for statements that take something from under them.
+"""Stop a subscription's workers, for statements that remove or change what the workers use.
 
-A worker is asked first (its subscription is disabled, which the launcher is told at once) and given some seconds to end
-in its own way; then its session on the target is ended, which loses nothing: what it had not committed comes again.
-While the statement's transaction lasts, it has the subscription's row locked and no new one can start.
+The statement first requests the stop: it disables the subscription, of which the launcher is notified. After some
+seconds it terminates the sessions of the remaining workers on the target. Nothing is lost by that, because uncommitted
+changes are sent again. While the statement's transaction lasts, it has the subscription's row locked and no worker can
+start.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from subscriber.catalog import worker_sessions
 from subscriber.errors import StatementError
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 
-PATIENCE = 30.0  # seconds for a session to end once it was told to: a big transaction may have to be rolled back
+PATIENCE = 30.0  # seconds for a terminated session to end: it may have to roll back a large transaction
 POLL = 0.02  # seconds
 
 
 async def wait_until_gone(connection: asyncpg.Connection, subid: int, *, grace: float) -> None:
-    """Wait for all workers of the subscription, which has been told to stop; after `grace` seconds end them.
+    """Wait for all workers of the subscription, which is disabled. After `grace` seconds terminate their sessions.
 
-    Raises StatementError (55006) if they don't go.
+    Raises StatementError (55006) if they do not end.
     """
     asked = time.monotonic()
     while living := await worker_sessions.living(connection, subid):

@@ -1,7 +1,7 @@
-"""Options that PostgreSQL does not have: what is done about conflicts, and what is kept of them.
+"""Options about conflicts that PostgreSQL does not have: how conflicts are resolved, and which are recorded.
 
-conflict_policy is read in apply/conflicts/policy.py. conflict_history says which conflicts are recorded (`decided`:
-those that a policy decided or that stopped the stream; `all`; `none`), conflict_log_rows whether with the rows.
+apply/conflicts/policy.py parses conflict_policy. conflict_history selects the recorded conflicts (`decided`:
+those that a policy resolved or that stopped the stream; `all`; `none`), conflict_log_rows whether rows are recorded.
 """
 
 from __future__ import annotations

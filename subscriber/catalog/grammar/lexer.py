@@ -106,16 +106,16 @@ _UNICODE = re.compile(r"[uU]&['\"]")
 _NO_ESCAPE = "0123456789abcdefABCDEF+'\" \t\n\r\f\v"  # what cannot stand for the backslash of a Unicode escape
 _DOLLAR_QUOTE = re.compile(r"\$(?:[A-Za-z_\x80-\U0010FFFF][A-Za-z0-9_\x80-\U0010FFFF]*)?\$")
 _OPERATOR = re.compile(r"[~!@#^&|`?+\-*/%<>=]+|[,()\[\].;:]")
-# A string literal goes on in the next one only if a line ends between them.
+# A string literal continues in the next one only if a line ends between the two.
 _CONTINUES = re.compile(r"(?:[ \t\f\v]|--[^\n\r]*)*[\n\r](?:[ \t\n\r\f\v]|--[^\n\r]*)*'")
 _ESCAPE = re.compile(r"\\(?:([0-7]{1,3})|x([0-9A-Fa-f]{1,2})|u([0-9A-Fa-f]{4})|U([0-9A-Fa-f]{8})|(.))", re.DOTALL)
 _ESCAPED = {"b": "\b", "f": "\f", "n": "\n", "r": "\r", "t": "\t"}
 
 
 def tokenize(sql: str) -> Iterator[Token]:
-    """One token after the other, an END last.
+    """Yield the tokens, an END last.
 
-    Raises StatementSyntaxError with PostgreSQL's message, where the wrong token is asked for (42601), but at once for
+    Raises StatementSyntaxError with PostgreSQL's message: when the invalid token is read (42601), or immediately for
     a text that is not UTF-8 (22021).
     """
     _utf8(sql)
@@ -131,7 +131,7 @@ def _tokens(scanner: _Scanner) -> Iterator[Token]:
 
 
 def _utf8(text: str) -> str:
-    """The text with bytes that came one by one (as surrogates) made characters again.
+    """Decode the bytes that are surrogates in `text`.
 
     Raises StatementSyntaxError (22021), naming the bytes as report_invalid_encoding() in mbutils.c does.
     """
@@ -196,7 +196,7 @@ class _Scanner:
         return Token(kind, text, self._shown(at, self._at), at)
 
     def _accept_uescape(self) -> bool:
-        """Pass over UESCAPE if that is next. An error of whatever else is next counts once that is asked for."""
+        """Skip UESCAPE if it is the next token. An error of any other next token is raised when that one is read."""
         end = self._at
         with suppress(StatementSyntaxError):
             self._skip_blanks()

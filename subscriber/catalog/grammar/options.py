@@ -79,7 +79,7 @@ def _without_connection(parsed: StatementOptions) -> StatementOptions:
 
 
 def _check_without_slot(parsed: StatementOptions) -> None:
-    """slot_name = NONE: what needs a slot must be switched off in the same statement."""
+    """Check slot_name = NONE: the same statement must switch off the options that need a slot."""
     for name in ("enabled", "create_slot"):
         if getattr(parsed, name):
             if name in parsed.specified:
@@ -95,7 +95,7 @@ def string(option: Option) -> str:
 
 
 def boolean(option: Option) -> bool:
-    """true, false, on, off, 1, 0; nothing means true. '1' in quotes is none of them."""
+    """Return the value of true, false, on, off, 1, 0. A missing value means true. '1' in quotes is invalid."""
     value = option.value
     if value is None or value == 1:
         return True

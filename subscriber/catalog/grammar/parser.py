@@ -176,19 +176,19 @@ Statement: TypeAlias = (
 
 
 def parse(sql: str) -> list[Statement]:
-    """All statements of a text, separated by semicolons; empty ones are passed over.
+    """Parse a text of statements, separated by semicolons. Empty statements are skipped.
 
     Raises StatementSyntaxError with PostgreSQL's message and the position, and StatementError (0A000) for a statement
-    that is about something else than a subscription.
+    about another kind of object than a subscription.
     """
     return _Parser(tokenize(sql)).statements()
 
 
 class _Parser:
     def __init__(self, tokens: Iterator[Token]) -> None:
-        """A wrong token is an error once it is looked at, so an earlier syntax error is told instead."""
+        """Create a parser. It reads tokens when it needs them, so an earlier syntax error takes precedence."""
         self._tokens = tokens
-        self._ahead: list[Token] = []  # looked at, and not taken
+        self._ahead: list[Token] = []  # tokens that have been read and not consumed
 
     def _peek(self, further: int = 0) -> Token:
         while len(self._ahead) <= further:
@@ -204,7 +204,7 @@ class _Parser:
         return token
 
     def _is(self, *words: str) -> bool:
-        """Is the next token one of these words or symbols?"""
+        """Return True if the next token is one of these words or symbols."""
         return self._peek().kind in (TokenKind.WORD, TokenKind.SYMBOL) and self._peek().text in words
 
     def _accept(self, *words: str) -> str | None:

@@ -73,7 +73,7 @@ async def load_relation_state(connection: asyncpg.Connection, subid: int, relid:
 async def add_relation(
     connection: asyncpg.Connection, subid: int, relid: int, state: str, lsn: Lsn | None = None
 ) -> bool:
-    """Add a table to the subscription. Returns False if the table was part of it already."""
+    """Add a table to the subscription. Returns False if the subscription has it already."""
     return (
         await connection.execute(ADD_RELATION, subid, relid, state, None if lsn is None else str(lsn)) == "INSERT 0 1"
     )
@@ -95,7 +95,7 @@ async def set_relation_states(connection: asyncpg.Connection, subid: int, relids
 
 
 async def remove_relation(connection: asyncpg.Connection, subid: int, relid: int) -> bool:
-    """Remove a table from the subscription. Returns False if the table was no part of it."""
+    """Remove a table from the subscription. Returns False if the subscription does not have it."""
     return await connection.execute(REMOVE_RELATION, subid, relid) == "DELETE 1"
 
 

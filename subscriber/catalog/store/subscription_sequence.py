@@ -112,7 +112,7 @@ async def set_value(
         ahead: Set the value only if it is further than the target's, in the direction of the increment.
 
     Returns:
-        What was done.
+        The outcome: set, left alone, or the reason why not.
     """
     definition = value.definition
     outcome = await connection.fetchval(

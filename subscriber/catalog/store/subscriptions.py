@@ -109,7 +109,7 @@ async def set_two_phase_state(connection: asyncpg.Connection, subid: int, state:
 
 
 async def enable_two_phase(connection: asyncpg.Connection, subid: int) -> bool:
-    """Change two-phase commit from pending to enabled if there are tables and all of them are READY.
+    """Change two-phase commit from pending to enabled if the subscription has tables and all are READY.
 
     Call this before the stream is started with two_phase, because a slot keeps two_phase. A concurrent REFRESH
     PUBLICATION may be adding a table: the row lock orders the two. A worker that is killed after this call finds the

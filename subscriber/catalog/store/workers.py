@@ -152,7 +152,7 @@ async def remove_worker(connection: asyncpg.Connection, subid: int, relid: int) 
 
 
 async def load_workers(connection: asyncpg.Connection) -> list[WorkerStatus]:
-    """Return the last report of every worker. pg_stat_subscription shows which of them are running."""
+    """Return the last report of every worker. pg_stat_subscription shows which workers are running."""
     statuses = []
     for row in await connection.fetch(WORKERS):
         values = dict(row)
