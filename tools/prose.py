@@ -3,7 +3,7 @@
     python -m tools.prose [PATH]...     each occurrence with its place, and the rates of each folder
 
 Plain technical English names its subject, has one fact in a sentence, and uses PostgreSQL's and Python's terms.
-tests/architecture/test_prose.py keeps each room below a ceiling. The count is a meter, not the aim: a sentence that
+tests/architecture/test_prose.py keeps each room below a limit. The count is a meter, not the aim: a sentence that
 avoids a word and is no clearer is no progress.
 """
 

@@ -1,15 +1,15 @@
 """The contract between the apply loop and a target: what to implement in order to apply changes somewhere else.
 
 Purpose. `worker/apply/loop.py` decodes the change stream and calls a Target. `targets/postgres/` applies to PostgreSQL;
-`examples/list_target.py` is a complete target in a few lines; `subscriber/target_contract.py` tests any of them.
+`examples/list_target.py` is a complete target in a few lines; `subscriber/target_contract.py` tests any target.
 
 Invariants.
 
-- Calls come from one task, one after another. Only `watch()` runs beside them.
-- Transactions come whole and in commit order: `change()` and `truncate()` of one transaction, then its `commit()`. The
-  next transaction begins after that. A transaction in which nothing was changed has no `commit()`.
+- One task makes all calls, one after another. Only `watch()` runs concurrently.
+- Transactions arrive whole and in commit order: `change()` and `truncate()` of one transaction, then its `commit()`.
+  The next transaction begins after that. A transaction in which nothing was changed has no `commit()`.
 - The rows of a transaction and its position become durable together, or neither does. After a restart the stream
-  begins at the durable position, so a transaction that was not confirmed comes again.
+  begins at the durable position, so a transaction that was not confirmed is sent again.
 - Methods may return before the target has done the work. A failure is raised by any later call, or by `watch()`.
   After a failure nothing of a later transaction may become visible.
 
@@ -17,7 +17,7 @@ Failure cases.
 
 - A call is canceled, or raises: the target is closed and never called again. An open transaction has to be rolled back.
 - The process ends between the commit on the target and `on_committed`: the durable position is ahead of what the
-  publisher was told. The publisher sends from the older position; the apply loop begins at `position`.
+  publisher knows. The publisher sends from the older position; the apply loop begins at `position`.
 
 Source: apply_handle_insert() and the functions beside it in worker.c.
 """
@@ -83,7 +83,7 @@ class Target(ABC):
     async def map_relation(self, remote: Relation) -> RelationMapping:
         """Find the table for a published one.
 
-        Called when the first change of a table comes, and again after the publisher has described the table again.
+        Called for the first change of a table, and again after the publisher has described the table again.
 
         Args:
             remote: the published table: names, OIDs of types, replica identity.
@@ -136,7 +136,7 @@ class Target(ABC):
             transaction: one with `is_open_on_target`.
             end_lsn: the position after the transaction, for `position` and for the next start.
             on_committed: to be called once, when the transaction is visible and committed. Where several are
-                committed together, the call for the last one is enough. The calls come in commit order.
+                committed together, the call for the last one is enough. The calls are made in commit order.
 
         Raises:
             ApplyError: the commit failed, or something before it did.
@@ -145,7 +145,7 @@ class Target(ABC):
         """
 
     def flush(self) -> None:
-        """Send what is queued to the server, and return without waiting for answers."""
+        """Send queued statements to the server, and return without waiting for results."""
 
     async def sync(self) -> None:
         """Wait until everything that was given is applied and committed, apart from an open transaction."""
@@ -155,7 +155,7 @@ class Target(ABC):
         await anyio.sleep_forever()
 
     async def on_idle(self) -> None:
-        """Do the work that waits for a pause of the stream, for instance commit what was batched."""
+        """Do the work that waits for a pause of the stream, for instance commit a batch."""
 
     # --- for targets that take changes without decoding them ----------------------------------------
 
@@ -202,9 +202,9 @@ class Target(ABC):
         """Apply the current batch if it has reached its size limit."""
 
     def set_small_backlog(self, few: bool) -> bool:
-        """Announce that what comes until `on_idle()` is `few` whole transactions.
+        """Announce whether the changes until the next `on_idle()` are a `few` whole transactions.
 
         Returns:
-            True if nothing of it is to be offered to `append_raw_changes()`.
+            True if these changes must not be offered to `append_raw_changes()`.
         """
         return few

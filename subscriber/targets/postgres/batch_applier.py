@@ -1,4 +1,4 @@
-"""Batches of one apply worker: gathered, sent through its sessions as attempts, and awaited.
+"""Batches of one apply worker: append changes, send batches as attempts through its sessions, await the results.
 
 Purpose. A batch is sent as BEGIN, a few statements (targets/postgres/sql/batch_statements.py), the check of each
 table's shape, the progress, COMMIT. Nothing waits for an answer. Several batches may be in flight, in one session or in
@@ -6,13 +6,13 @@ several (targets/postgres/session_group.py).
 
 Invariants.
 
-- The changes of a batch are kept until its answer has come. If the server rejects a batch, for any reason, it is
-  rolled back, and so are those behind it: the progress record is not where they expect it.
-- What was rejected is returned as a Rejection. targets/postgres/target.py replays it row by row.
+- The changes of a batch are kept until its result has arrived. If the server rejects a batch, for any reason, it is
+  rolled back, and so are the batches after it: the progress record has not reached the position they expect.
+- A rejected batch is returned as a Rejection. targets/postgres/target.py replays it row by row.
 - A transaction larger than a batch is applied in slices, each within a savepoint of the target's transaction. Its
   COMMIT is no attempt: the slices that were answered before cannot be replayed.
 
-Failure cases, besides those in targets/postgres/session/progress.py.
+Failure cases. targets/postgres/session/progress.py has those of the progress record.
 
 - The worker dies between sending a batch and its answer: the transaction is committed or not, and progress with it.
 - The worker dies after a rejection, before or during the replay: nothing of the batch was committed. The position is
@@ -67,13 +67,13 @@ class BatchApplier:
     """The batch that is being gathered, and those in flight. `rows` is the worker's own session."""
 
     def __init__(self, rows: RowApplier, wake: Callable[[], None], settings: Settings = DEFAULTS) -> None:
-        """`wake` is called when an answer has come that makes room."""
+        """Create an applier on the session of `rows`. `wake` is called when a result has made room."""
         self._settings = settings
         self._limits = batch_limits(settings)
         self.batch = Batch(self._limits)
         self.sessions = SessionGroup(rows, wake, settings)
         self.applied = 0  # changes
-        self.applied_beside = 0  # of them in other sessions than `rows`
+        self.applied_beside = 0  # changes applied in other sessions than `rows`
         self.rejections = 0  # in a row
         self._rows = rows
         self._end: Lsn | None = None  # of the last transaction in the batch
@@ -155,7 +155,7 @@ class BatchApplier:
         self._end = end_lsn
 
     def take(self, *, with_open: bool) -> Batch | None:
-        """Take what was gathered of whole transactions; `with_open`: and of the one that is open. None: nothing."""
+        """Take the whole transactions of the batch; `with_open`: and the open one. Returns None if it is empty."""
         batch, self.batch = self.batch, Batch(self._limits)
         if batch.is_open and len(batch.portions) > 1:
             batch, self.batch = batch.split()
@@ -168,7 +168,7 @@ class BatchApplier:
         return batch
 
     def take_all(self) -> Batch:
-        """Take what was gathered, whatever it is."""
+        """Take the whole batch, also with an open transaction."""
         batch, self.batch = self.batch, Batch(self._limits)
         return batch
 
@@ -245,10 +245,10 @@ class BatchApplier:
         attempt.commit = commit if last.end_lsn is not None else None
         self.sessions.add(attempt)
 
-    # --- what became of it ------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     async def wait_for_results(self) -> Rejection | None:
-        """Wait until nothing is in flight, or something was rejected. What was rejected is rolled back then."""
+        """Wait until nothing is in flight, or a batch was rejected. A rejected batch has been rolled back then."""
         while self.sessions.attempts and not self.sessions.refused:
             await self.sessions.wait_for_result()
         if not self.sessions.refused:

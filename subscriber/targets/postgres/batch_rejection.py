@@ -1,4 +1,4 @@
-"""What the refusal of a batch says about it, and about those to come."""
+"""Consequences of a rejected batch for later batches."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def rejection_reason(error: SubscriberError | None) -> str:
 
 
 def disable_batched_updates(note: object) -> bool:
-    """Have no more updates of the table in batches, if it has several unique indexes; false if there were none before.
+    """Disable batched updates of a table with several unique indexes. Returns False if they were already disabled.
 
-    The refused one has perhaps changed a column of these, and where one does that more will.
+    The rejected update has perhaps changed a column of such an index. Later updates are then likely to do the same.
     """
     if (
         not isinstance(note, StatementContext)

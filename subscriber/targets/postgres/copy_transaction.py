@@ -1,4 +1,4 @@
-"""The transaction of a table's initial copy on an apply session: what stands around the COPY."""
+"""The transaction of a table's initial copy on an apply session, without the COPY itself."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ async def copy_session(session: Session, subscription: Subscription, synchronous
 
 
 async def begin(rows: RowApplier, schema: str, name: str) -> LocalRelation:
-    """Begin the transaction, lock the table, and look at it: nobody can alter it until the end. Raises MappingError."""
+    """Begin the transaction, lock the table against changes of its definition, and read that. Raises MappingError."""
     pipeline = rows.pipeline
     local = await introspection.introspect(pipeline, schema, name, rows.roles.terms)
     plain = f"LOCK TABLE {qualified(schema, name)} IN ROW EXCLUSIVE MODE"
@@ -47,7 +47,7 @@ async def begin(rows: RowApplier, schema: str, name: str) -> LocalRelation:
 
 
 async def copy_as(rows: RowApplier, mapping: RelationMapping) -> None:
-    """Act as the table's owner, or whoever it is; what comes next is the COPY, on the session itself."""
+    """Switch to the role for the table. The next statement is the COPY, on the session itself."""
     role = rows.roles.role([mapping.local])
     await rows.pipeline.session.query(f"SET LOCAL ROLE {identifier(role.name) if role != NOBODY else NOBODY.name}")
 

@@ -2,8 +2,8 @@
 
 Statements are pipelined: nothing here waits for an answer but introspection and sync(). The server
 works through them in order, so a remote transaction is one local transaction, committed in commit order.
-Why running ahead is safe is told in targets/postgres/session/progress.py; why the shape of a table is checked inside
-each transaction, in targets/postgres/session/schema_check.py.
+targets/postgres/session/progress.py explains why pipelining is safe, and targets/postgres/session/schema_check.py why
+the shape of a table is checked inside each transaction.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _CLEAR_SKIP_LSN = "SELECT subscriber.clear_skip($1, $2, $3)"
 
 
 class RowApplier:
-    """One session on the target. Not safe for use by two tasks at once."""
+    """One session on the target. Two tasks must not use it concurrently."""
 
     def __init__(self, pipeline: Pipeline, origin: str, on_conflict: OnConflict) -> None:
         """`on_conflict` is called for rows that are missing, and for those that another origin wrote last.
@@ -57,7 +57,7 @@ class RowApplier:
         self.conflicts = ConflictDetector(self.pipeline, self.asking, on_conflict, origin)
         self.policies = Policies({})
         self.history: History | None = None  # None: no conflict is recorded
-        self.resolution: ConflictResolution | None = None  # None: no change has to look before it is applied
+        self.resolution: ConflictResolution | None = None  # None: no change reads the target before it is applied
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
         self.foreign_code = ForeignCodeGuard(self.pipeline, self.roles, self._schema)
@@ -103,7 +103,7 @@ class RowApplier:
         return map_relation(remote, self._with_policy(local), self.pipeline.codec)
 
     def _with_policy(self, local: LocalRelation) -> LocalRelation:
-        """Exclude a table from batches if a policy concerns it: each change looks at the target first."""
+        """Exclude a table from batches if a policy concerns it: each of its changes reads the target first."""
         if self.resolution is None or local.batch_exclusion is not None or not self.resolution.concerns(local):
             return local
         return replace(local, batch_exclusion="conflict policy")
@@ -275,7 +275,7 @@ class RowApplier:
         await self.pipeline.drain()
 
     def apply_steps(self, batch: Batch, note: StatementContext, chunk_rows: int) -> None:
-        """Queue what a batch comes to; batch_applier.py says when that is right. `chunk_rows`: see copy_data()."""
+        """Queue the steps of a batch. batch_applier.py states when this is safe. `chunk_rows`: see copy_data()."""
         for table in batch.tables.values():
             if not table.steps:
                 continue
@@ -323,14 +323,14 @@ class RowApplier:
         self._ended()
 
     def prepare(self, name: str, note: StatementContext) -> None:
-        """Queue PREPARE TRANSACTION; what goes with it comes before, see run_deferred()."""
+        """Queue PREPARE TRANSACTION. Statements that belong to it precede it, see run_deferred()."""
         self.foreign_code.refuse_to_prepare()
         self.pipeline.execute_once(f"PREPARE TRANSACTION '{name}'", note=note)
         self.pipeline.queue_sync()
         self._ended()
 
     def rolled_back(self) -> None:
-        """The target's transaction was rolled back, with nothing of it left (session_group.py)."""
+        """Record that the target's transaction was rolled back completely (session_group.py)."""
         self._is_open = False
 
     def run_deferred(self, note: StatementContext) -> None:
@@ -348,7 +348,7 @@ class RowApplier:
         self.progress.set_origin(self.pipeline, lsn, time, note)
 
     def copy_progress_to(self, other: RowApplier) -> None:
-        """Have `other`, a session of the same worker, make the next commit; nothing of ours is under way."""
+        """Let `other`, a session of the same worker, make the next commit. This session has nothing in flight."""
         other.progress = self.progress.copy()
 
     def set_progress_position(self, position: Lsn) -> None:
@@ -373,14 +373,14 @@ class RowApplier:
         self._schema.forget()
 
     def roll_back(self, transaction: RemoteTransaction) -> None:
-        """Queue the end of the transaction, and the undoing of all of it."""
+        """Queue a rollback of the whole transaction."""
         if transaction.is_open_on_target:
             self.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK", transaction))
             self.pipeline.queue_sync()
         self._ended()
 
     def clear_skip_lsn(self, transaction: RemoteTransaction, skip_lsn: Lsn) -> None:
-        """Forget the position to skip, with this transaction; unless another one was named meanwhile."""
+        """Clear the position to skip in this transaction, unless a statement has set another one meanwhile."""
         if not transaction.is_open_on_target:
             self.begin(transaction)
         note = StatementContext("COMMIT", transaction)

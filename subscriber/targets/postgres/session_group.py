@@ -1,25 +1,25 @@
-"""Batches of different rows side by side, each in a session of its own, committed in the publisher's order.
+"""Parallel sessions of an apply worker: batches of different rows, committed in the publisher's order.
 
 Theory of operation. The sessions are lanes: the worker's own, and more if the subscription has any (apply_sessions). A
-batch of whole transactions is sent through a lane that has no open transaction, if no row of it is touched by what is
-under way in other lanes. Its COMMIT, with progress before it, is sent in its turn: when everything before it is
-committed, or is going to be before it in the same session. So each commit leaves what the publisher had at that moment,
-and readers of the target see nothing that the publisher's did not see.
+batch of whole transactions is sent through a lane without an open transaction, if none of its rows is in a batch that
+is in flight in another lane. Its COMMIT, with progress before it, is sent in its turn: when everything before it is
+committed, or precedes it in the same session. So each commit leaves the target in a state that the publisher had, and
+readers of the target see no state that readers of the publisher could not see.
 
-Rows are told apart by their keys; a table with more than one unique index, in which different rows can meet, counts as
-one row. Foreign keys need no order: an apply worker's session does not check them (session_replication_role).
-Tables whose triggers do fire are never in a batch. What is not a batch of whole transactions waits until all lanes
-are done, and goes through the worker's own.
+Rows are distinguished by their keys. A table with more than one unique index, in which different rows can conflict,
+counts as one row. Foreign keys need no order: an apply worker's session does not check them (session_replication_role).
+Tables whose triggers do fire are never in a batch. Other changes than batches of whole transactions wait until all
+lanes are done, and use the worker's own session.
 
-The first refusal ends it all: what is not committed is rolled back in every lane, and applied again one by one in
-the worker's own (batch_applier.py). So nothing depends on knowing how rows may meet. Keys may be equal though their
-bytes are not: then a statement hits another number of rows than it was given, and fails, or two batches wait for each
-other. Of that the server knows nothing when the later one waits for its turn; worker/apply/lock_waits.py finds the
-first one waiting for a lock, and has the others step back: roll_back_for_lock().
+The first rejection ends all attempts: uncommitted transactions are rolled back in every lane, and applied again row by
+row in the worker's own (batch_applier.py). So correctness does not depend on knowing which rows can conflict. Keys may
+be equal though their bytes differ. Then a statement changes another number of rows than it has, and fails, or two
+batches wait for each other. The server cannot detect that deadlock while the later one waits for its turn.
+worker/apply/lock_waits.py finds the first one waiting for a lock, and rolls the others back: roll_back_for_lock().
 
-Kill points considered, besides those of batch_applier.py: a worker may die with transactions open in any lane; only
-that whose turn it is can have its COMMIT under way, and it moves the progress row from where those before it have left
-it. The next worker ends every lane's backend before it reads that row (worker/streaming/setup.py).
+Failure cases. batch_applier.py has those of a single session. Worker killed with transactions open in several lanes:
+only the lane whose turn it is can have a COMMIT in flight, and it moves the progress row from the position that its
+predecessors left. The next worker ends every lane's backend before it reads that row (worker/streaming/setup.py).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from subscriber.targets.postgres.session.statement_context import StatementConte
 
 @dataclass(slots=True, eq=False)
 class InFlightBatch:
-    """What was sent and is not answered yet; of one transaction or several."""
+    """A batch that has been sent and whose result has not arrived; of one transaction or several."""
 
     portions: list[TransactionSlice]
     mappings: dict[int, RelationMapping]
@@ -51,8 +51,8 @@ class InFlightBatch:
     position: Lsn  # before it
     within: bool  # the target's transaction has begun with earlier portions
     fresh: frozenset[int]  # tables that were mapped just before
-    tables: list[TableBatch] | None = None  # what it touches; None: anything
-    commit: Callable[[], None] | None = None  # sends its COMMIT; None: it was sent, or there is none
+    tables: list[TableBatch] | None = None  # the rows that it changes; None: any rows
+    commit: Callable[[], None] | None = None  # sends its COMMIT; None: it has been sent, or there is none
 
     @property
     def end_lsn(self) -> Lsn | None:
@@ -60,7 +60,7 @@ class InFlightBatch:
         return self.portions[-1].end_lsn
 
     def overlaps(self, tables: Iterable[TableBatch]) -> bool:
-        """Whether something of it, or anything at all, has to be done before `tables`."""
+        """Return True if this batch has rows of `tables`, so that it must be committed first."""
         return self.tables is None or any(
             mine.mapping.local.oid == other.mapping.local.oid and mine.overlaps(other)
             for mine in self.tables
@@ -69,7 +69,7 @@ class InFlightBatch:
 
 
 class SessionGroup:
-    """What one worker has under way, in the order of the stream."""
+    """The in-flight batches of one worker, in the order of the stream."""
 
     def __init__(self, own: RowApplier, wake: Callable[[], None], settings: Settings) -> None:
         self._settings = settings
@@ -107,7 +107,7 @@ class SessionGroup:
             return own
         if not whole:
             return own if all(attempt.lane is own and attempt.commit is None for attempt in self.attempts) else None
-        if not own.pipeline.only_attempts:  # nobody has looked at the rows of what came before
+        if not own.pipeline.only_attempts:  # the rows of earlier statements are unknown
             return own if all(attempt.lane is own for attempt in self.attempts) else None
         tables = list(batch.tables.values())
         for lane in sorted(self._idle(), key=self._load):
@@ -119,10 +119,10 @@ class SessionGroup:
         """Its statements have been queued, its COMMIT not."""
         self.attempts.append(attempt)
         self.send_due_commits()
-        attempt.lane.pipeline.flush()  # its turn may be long in coming
+        attempt.lane.pipeline.flush()  # its commit may be due much later
 
     def should_send_early(self, batch: Batch) -> bool:
-        """Whether to send `batch` though something is under way and more could be gathered."""
+        """Return True if `batch` should be sent although another is in flight and it is not full."""
         if batch.rows < self._settings.parallel_batch_min_rows or not self.has_extra_sessions:
             return False
         return any(not self._load(lane) for lane in self.all)
@@ -136,7 +136,7 @@ class SessionGroup:
         return sum(attempt.lane is lane for attempt in self.attempts)
 
     def send_due_commits(self) -> None:
-        """Send what COMMITs may be sent by now; none where a session is lost, which whoever watches it tells."""
+        """Send every COMMIT whose turn has come. Does nothing if a session is lost; Pipeline.watch() reports that."""
         if self._recovering or not self.attempts or self.attempts[0].lane.pipeline.error is not None:
             return
         lane = self.attempts[0].lane
@@ -152,11 +152,11 @@ class SessionGroup:
         """The end of the last transaction that was sent; None where only the worker's own session knows."""
         return self.attempts[-1].end_lsn if self.attempts else None
 
-    # --- what became of it ------------------------------------------------------------------------
+    # --- results ----------------------------------------------------------------------------------
 
     @property
     def refused(self) -> bool:
-        """Whether something was refused, or cannot go on as it was sent."""
+        """True if an attempt was rejected, or has to be rolled back for a lock."""
         return self._retreating or any(lane.pipeline.refused is not None for lane in self.all)
 
     def notify(self) -> None:
@@ -183,19 +183,23 @@ class SessionGroup:
                 raise lane.pipeline.error
 
     async def recover(self) -> tuple[SubscriberError | None, object, list[InFlightBatch]]:
-        """Roll back all that is not committed; the error (None: of roll_back_for_lock()), its note, and what it was.
+        """Roll back all uncommitted batches.
 
-        Of a refused portion the worker's own transaction is left as it is: the caller goes back to the savepoint.
+        For a rejected slice of a large transaction, the worker's own transaction stays open: the caller rolls back to
+        the savepoint.
+
+        Returns:
+            The error (None after roll_back_for_lock()), the note of its statement, and the batches.
         """
         self._recovering = True
-        lanes = list(self.all)  # whoever joins meanwhile has nothing to roll back
+        lanes = list(self.all)  # a session that joins meanwhile has nothing to roll back
         for attempt in self.attempts:
             if attempt.commit is not None:
                 attempt.commit = None
                 attempt.lane.pipeline.execute("ROLLBACK", note=StatementContext("ROLLBACK"))
                 attempt.lane.rolled_back()
         for lane in lanes:
-            lane.pipeline.queue_sync()  # before anything is waited for: one of them may hold a lock that another needs
+            lane.pipeline.queue_sync()  # for all before waiting: one may hold a lock that another needs
             lane.pipeline.flush()
         errors = {id(lane): await lane.pipeline.recover() for lane in lanes}
         attempts, self.attempts = list(self.attempts), deque()

@@ -8,8 +8,8 @@ Invariants.
 - A transaction is applied either entirely in batches or entirely row by row, apart from slices that were sent before.
 - No statement of the row applier is sent behind a batch that may be rejected. The first change of a transaction that is
   applied row by row waits until nothing is in flight.
-- A rejected batch is replayed row by row. The replay reports what there is to report: a conflict that is logged, an
-  error with its position, or nothing at all.
+- A rejected batch is replayed row by row. The replay reports the cause: a conflict that is logged, an error with its
+  position, or nothing at all.
 
 The path of a transaction:
 
@@ -21,7 +21,7 @@ The path of a transaction:
     a savepoint was set, or everything was flushed           ROW_BY_ROW              PARTLY_SENT
     COMMIT, ROLLBACK                                         any                     –
 
-Few changes are not worth a batch. They are not gathered where no more have come (set_small_backlog()). After a
+Few changes are not worth a batch. They are applied row by row if no more have arrived (set_small_backlog()). After a
 rejection the next changes are applied row by row, twice as many after each rejection in a row.
 
 Failure cases: see targets/postgres/batch_applier.py.
@@ -63,7 +63,7 @@ class Path(Enum):
     """How the open transaction is applied; the table at the top of the file has the transitions."""
 
     GATHERED = auto()  # in the batch
-    PARTLY_SENT = auto()  # slices of it were sent, its COMMIT was not
+    PARTLY_SENT = auto()  # some slices have been sent, its COMMIT has not
     ROW_BY_ROW = auto()
 
 
@@ -94,7 +94,7 @@ class PostgresTarget(Target):
 
     @property
     def batched_changes(self) -> tuple[int, int]:
-        """Changes that were applied in batches, and how many of them in further sessions."""
+        """Number of changes applied in batches, and how many of these in further sessions."""
         return self._batches.applied, self._batches.applied_beside
 
     # --- which path -----------------------------------------------------------------------------
@@ -228,18 +228,18 @@ class PostgresTarget(Target):
 
     async def roll_back_to(self, transaction: RemoteTransaction, name: str) -> None:
         """Undo everything since savepoint() of that name, which ends with it."""
-        self._batches.take_all()  # all of it came after the savepoint
+        self._batches.take_all()  # the whole batch is newer than the savepoint
         await self._await_results()
         self.rows.roll_back_to(transaction, name)
         self._resume_batching(transaction)
 
     async def flush_transaction(self, transaction: RemoteTransaction) -> None:
-        """Apply what came of `transaction` so far, and hold its locks, though more is to come."""
+        """Apply the changes of `transaction` received so far, and hold its locks, although it has not ended."""
         await self._switch_to_row_by_row(transaction, FEW)
         self._resume_batching(transaction)
 
     def _resume_batching(self, transaction: RemoteTransaction) -> None:
-        """What comes next of the transaction may be a slice again: nothing of it is in flight."""
+        """Let the next changes of the transaction be a slice again: none of its changes is in flight."""
         if transaction.is_open_on_target:
             self._take_path(transaction, Path.PARTLY_SENT)
         else:
@@ -265,7 +265,7 @@ class PostgresTarget(Target):
             sessions = self._batches.sessions
             if sessions.refused:
                 await self._await_results()
-            # Or what follows is gathered as well, until the answer wakes us.
+            # Otherwise later changes are appended as well, until a result wakes the applier.
             if not sessions.attempts or sessions.should_send_early(self._batches.batch):
                 await self._send()
         if await self.rows.check_some_shapes():
@@ -280,7 +280,7 @@ class PostgresTarget(Target):
         await self.rows.pipeline.watch()
 
     async def _send(self, *, with_open: bool = False) -> None:
-        """Apply what was gathered of whole transactions; `with_open`: and of the one that is open."""
+        """Send the whole transactions of the batch; `with_open`: and the open one."""
         batch = self._batches.take(with_open=with_open)
         if batch is None:
             return
@@ -306,7 +306,7 @@ class PostgresTarget(Target):
         await self._replay_row_by_row(batch)
 
     async def _await_results(self) -> None:
-        """Wait until nothing is in flight. What was rejected is replayed row by row then."""
+        """Wait until nothing is in flight. A rejected batch is then replayed row by row."""
         rejection = await self._batches.wait_for_results()
         if rejection is None:
             return
@@ -325,14 +325,14 @@ class PostgresTarget(Target):
             await self._replay_row_by_row(self._batches.take_all())
 
     async def _switch_to_row_by_row(self, transaction: RemoteTransaction, reason: str) -> None:
-        """Apply all of `transaction` row by row, apart from slices that were sent, and what came before it first."""
+        """Apply `transaction` row by row, apart from slices already sent. Earlier transactions are applied first."""
         if self._path_of(transaction) is Path.ROW_BY_ROW:
             return
         await self._send()
         if self._batches.is_worthwhile(self._batches.batch):
             await self._send(with_open=True)
         await self._await_results()
-        if self._path_of(transaction) is Path.ROW_BY_ROW:  # since slices of it were rejected
+        if self._path_of(transaction) is Path.ROW_BY_ROW:  # because slices of this transaction were rejected
             return
         self._reason = reason
         if self._path_of(transaction) is Path.PARTLY_SENT:
@@ -375,5 +375,5 @@ class PostgresTarget(Target):
         return self._batches.sessions.pipelines
 
     def roll_back_for_lock(self) -> bool:
-        """The first of `pipelines` waits for a lock: have the others roll back what they have open; false: nothing."""
+        """Roll back all sessions but the first of `pipelines`, which waits for a lock. False: nothing to do."""
         return self._batches.sessions.roll_back_for_lock()

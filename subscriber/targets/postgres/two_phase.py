@@ -1,30 +1,30 @@
 """Transactions that the publisher prepared: prepared here, then committed or rolled back when it says so.
 
 PREPARE TRANSACTION cannot move the progress with it: the record would stay locked until COMMIT PREPARED, and the
-very next transaction needs it. COMMIT PREPARED runs in no transaction block at all. So each takes two steps,
-and a restart finds in subscriber.prepared which of them were done:
+very next transaction needs it. COMMIT PREPARED must not be in a transaction block. So each takes two steps,
+and a restart finds in subscriber.prepared which of the steps are done:
 
-    PREPARE            1  the changes, and a row that is `committed`: seen once they are
-                       2  the progress, and a row that is not `committed`: it waits, and since when
+    PREPARE            1  the changes, and a row that is `committed`: visible once the changes are
+                       2  the progress, and a row that is not `committed`: the transaction is pending, and since when
     COMMIT PREPARED    1  COMMIT PREPARED
-                       2  the progress, and both rows go
+                       2  the progress, and both rows are deleted
     ROLLBACK PREPARED  1  ROLLBACK PREPARED
                        2  the progress, and the row that is left goes
 
 The publisher's name for the transaction is not used: two subscriptions may get the same one. Ours has the
 subscription's OID and the publisher's xid.
 
-Kill points considered, of the worker, its connection, or the target:
-- before PREPARE is done: the target rolls back; everything comes again.
-- after PREPARE, before the progress: it comes again from its BEGIN PREPARE. Its name is among the prepared ones,
-  so its changes are passed over and only step 2 is done.
-- after COMMIT PREPARED, before the progress: it comes again. The name is gone and the `committed` row is seen: step
-  2 only. Where neither is there, somebody has resolved it by hand, and going on would lose it: an error.
-- after ROLLBACK PREPARED, before the progress: it comes again; an unknown one is no error, since what was
+Failure cases, where the worker, its connection, or the target ends:
+- Before PREPARE is done: the target rolls back; the whole transaction is sent again.
+- After PREPARE, before the progress: it is sent again from its BEGIN PREPARE. Its name is among the prepared ones,
+  so its changes are skipped and only step 2 is done.
+- After COMMIT PREPARED, before the progress: it is sent again. The name is missing and the `committed` row is visible:
+  only step 2 is done. Where both are missing, a user has resolved it by hand. Continuing would lose it: an error.
+- After ROLLBACK PREPARED, before the progress: it is sent again. An unknown name is no error, since a transaction
   prepared before the slot had two-phase enabled was never sent.
-- a crash of the target takes back progress that was not flushed, never a PREPARE or COMMIT PREPARED, which
-  PostgreSQL flushes always: the same cases.
-- a backend of a dead worker that still works on a PREPARE is registered as that worker's; we read after it has ended.
+- A crash of the target undoes progress that was not flushed, never a PREPARE or COMMIT PREPARED, which
+  PostgreSQL always flushes: the same cases.
+- A backend of a dead worker that still works on a PREPARE is registered as that worker's; we read after it has ended.
 
 Source: apply_handle_prepare() and those below it in worker.c, TwoPhaseTransactionGid() and LookupGXact() in twophase.c.
 """
@@ -53,7 +53,7 @@ _FORGET = "SELECT subscriber.forget_prepared($1, $2, $3)"
 
 
 class TwoPhase:
-    """The prepared transactions of one subscription, for its apply worker; not safe for two tasks at once."""
+    """The prepared transactions of one subscription, for its apply worker. Two tasks must not use it concurrently."""
 
     def __init__(self, target: PostgresTarget, subid: int) -> None:
         self._target = target
@@ -61,7 +61,7 @@ class TwoPhase:
         self._prepared: set[str] = set()
 
     async def load(self) -> None:
-        """Find out what is prepared; when the worker has its locks, and before its first message."""
+        """Read the names of prepared transactions. Call it with the worker's locks held, before its first message."""
         rows = await self._target.rows.pipeline.rows(_PREPARED, names.prepared_prefix(self._subid))
         self._prepared = {name for (name,) in rows if name is not None and names.is_prepared_gid(name, self._subid)}
 
@@ -75,7 +75,7 @@ class TwoPhase:
         return sorted(self._prepared)
 
     def forget(self, name: str) -> None:
-        """Somebody else has resolved it."""
+        """Remove the name of a transaction that another session has resolved."""
         self._prepared.discard(name)
 
     def gid(self, xid: int) -> str:
@@ -94,9 +94,9 @@ class TwoPhase:
         gid = self.gid(transaction.xid)
         if gid in self._prepared:
             return
-        # Questions that come of the answers are asked before PREPARE. After it they would wait for the locks it keeps.
+        # Queries caused by results are sent before PREPARE. After it they would wait for the locks it keeps.
         await target.rows.pipeline.sync()
-        if not transaction.is_open_on_target:  # also one that has nothing for us: COMMIT PREPARED will look for it
+        if not transaction.is_open_on_target:  # also one without changes for us: COMMIT PREPARED needs it
             target.rows.begin(transaction)
         note = StatementContext("PREPARE", transaction)
         target.rows.run_deferred(note)
@@ -155,7 +155,7 @@ class TwoPhase:
         return self._forget(transaction, message.message_type)
 
     async def _alone(self, sql: str, note: StatementContext) -> None:
-        """Run what may be no part of a transaction, which a pipeline's statements between two Syncs are."""
+        """Run a statement that must not be in a transaction block. Statements between two Syncs are in one."""
         await self._target.sync()
         self._target.rows.pipeline.execute_once(sql, note=note)
         await self._target.sync()

@@ -32,7 +32,7 @@ class SourceColumn:
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """A published table; and what the target gets of it, which columns, known by which key, `to` which table."""
+    """A published table, and its image on the target: the columns, the key, and the name `to`."""
 
     schema: str
     name: str
@@ -77,9 +77,9 @@ class TargetTable:
 
     @cached_property
     def delete_all(self) -> UpdateBase | None:
-        """DELETE of many rows at once, by `keys`; None where executemany() does it.
+        """Return a DELETE of many rows by `keys`, or None where executemany() does that.
 
-        Drivers for MySQL put inserts together only, and would wait for the answer to each other statement.
+        Drivers for MySQL combine only inserts, and would wait for the result of each other statement.
         """
         if self._dialect not in MYSQL:
             return None
@@ -130,7 +130,7 @@ class TargetTable:
         return tuple([texts[name] for name in self.key])
 
     def key_parameters(self, texts: Texts) -> dict[str, Any]:
-        """Of the statements that look for a row."""
+        """Return the parameters of the statements that search for a row."""
         found = self.values({name: texts[name] for name in self.key})
         return {f"key_{name}": value for name, value in found.items()}
 
@@ -140,7 +140,7 @@ class TargetTable:
         return update(self.table).where(*self._where()).values(values)
 
     def upsert(self, columns: tuple[str, ...]) -> list[UpdateBase]:
-        """What is executed for rows of these columns, so that they are there afterwards."""
+        """Return the statements that insert rows with these columns, or update existing ones."""
         if columns not in self._upserts:
             self._upserts[columns] = self._upsert([name for name in columns if name not in self.key])
         return self._upserts[columns]

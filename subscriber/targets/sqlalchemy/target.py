@@ -1,12 +1,12 @@
 """Any database that SQLAlchemy has an asyncio dialect for, as the target of a mirror (worker/mirror/mirror.py).
 
-Rows are written by key: what was inserted or changed is there afterwards, whether it was before or not. Rows that
-follow each other and need the same statement are sent together. The position is a row of the same database,
-changed in the same transaction as the data, so after a crash it says what is there; and it is changed from the one that
-was read, so a second mirror of the same slot cannot commit.
+Rows are written by key: an inserted or changed row exists afterwards, whether it existed before or not. Consecutive
+rows that need the same statement are sent together. The position is a row of the same database,
+changed in the same transaction as the data, so after a crash it matches the data. It is changed only from the value
+that was read, so a second mirror of the same slot cannot commit.
 
-    subscriber_mirror        a row for each slot: whose it is, whether hooked, and how far it has come;
-                             no position: it is being copied
+    subscriber_mirror        a row for each slot: its owner, whether it has hooks, and its position;
+                             no position: the copy is not complete
     subscriber_mirror_table  the published tables that the mirror began with, and their keys
 """
 
@@ -88,7 +88,7 @@ _tables = Table(
 
 @dataclass(frozen=True, slots=True)
 class MirrorProgress:
-    """How far a mirror has come; `lsn` None: its copy was begun and not committed."""
+    """Progress of a mirror. `lsn` None: its copy has begun and is not committed."""
 
     system_id: int
     lsn: Lsn | None
@@ -98,7 +98,7 @@ class SqlTarget:
     """One mirror's database. Made by open()."""
 
     def __init__(self, engine: AsyncEngine, slot: str, hooks: Hooks | None) -> None:
-        self.hooks = hooks  # for whoever brings the rows; None: there are none
+        self.hooks = hooks  # for the producer of the rows; None: there are none
         self.tables: dict[tuple[str, str], TargetTable] = {}  # by schema and name on the publisher
         self._engine = engine
         self._slot = slot
@@ -279,11 +279,11 @@ class MirrorWriter:
         await self._add(table, tuple(row), row)
 
     async def delete(self, table: TargetTable, row: Texts) -> None:
-        """The row with that key is not; only its key is looked at."""
+        """Delete the row with the key of `row`. The other values are ignored."""
         await self._add(table, None, row)
 
     async def update(self, table: TargetTable, key: Texts, row: Texts) -> bool:
-        """Change a row that may have another key, or of which not all is known; false if it is not there."""
+        """Change a row whose key may change, or with unknown columns. Returns False if it does not exist."""
         await self.flush()
         values = {f"new_{name}": value for name, value in table.values(row).items()}
         done = await self._transaction.execute(table.update(row.keys()), table.key_parameters(key) | values)
@@ -301,7 +301,7 @@ class MirrorWriter:
         self._rows[table.key_of(row)] = row
 
     async def flush(self) -> None:
-        """Send what was gathered."""
+        """Send the appended rows."""
         table, rows = self._table, list(self._rows.values())
         if table is None or not rows:
             return

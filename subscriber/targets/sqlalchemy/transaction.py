@@ -1,12 +1,12 @@
 """A transaction of the target that a cancellation ends cleanly.
 
-anyio cancels a task again at each point where it waits, until it has left the scope. SQLAlchemy gives a connection up
-in several steps, and each of them waits: of a statement that is cancelled in that way, the connection is never closed,
+anyio cancels a task again at each point where it waits, until it has left the scope. SQLAlchemy releases a connection
+in several steps, and each step waits. If a statement is cancelled in that way, its connection is never closed,
 and its transaction keeps its locks. So does SQLite's where a query is cancelled before its rows are fetched, since
 a connection with an unfinished query is closed when the query is.
 
-So each statement runs in a task of its own, and has a moment to end after a cancellation. Only then it is cancelled,
-once, and whoever was cancelled waits for its end.
+So each statement runs in a task of its own, and has a short time to end after a cancellation. Then it is cancelled
+once, and the cancelled caller waits for its end.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ CLOSE_TIMEOUT = 10.0  # seconds for a cancelled statement to end, and for a conn
 
 
 class SqlTransaction:
-    """What is executed in one transaction of the target. Made by begin()."""
+    """The statements of one transaction of the target. Created by begin()."""
 
     def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
 
     async def execute(self, statement: Executable, parameters: Any = None) -> CursorResult[Any]:
-        """`parameters`: a mapping of names to values, or a list of them; None: the statement has none."""
+        """Execute a statement. `parameters`: a mapping of names to values, or a list of such; None: it has none."""
         return await _run(self._connection.execute(statement, parameters))
 
     async def run_sync(self, function: Callable[Concatenate[Connection, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -80,4 +80,4 @@ async def _end(task: asyncio.Future[Any], what: str) -> None:
         task.cancel()
         telemetry.log(telemetry.WARNING, f"{what} did not end within {CLOSE_TIMEOUT:.0f} s, and is left behind")
     elif not task.cancelled():
-        task.exception()  # nobody asks for it any more
+        task.exception()  # mark it as retrieved: no task awaits this one any more

@@ -1,8 +1,8 @@
 """PostgreSQL's types in other databases, and values from the text that PostgreSQL writes.
 
-What a column is on the target decides what a value becomes: a text column takes what PostgreSQL writes, whatever
-the type is there. So nothing is lost where a type has no counterpart, and whoever wants another one
-for a column makes the table before.
+The type of a column on the target decides how a value is converted: a text column stores the text that PostgreSQL
+writes, for every type. So nothing is lost where a type has no counterpart. To use another type for a column, create
+the table before the mirror starts.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Conflicts that do not stop the stream, noticed in the answers to statements that were sent ahead.
+"""Detection of conflicts that do not stop the stream, in the results of pipelined statements.
 
-The row of an UPDATE or DELETE that is not there, and the one that somebody else wrote last. Nothing waits for
-this: by the time an answer says so, what came after may have been sent, and fail. So what there is still to ask
-is kept until it is answered, in another session if need be: the transaction that it is about may be committed.
+They are the missing row of an UPDATE or DELETE, and the row that another origin wrote last. The applier does not wait
+for these results: when one arrives, later statements have been sent and may fail. So remaining queries are kept until
+they are answered, in another session if necessary: their transaction may be committed by then.
 
-A report shows values as text. Those that came in binary the target prints, so that the same conflict reads the same.
+A report has values as text. The target prints binary values, so the same conflict has the same text in both formats.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ class ConflictDetector:
         self._open: dict[_Question, None] = {}  # in order; asked or not, and not answered
 
     def on_result(self, note: object, tag: str, rows: Rows) -> None:
-        """A statement did not do what it should to exactly one row."""
+        """Process the result of a statement that did not change exactly one row."""
         assert isinstance(note, StatementContext)
         if not isinstance(note.change, Update | Delete) or note.mapping is None or note.transaction is None:
             return
         if tag.rsplit(maxsplit=1)[-1] != "0":
             return
-        if not note.mapping.local.has_row_suppressing_trigger:  # else look_for() has told
+        if not note.mapping.local.has_row_suppressing_trigger:  # else look_for() has reported it
             self._report_missing(note)
 
     def look_for(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
-        """Is the row there that is about to be changed? Where a BEFORE trigger may refuse, the change does not tell."""
+        """Queue a query for the row to change. With a BEFORE trigger the result does not show if the row exists."""
         mapping = note.mapping
         if mapping is None or note.conflict_checked or not mapping.local.has_row_suppressing_trigger:
             return
@@ -92,7 +92,7 @@ class ConflictDetector:
     def _in_text(
         self, change: Update | Delete, note: StatementContext, report: Callable[[Update | Delete], None]
     ) -> None:
-        """Call `report` with the change as the target prints it: at once, unless values of it came in binary."""
+        """Call `report` with the change as the target prints it: immediately, unless it has binary values."""
         mapping = note.mapping
         assert mapping is not None
         asked = to_print(mapping, change)
@@ -103,7 +103,7 @@ class ConflictDetector:
         self._ask(_Question(plan, new, old, note, lambda rows: report(printed(mapping, change, new[0], old[0], rows))))
 
     def check_origin(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
-        """Was the row that is about to be changed written by somebody else than this subscription?"""
+        """Queue a query whether another origin wrote the row to change."""
         mapping, change = note.mapping, note.change
         if (
             self.origin_id is None
@@ -133,7 +133,7 @@ class ConflictDetector:
         return bool(self._open)
 
     def retry_queries(self) -> None:
-        """What was skipped; once the refused transaction has been rolled back and every answer is back."""
+        """Send the skipped queries again, after the refused transaction is rolled back and all results are in."""
         for question in self._open:
             self._send(question)
 

@@ -1,12 +1,12 @@
-"""The history of conflicts: what each was about and what was done, in subscriber.conflict_history.
+"""History of conflicts in subscriber.conflict_history: the subject of each conflict, and its resolution.
 
-Kill points considered, W the worker:
+Failure cases, W the worker:
 
-- A conflict that does not stop the stream is recorded in the transaction that applies the change, which is also the
-  one that moves the progress: both are there, or neither is and the change comes again.
-- One that stops the stream takes its transaction back, so it is recorded in a transaction of its own afterwards. If W
-  is killed before that, the change comes again, the same conflict with it. If W is killed after that, it comes again
-  as well, and finds its line: `occurrences` counts the attempts, a line is one conflict.
+- A conflict that does not stop the stream is recorded in the transaction that applies the change and moves the
+  progress. Both are committed, or neither, and the change is sent again.
+- A conflict that stops the stream rolls its transaction back, so it is recorded in a transaction of its own
+  afterwards. W killed before that: the change is sent again, with the same conflict. W killed after that: the change is
+  sent again as well, and finds its row. `occurrences` counts the attempts; a row is one conflict.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Changes that have to look before they are applied, because their subscription has a policy for conflicts.
+"""Resolution of conflicts by a policy: changes that read the target before they are applied.
 
-The reference path sends a statement and learns from its answer, if at all, that there was a conflict. Here the
-rows that matter are looked at and locked first, in the same transaction: the one that an UPDATE or DELETE is about, and
-those that have a key the change would give to another row. What is to be done is decided (apply/conflicts/policy.py),
-recorded (history.py), and what is left of the change is applied as any other. It waits for each answer; what needs no
-policy does not come here.
+The reference path sends a statement and learns of a conflict from its result, if at all. Here the
+affected rows are read and locked first, in the same transaction: the row of an UPDATE or DELETE, and the rows that have
+a key which the change would give to another row. A policy resolves the conflict (apply/conflicts/policy.py), the
+history records it (history.py), and the rest of the change is applied as usual. Every result is awaited. Changes
+without a policy do not use this module.
 
-A row that comes up between the look and the statement makes the statement fail, as without a policy, and the next
+A row that is inserted between the query and the statement makes the statement fail, as without a policy, and the next
 attempt finds it.
 """
 
@@ -41,12 +41,12 @@ from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 class Resolver(Protocol):
     """An async function that decides about conflicts, for conflict_policy = 'call name'.
 
-    It is given a Conflict and answers with the name of a policy ("apply_remote", "keep_local", "last_update_wins",
-    "error", …), or with values, by column, that the row shall have on the target: texts are read as the server reads
-    them, None is NULL, of anything else str() is. What it leaves out is what the publisher sent, or stays as it is.
+    It receives a Conflict and returns the name of a policy ("apply_remote", "keep_local", "last_update_wins",
+    "error", …), or values, by column, for the row on the target. Texts are read as the server reads them, None is NULL,
+    other values are converted with str(). A column that it leaves out keeps the publisher's value, or its own.
 
-    It is awaited while the target's transaction is open and the rows are locked, and asked again if the transaction has
-    to be repeated. Whatever it raises stops the subscription until it is asked again, a few seconds later.
+    It is awaited while the target's transaction is open and the rows are locked, and called again if the transaction
+    has to be repeated. An exception stops the subscription until the next attempt, a few seconds later.
     """
 
     async def __call__(self, conflict: Conflict, /) -> str | Mapping[str, object]: ...
@@ -99,7 +99,7 @@ class ConflictResolution:
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
     def applies_to(self, mapping: RelationMapping, change: RowChange) -> bool:
-        """Whether `change` has to come here."""
+        """Return True if `change` must be passed to resolve()."""
         local, kind = mapping.local, type(change)
         key = (local.schema, local.name, kind)
         concerned = self._concerned.get(key)
@@ -110,13 +110,13 @@ class ConflictResolution:
         return concerned
 
     def concerns(self, local: LocalRelation) -> bool:
-        """Return True if some changes of the table have to look at the target before they are applied."""
+        """Return True if some changes of the table must read the target before they are applied."""
         table = local.schema, local.name
         kept = self._history.kept is ConflictHistory.ALL
         return kept or any(self._policies.concern(table, kind) for kind in (Insert, Update, Delete))
 
     async def resolve(self, change: RowChange, note: StatementContext) -> RowChange | None:
-        """What is left to be applied of `change`, None for nothing; the session acts as the table's owner.
+        """Return the rest of `change` to apply, or None; the session acts as the table's owner.
 
         Raises ConflictError if the policy is to stop, and MappingError.
         """
@@ -131,7 +131,7 @@ class ConflictResolution:
     # --- one kind of change each ----------------------------------------------------------------
 
     async def _insert(self, change: Insert, note: StatementContext) -> Insert | None:
-        """Into whatever holds the row's keys, if the policy says so."""
+        """Insert, or resolve a conflict with the rows that have the new row's keys."""
         mapping = _mapping(note)
         holders = await self._holders(change.new, note)
         if not holders:
@@ -141,7 +141,7 @@ class ConflictResolution:
         if decision.outcome is PolicyOutcome.KEEP:
             self._record_decision(found, decision, "skipped", note)
             return None
-        # The row with the same identity stays, so that what only the target knows of it does.
+        # The row with the same identity stays, because columns that only the target has keep their values.
         kept = next((row for row, _, key in holders if set(key) == set(mapping.local.identity)), holders[0][0])
         self._record_decision(
             found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note
@@ -170,7 +170,7 @@ class ConflictResolution:
         return await self._update_to_key(change, row, note)
 
     async def _update_to_key(self, change: Update, row: FoundRow, note: StatementContext) -> Update | None:
-        """The row is there and may be changed; does somebody hold the key it would get?"""
+        """Change an existing row; resolve a conflict with rows that have its new keys."""
         mapping = _mapping(note)
         if not self._policies.concern_keys((mapping.local.schema, mapping.local.name)):
             return change
@@ -226,7 +226,7 @@ class ConflictResolution:
         self._record_decision(found, decision, "inserted", note)
         return await self._insert(Insert(change.xid, change.relid, new), note)
 
-    # --- looking ----------------------------------------------------------------------------------
+    # --- reading rows -----------------------------------------------------------------------------
 
     async def _searched(self, row: int, new: Row, old: Row, note: StatementContext) -> FoundRow | None:
         """The row that an UPDATE or DELETE is about, locked."""
@@ -272,11 +272,11 @@ class ConflictResolution:
         return await self.looking.render_as_text(_mapping(note), change, note)
 
     def _was_written_by_other_origin(self, row: FoundRow, what: ConflictType, mapping: RelationMapping) -> bool:
-        """Whether the row was written last by somebody else, as far as the target can tell.
+        """Return True if another origin wrote the row last, as far as the target knows.
 
-        What a table was copied with is dropped when it is done, and its rows have an origin that does not exist. Where
-        times are compared these count as anybody's. Any other policy takes them for ours, or it would keep what was
-        copied from the publisher against what the publisher does next.
+        The origin of a table's copy is dropped after the copy, so copied rows have an origin that does not exist. Where
+        times are compared they count as another origin's. Any other policy treats them as ours: otherwise it would keep
+        copied rows against later changes of the publisher.
         """
         writer = row.writer
         if writer.committed is None or types.is_ours(writer.origin, self._origin):
@@ -304,7 +304,7 @@ class ConflictResolution:
         return _Decision(outcome, rule)
 
     async def _call(self, rule: Rule, found: Conflict, note: StatementContext) -> Policy | Mapping[str, str | None]:
-        """What the function answers. Whatever is wrong with that is an error that stops the stream."""
+        """Call the function and return its result. An invalid result is an error that stops the stream."""
         assert rule.function is not None
         mapping = _mapping(note)
         time = moment(_transaction(note).commit_time)
@@ -336,7 +336,7 @@ class ConflictResolution:
         return error
 
     def _record_decision(self, found: Conflict, decision: _Decision, resolution: str, note: StatementContext) -> None:
-        """Tell of the conflict, and record it with the transaction."""
+        """Log the conflict, and record it in the transaction."""
         mapping, rule = _mapping(note), decision.rule
         if rule.policy is not Policy.DEFAULT:
             found = replace(found, resolution=f'{resolution}, by conflict policy "{rule}"')

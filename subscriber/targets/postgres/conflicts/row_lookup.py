@@ -1,4 +1,4 @@
-"""Looking at rows of the target, and waiting for the answer."""
+"""Queries for rows of the target whose results are awaited."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class FoundRow:
     def local_row(
         self, mapping: RelationMapping, columns: Sequence[str], index: str | None = None, key: Sequence[str] = ()
     ) -> LocalRow:
-        """`columns` are those of the table that was asked; `index` and `key` say what it is in the way of."""
+        """Name the values. `columns` are those of the queried table; `index` and `key` state the violated index."""
         values = dict(zip(columns, self.values, strict=False))  # one added just now is found out by the next check
         in_order = {name: values.get(name) for name in columns_of(mapping, self.label)}
         return LocalRow(index, tuple(key), self.writer, in_order)
@@ -57,7 +57,7 @@ class RowLookup:
     async def fetch_rows(
         self, plans: Sequence[Plan], new: Row, old: Row, note: StatementContext | None = None
     ) -> list[list[FoundRow]]:
-        """The rows of each of some plans of sql/lookup_queries.py, all asked at once; `note` goes with an error."""
+        """Run some plans of sql/lookup_queries.py together and return the rows of each. An error has `note`."""
         answers = [self._send(plan.sql, *bind(plan, new, old), note) for plan in plans]
         await self._pipeline.sync()
         return [[_found(row) for row in rows] for rows in answers]
@@ -137,7 +137,7 @@ class RowLookup:
 
 
 def to_print(mapping: RelationMapping, change: Insert | Update | Delete) -> tuple[Plan, Row, Row] | None:
-    """The question how the target prints the change, with its new row and its old one; None: it came as text."""
+    """Build the query that prints the change, with its new and old row. Returns None if all values are text."""
     new = NO_ROW if isinstance(change, Delete) else change.new.split()
     old = NO_ROW if isinstance(change, Insert) or change.old is None else change.old.split()
     return (lookup_queries.as_text(mapping, new[0], old[0]), new, old) if BINARY in new[0] + old[0] else None

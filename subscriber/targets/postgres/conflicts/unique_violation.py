@@ -1,8 +1,8 @@
-"""Which rows are in the way when a unique index refuses a change: asked afterwards, on a session of its own.
+"""The rows that conflict with a change that a unique index has rejected, queried afterwards on another session.
 
-The built-in worker looks into every unique index before it reports a conflict. Here the server has
-refused the statement and the transaction is rolled back; so the rows may have changed since, or be gone,
-and then the server's own error is all there is to say. Indexes on expressions and partial ones are left
+The built-in worker checks every unique index before it reports a conflict. Here the server has
+rejected the statement and the transaction is rolled back. So the rows may have changed since, or be deleted;
+the report is then only the server's own error. Indexes on expressions and partial ones are left
 out, and deferrable ones are not enforced for replicated changes at all.
 
 Source: check_exclusion_or_unique_constraint(), FindConflictTuple() and CheckAndReportConflict() in

@@ -7,7 +7,7 @@ from subscriber.connection.settings import ALWAYS, NO_TIMEOUTS, known
 from subscriber.quoting import literal
 from subscriber.targets.postgres.session.capabilities import BECOME_REPLICA, TargetCapabilities
 
-# What the built-in worker sets, and what a session through SQL needs besides (each with its reason).
+# The settings of the built-in worker, and those that only a session with SQL needs (each with its reason).
 SETTINGS = {
     "session_replication_role": "replica",
     "row_security": "off",  # an error instead of rows silently left out

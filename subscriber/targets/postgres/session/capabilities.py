@@ -1,7 +1,7 @@
-"""What the role of an apply session may use on the target, and what is different where it may not.
+"""Capabilities of an apply session's role on the target, and the consequences of missing ones.
 
-PostgreSQL's own worker is part of the server and may do everything. A role of a managed service often may not, and
-most things work all the same; what does not is said once in the log, and in `subscriber status`.
+PostgreSQL's own worker is part of the server and has all rights. A role of a managed service often lacks some, and
+most features work all the same. The log, once, and `subscriber status` name the features that do not.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TargetCapabilities:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What has to be known about what is missing."""
+        """Warnings to show to the operator, one for each missing capability."""
         found = ((self.replica_role, WITHOUT_REPLICA_ROLE), (self.origins, WITHOUT_ORIGINS))
         return tuple(text for has, text in found if not has)
 

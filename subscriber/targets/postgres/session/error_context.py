@@ -1,4 +1,4 @@
-"""What an error of an apply session means to whoever reads it: its CONTEXT, or that the table has another shape."""
+"""Explanation of an apply session's error: its CONTEXT, or the fact that only the table's shape has changed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _PARAMETER = re.compile(r"(?:[^$\n]*\$|portal sin nombre, parÃ¡metro )(\d+)(?: ë
 
 
 def explain(error: SubscriberError, pipeline: Pipeline, acting: RoleSwitcher, origin: str) -> SubscriberError:
-    """Add the CONTEXT of what was being done, or say that only the table's shape has changed.
+    """Add the CONTEXT of the failed statement, or replace the error if only the table's shape has changed.
 
     `error` is the pipeline's.
     """

@@ -1,20 +1,20 @@
-"""Keeping a session in order while code of others runs in it: triggers, defaults, domains of the target's tables.
+"""Protection of a session in which code of other roles runs: triggers, defaults, domains of the target's tables.
 
-Such code can leave anything behind that SQL can: another role, settings, prepared statements under names of ours,
-cursors, temporary tables, locks, LISTEN. So foreign code only runs in a session whose role has nothing more than the
-owners of the code (migrations/versions/0015_foreign_code.py). Then there is nothing to steal. It remains to see to it
-that the next statement does what it is to do:
+Such code can change the session's state in every way that SQL can: role, settings, prepared statements under our names,
+cursors, temporary tables, locks, LISTEN. So foreign code only runs in a session whose role has no more rights than the
+owners of the code (migrations/versions/0015_foreign_code.py): it gains nothing. The rest of the protection makes later
+statements do what they should:
 
-- before a guarded table is touched in a transaction, it is locked and compared (schema_check.py), so that its owner
-  cannot put code there meanwhile;
-- while the transaction goes on after foreign code, statements are parsed anew each time, under no name;
+- before a guarded table is used in a transaction, it is locked and compared (schema_check.py), so that its owner
+  cannot add code in between;
+- after foreign code, statements of the transaction are parsed for each use, under no name;
 - after each change that has run foreign code, all settings and the role are set again;
 - constraint triggers that wait for the end of the transaction run before progress is moved, as the table's owner;
-  those that make themselves wait again run in COMMIT, as the session's own role, which has nothing more;
+  those that defer themselves again run in COMMIT, as the session's own role, which has no more rights;
 - after the transaction, DISCARD ALL.
 
-What all that does not undo hurts the tables of the code's owner only: a transaction made read-only fails, and is tried
-again. Progress is moved by functions that ask for the worker's fence, which is sent as a parameter and kept nowhere.
+Remaining effects hurt the tables of the code's owner only: a transaction made read-only fails, and is retried.
+Progress is moved by functions that require the worker's fence, which is sent as a parameter and stored nowhere.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ForeignCodeGuard:
     """For one apply session."""
 
     def __init__(self, pipeline: Pipeline, acting: RoleSwitcher, shapes_: schema_check.SchemaChecker) -> None:
-        self.settings: tuple[str, ...] = ()  # statements that make the session what it was
+        self.settings: tuple[str, ...] = ()  # statements that restore the session's settings
         self._pipeline = pipeline
         self._acting = acting
         self._shapes = shapes_
@@ -98,7 +98,7 @@ class ForeignCodeGuard:
             self.set_again(note)
 
     def clean(self) -> None:
-        """Queue what leaves nothing of it; the transaction has been ended by what was queued before."""
+        """Queue DISCARD ALL and the settings, if foreign code has run. The transaction has ended before."""
         if self._last is None:
             return
         self._last = None

@@ -1,9 +1,9 @@
 """Target tables as the catalog has them.
 
 A mapping is kept for as long as the table's `shape` stays the same: a text made of the catalog rows' versions (xmin)
-of its columns and triggers, and of the properties of its indexes. TRUNCATE, REINDEX and VACUUM do not change it. When
-it is compared is told in schema_check.py. What counts as foreign code is told in
-migrations/versions/0015_foreign_code.py.
+of its columns and triggers, and of the properties of its indexes. TRUNCATE, REINDEX and VACUUM do not change it.
+schema_check.py describes when it is compared. migrations/versions/0015_foreign_code.py describes what counts as foreign
+code.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _EQUALITY = """
   ORDER BY oc.opcintype = base.oid DESC, oc.opcmethod LIMIT 1)
 """
 
-# Names are looked up with the rights of the role that changes are applied as, if one is given or the table's owner.
-# The built-in worker knows tables and types by their OIDs.
+# Names are resolved with the rights of the role that applies changes: the subscription's or the table's owner.
+# The built-in worker finds tables and types by their OIDs.
 _CLOSED_SCHEMAS = """
 (SELECT pg_catalog.json_agg(n.nspname ORDER BY n.nspname) FROM pg_catalog.pg_namespace n
   WHERE OWNER <> ''
@@ -98,7 +98,7 @@ CASE WHEN (a.atttypmod >= 0 OR a.atttypid <> base.oid) AND base.oid IN (1700, 11
 """
 
 # A cast from text that is a function may read other texts than the type's input function does. The precision of an
-# interval decides how its text is read; in a cast it comes too late.
+# interval decides how its text is read; a cast applies it only afterwards.
 _SETS = """
 pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
   pg_catalog.format_type(base.oid, -1), base.oid::bigint,
@@ -108,7 +108,7 @@ pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
   base.typarray <> 0 AND base.typcategory <> 'A', base.typarray::bigint, base.typtype = 'e')
 """
 
-# Why changes of a table must be applied one after another. User-defined functions may look at anything.
+# The reason why changes of a table must be applied row by row. User-defined functions may read any table.
 _ONE_BY_ONE = """
 CASE WHEN rel.relkind = 'p' THEN 'partitioned'
      WHEN closed_schemas.names IS NOT NULL THEN 'schema'
@@ -129,7 +129,7 @@ CASE WHEN rel.relkind = 'p' THEN 'partitioned'
      THEN 'function' END
 """
 
-# Unique indexes besides the one rows are found by, and exclusion constraints; those that are checked at once.
+# Other unique indexes than the one that identifies rows, and exclusion constraints. Deferrable ones are left out.
 _OTHER_UNIQUE = """
 SELECT i.* FROM pg_catalog.pg_index i, rel
  WHERE i.indrelid = rel.oid AND (i.indisunique OR i.indisexclusion) AND i.indimmediate
@@ -139,8 +139,8 @@ SELECT i.* FROM pg_catalog.pg_index i, rel
       ORDER BY f.indisreplident DESC LIMIT 1)
 """
 
-# The columns of these, if they are compared in them as they are otherwise. Null where an index has expressions or a
-# predicate, excludes, or has a generated column, whose value follows from others.
+# The columns of these indexes, if the indexes compare them with the default operators. Null where an index has
+# expressions or a predicate, excludes, or has a generated column, whose value depends on other columns.
 _UNIQUE_COLUMNS = """
 (SELECT CASE WHEN pg_catalog.bool_and(
               NOT i.indisexclusion AND i.indexprs IS NULL AND i.indpred IS NULL AND a.attgenerated = ''
@@ -231,9 +231,9 @@ _NOT_SUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Who applies changes, and on which terms: what a table looks like depends on it."""
+    """The roles that apply changes, and their rights: the description of a table depends on them."""
 
-    owner: str = ""  # of the subscription; empty: nobody in particular
+    owner: str = ""  # owner of the subscription; empty: no particular role
     run_as_owner: bool = False
     trusted_owners: tuple[str, ...] = ()
     replica_role: bool = True  # ordinary triggers do not fire

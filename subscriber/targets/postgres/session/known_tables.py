@@ -1,8 +1,8 @@
-"""Tables of the target that were looked at before, so that the first change of one need not wait for that.
+"""Descriptions of target tables that were read earlier, so that the first change of a table does not wait for them.
 
-To look at a table takes the target some milliseconds. A mapping made of what is known here is checked in the
-transaction that uses it, as one of an earlier transaction is (schema_check.py). An altered table fails that check, and
-everything is forgotten.
+Reading the description of a table takes the target some milliseconds. A mapping made of a known description is checked
+in the transaction that uses it, like that of an earlier transaction (schema_check.py). An altered table fails that
+check, and all descriptions are dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ class KnownTables:
     """For the sessions of one subscription, which all have the same role."""
 
     def __init__(self) -> None:
-        self.complete = False  # somebody has looked at all tables of the subscription, or does so now
+        self.complete = False  # all tables of the subscription have been read, or a session is reading them
         self._terms = Terms()
         self._tables: dict[tuple[str, str], LocalRelation] = {}
 
     def find(self, schema: str, name: str, terms: Terms) -> LocalRelation | None:
-        """None: it was not looked at on these terms."""
+        """Return the description, or None if the table was not read on these terms."""
         return self._tables.get((schema, name)) if terms == self._terms else None
 
     def add(self, table: LocalRelation, terms: Terms) -> None:
@@ -29,9 +29,9 @@ class KnownTables:
         self._tables[table.schema, table.name] = table
 
     def all(self, terms: Terms) -> list[LocalRelation]:
-        """Those that were looked at on these terms."""
+        """Return the tables that were read on these terms."""
         return list(self._tables.values()) if terms == self._terms else []
 
     def forget(self) -> None:
-        """Have every table looked at again."""
+        """Drop all descriptions, so that every table is read again."""
         self._tables = {}

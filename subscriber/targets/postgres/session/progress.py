@@ -13,8 +13,8 @@ fence. So commits can be sent one after another without waiting: if one fails, e
 does one from a session that was believed dead and is not.
 
 Each move also names the generation of the subscription's settings that the worker has. The server refuses
-it once a statement has changed them, although the launcher has not stopped the worker yet. What is committed after an
-ALTER SUBSCRIPTION is made with the new settings, and nothing is after DISABLE.
+it once a statement has changed them, although the launcher has not stopped the worker yet. So commits after an
+ALTER SUBSCRIPTION use the new settings, and there are none after DISABLE.
 
 Failure cases, W the worker, T the target:
 - W dies, or its connection, before COMMIT reaches T: T rolls back; the record has the old position.
@@ -73,7 +73,7 @@ class ProgressRecord:
         self.position = end_lsn
 
     def set_origin(self, pipeline: Pipeline, lsn: Lsn, time: int, note: object) -> None:
-        """Queue what PREPARE TRANSACTION and COMMIT PREPARED, which move no record, tell the origin."""
+        """Queue the origin's position for PREPARE TRANSACTION and COMMIT PREPARED, which move no record."""
         if self._with_origin:
             parameters = self._claimed(6) + _POSITION_AND_TIME.pack(8, lsn, 8, time)
             pipeline.execute(_SET_ORIGIN, _ALL_BINARY, parameters, note=note)

@@ -1,20 +1,19 @@
-"""As which role changes are applied: the table's owner, or the subscription's (run_as_owner).
+"""The role that applies changes: the table's owner, or the subscription's (run_as_owner).
 
-The session itself is that of whoever runs the launcher, most often a superuser. Code that a table brings
-along (triggers, defaults, constraints, index expressions) must not run with these rights, or whoever owns
-a table could have them. So each change runs as the owner of its table, if the subscription's owner may
-SET ROLE to it, or as the subscription's owner if the subscription says so. The server then checks
-privileges and row-level security for that role, as it does for everybody. What is ours, progress and the
-look at the table's shape, runs as the session's own role.
+The session's own role is the launcher's, most often a superuser. Code that belongs to a table (triggers, defaults,
+constraints, index expressions) must not run with these rights: otherwise the owner of a table would have them. So each
+change runs as the owner of its table, if the subscription's owner may SET ROLE to it, or as the subscription's owner if
+the subscription says so. The server then checks privileges and row-level security for that role. Our own statements,
+for progress and the check of a table's shape, run as the session's own role.
 
-A role may lack USAGE on the schema of its own table, or of a type. The built-in worker knows both by their OIDs. Here a
-statement is parsed by the session's own role then, and executed by the other. It is parsed for each use: what the
-server parses again by itself, after ANALYZE for one, it would parse as the wrong role.
+A role may lack USAGE on the schema of its own table, or of a type. The built-in worker finds both by their OIDs. Here
+the session's own role then parses the statement, and the other role executes it. It is parsed for each use: if the
+server parsed it again by itself, after ANALYZE for one, it would do so as the wrong role.
 
-PostgreSQL marks the switch as a security-restricted operation, in which the role cannot be set back. SQL has no way to
-do that: code that the change runs can set the role to "none", and has the rights of the session's own role then. So
-the role is set for what the server checks, and protects nothing. What protects is that code of roles which the session
-must not trust only runs where the session's role can do no more than they (foreign_code.py).
+PostgreSQL marks the switch as a security-restricted operation, in which the role cannot be set back. SQL cannot do
+that: code that the change runs can set the role to "none", and then has the rights of the session's own role. So
+the role serves the server's privilege checks, and is no protection. The protection is that code of roles which the
+session must not trust runs only where the session's role has no more rights than they have (foreign_code.py).
 
 Source: SwitchToUntrustedUser() in usercontext.c, TargetPrivilegesCheck() in worker.c.
 """
@@ -54,8 +53,8 @@ class RoleSwitcher:
         self._pipeline = pipeline
         self._session_user = ""
         self._run_as_owner = False
-        self._now: Role | None = NOBODY  # None: whatever role it has
-        self.owner = ""  # of the subscription; empty: nobody in particular
+        self._now: Role | None = NOBODY  # None: unknown
+        self.owner = ""  # owner of the subscription; empty: no particular role
         self.terms = Terms()
 
     async def subscribe(self, subscription: Subscription, *, replica_role: bool) -> None:
@@ -80,10 +79,10 @@ class RoleSwitcher:
         self._switch(self.role(tables), note)
 
     async def name_tables(self, tables: Sequence[LocalRelation], privilege: str, note: object) -> None:
-        """After switch_for_tables(), before a command that looks names up when it is executed.
+        """Prepare for a command that resolves names when it is executed. Call it after switch_for_tables().
 
-        Where the role may not use a schema the session's own role runs the command. Raises MappingError if the other
-        lacks the privilege.
+        Where the role may not use a schema, the session's own role runs the command. Raises MappingError if the other
+        role lacks the privilege.
         """
         if self._pipeline.parsing is None:
             return
@@ -129,7 +128,7 @@ class RoleSwitcher:
         self._switch(role, note)
 
     def reset(self, note: object) -> None:
-        """Queue the switch to the session's own role, whatever role it has by now."""
+        """Queue the switch to the session's own role. The current role may be unknown."""
         self._now = None
         self._switch(NOBODY, note)
 
@@ -145,7 +144,7 @@ class RoleSwitcher:
 
     @contextmanager
     def _as_session(self, note: object) -> Iterator[None]:
-        """Within the block names are looked up by the session's own role; privileges are checked at execution."""
+        """Within the block the session's own role resolves names. Privileges are checked at execution."""
         role = self.reset_role(note)
         yield
         self.restore_role(role, note)

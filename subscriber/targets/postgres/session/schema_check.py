@@ -1,20 +1,22 @@
-"""Seeing that a table still has the shape it was mapped with, in each transaction and at next to no cost.
+"""Check in each transaction, at almost no cost, that a table still has the shape of its mapping.
 
-Theory of operation. After the first change of a table has taken its lock, so that nobody can alter it before we commit,
-the server compares its shape (subscriber.table_shape()) with that of the mapping. That is five looks into the
-catalog, and would be a third of what a transaction of one row takes the server. A server process is told of
-each change of a table that could matter to its plans, and then makes them anew. So the statement that compares is
-prepared for one table, which it names in a constant, and has in it another constant, the moment at which it was
-analysed: 'now'. As long as that is the moment it was when the shapes were last found equal, they still are. If it is
-not, they are compared again: ANALYZE and the like change plans, too, and not the shape.
+Theory of operation. The first change of a table takes its lock, so that no session can alter it before we commit. Then
+the server compares its shape (subscriber.table_shape()) with that of the mapping. This needs five catalog lookups, and
+would be a third of the server's work for a transaction of one row. A server process is notified of each change of a
+table that could affect its plans, and then plans its statements again. The comparing statement uses that: it is
+prepared for one table, which it names in a constant. Another constant, 'now', is the time at which it was analysed.
+While that time equals the time of the last successful comparison, the shapes are still equal. Otherwise they are
+compared again: ANALYZE and some other commands invalidate plans too, but do not change the shape.
 
-What makes plans anew: a table's columns, constraints, indexes, triggers, rules, name, owner and identity; of a schema's
-name all plans. Not so what is asked for each time: whether the subscription's owner may act as the table's. And not the
-indexes of a table's partitions, so partitioned tables are compared each time.
+Changes of a table's columns, constraints, indexes, triggers, rules, name, owner and identity invalidate its plans. A
+new name of a schema invalidates all plans. Two things do not invalidate plans. Whether the subscription's owner may
+act as the table's owner is checked each time. The indexes of a table's partitions do not count either, so partitioned
+tables are compared each time.
 
-A guarded table is locked and compared before its first change, since its owner could have put code there meanwhile that
-must not run in the session. Its shape has more in it (subscriber.guarded_shape()): all that foreign_code() has looked
-at. Where foreign code may run it is compared each time, as what the session's role may do has no part in plans.
+A guarded table is locked and compared before its first change, since its owner could have added code in between that
+must not run in the session. Its shape contains more (subscriber.guarded_shape()): everything that foreign_code()
+depends on. Where foreign code may run it is compared each time, because plans do not depend on the rights of the
+session's role.
 
 Source: PlanCacheRelCallback() and PlanCacheSysCallback() in plancache.c, fix_expr_common() in setrefs.c.
 """
@@ -40,7 +42,7 @@ from subscriber.sqlstate import (
 
 # What a statement for the old shape may fail with before the check is reached: names and types that do not
 # fit any more, values that are too large for the old type, binary ones that are too short for the new one (08P01).
-# The next attempt has a fresh mapping and tells.
+# The next attempt has a current mapping, and shows whether the error remains.
 OF_AN_OLD_SHAPE = (
     CLASS_SYNTAX_ERROR_OR_ACCESS_RULE_VIOLATION,
     CLASS_DATA_EXCEPTION,
@@ -65,7 +67,7 @@ Fetch = Callable[..., Awaitable[Sequence[Sequence[object]]]]
 
 _NOTHING_NEW = b"SELECT 0\0"
 _NEVER = (None, "", b"")
-_AT_ONCE = 10  # tables that are compared before the stream is looked at again
+_AT_ONCE = 10  # tables that are compared before the stream is read again
 _MOST_AHEAD = STATEMENTS // 2  # tables: the statements that compare must not push each other out
 
 
@@ -79,9 +81,9 @@ class SchemaChecker:
         self._later: deque[LocalRelation] = deque()  # those of check_later() that are not compared yet
 
     def forget(self) -> None:
-        """Compare every table again: the transaction goes on without the locks that it had.
+        """Compare every table again: the transaction continues without its locks.
 
-        What is analysed again in the same transaction has the same moment in it.
+        A statement that is analysed again in the same transaction has the same time.
         """
         self._equal = {}
 
@@ -159,11 +161,11 @@ def _parameters(local: LocalRelation, owner: str, analysed: str | None) -> list[
 
 
 def lock(local: LocalRelation, mode: str) -> str:
-    """The statement that keeps others from putting code on the table, before there is a change to do so.
+    """Return the statement that locks the table before its first change, so that no other session can add code to it.
 
-    `mode` is at least ACCESS SHARE for a table that is read, and ROW EXCLUSIVE for one that is written: with these
-    nobody else can drop, rename or alter it, or add a trigger. To attach a partition takes less, hence the stronger
-    lock.
+    `mode` is at least ACCESS SHARE for a table that is read, and ROW EXCLUSIVE for one that is written. Then no other
+    session can drop, rename or alter it, or add a trigger. Attaching a partition needs a weaker lock, hence the
+    stronger mode.
     """
     name = qualified(local.schema, local.name)
     if local.partitioned:

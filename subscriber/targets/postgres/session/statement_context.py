@@ -1,4 +1,4 @@
-"""What a statement was for, and who is told when its answer needs attention."""
+"""Context of a pipelined statement: the change it belongs to, and the callback for an unexpected result."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StatementContext:
     mapping: RelationMapping | None = None
     change: Message | None = None
     plan: Plan | None = None
-    conflict_checked: bool = False  # the row was looked at before, so nothing is to be told of it
-    prefer_own_rows: bool = False  # without a key, a row that the transaction has made is to be found before any other
+    conflict_checked: bool = False  # the row was read before, so the result needs no report
+    prefer_own_rows: bool = False  # without a key, prefer rows that the transaction itself has made
     schema_unchecked: bool = False  # the mapping is an earlier transaction's, and its shape is not checked yet
 
 

@@ -1,7 +1,7 @@
 """One SQL statement for the rows of a step (apply/batch/table_batch.py), and its parameters.
 
     insert      COPY into the table: the input functions and defaults that an INSERT has
-    update      UPDATE … FROM (SELECT unnest(…), …): an array for each column, cell after cell as it came
+    update      UPDATE … FROM (SELECT unnest(…), …): an array for each column, with the publisher's bytes as elements
     delete      DELETE … USING (SELECT unnest(…), …)
 
 In binary, and for an enum, no statement names a type: its owner could give the name to another one.

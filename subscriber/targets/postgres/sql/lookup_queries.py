@@ -1,7 +1,7 @@
-"""Statements that look at the target's rows before a change is applied, and those that make way for it.
+"""Statements that read the target's rows before a change is applied, and those that remove conflicting rows.
 
-What is looked at is locked, in the transaction that applies the change: what a policy decides about is what is
-there when the change comes.
+They lock the rows, in the transaction that applies the change. So the rows cannot change between the policy's decision
+and the change.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from subscriber.targets.postgres.sql.row_statements import (
 )
 from subscriber.timestamps import UNIX_EPOCH_OFFSET_US
 
-# Gives the place of a row, as searched() and holders() return it, to what follows in the transaction.
+# Passes the place of a row, as searched() and holders() return it, to later statements of the transaction.
 SET_PLACE = "SELECT pg_catalog.set_config('subscriber.place', $1, true)"
 
 # Which columns of which index are to be unique. Those on expressions and partial ones are left out, and deferrable
@@ -95,9 +95,9 @@ def in_the_way(
     searched: bytes | None,
     timed: bool,
 ) -> Plan:
-    """As holders(), in one table alone, the mapped one or a partition of it, and without locking anything.
+    """Like holders(), for one table alone, the mapped one or a partition, and without locks.
 
-    `searched` is the status of the row that an UPDATE is about, which is left out; None: it is an INSERT.
+    `searched` is the status of the row that an UPDATE changes, which is left out; None: it is an INSERT.
     """
     build = Builder(mapping)
     where = build.where_key(NEW, columns)
@@ -108,11 +108,11 @@ def in_the_way(
 
 
 def as_text(mapping: RelationMapping, new: bytes, old: bytes) -> Plan:
-    """The rows of a change as the target would print them, the new one first; what came as text stays as it is.
+    """Print the rows of a change as the target would, the new one first. Text values stay unchanged.
 
-    `new` and `old` are their status, empty for one that there is not.
-    Binary values have their columns' types, without lengths, which could cut them. The table itself is not asked: that
-    could be forbidden, and what is asked because of a report must not fail.
+    `new` and `old` are their status, empty for a missing one.
+    Binary values have their columns' types, without lengths, which could cut them. The query does not read the table:
+    the role may lack the privilege, and a query for a report must not fail.
     """
     build = Builder(mapping)
     types: list[int] = []
@@ -135,7 +135,7 @@ def _whole(build: Builder, types: list[int], row: int, index: int, kind: int) ->
 
 
 def update_at_place(mapping: RelationMapping, status: bytes) -> Plan:
-    """Give the row at the place that was set whatever was sent of the new one."""
+    """Update the row at the place set by SET_PLACE with the columns of the new row that were sent."""
     key = ("update at place", bytes(s == UNCHANGED for s in status))
     if (plan := mapping.plans.get(key)) is None:
         build = Builder(mapping)

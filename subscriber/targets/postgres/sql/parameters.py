@@ -1,4 +1,4 @@
-"""The rows of a change as the parameters of a statement: values as they came, text or binary."""
+"""The rows of a change as statement parameters: the publisher's values, text or binary, unchanged."""
 
 from __future__ import annotations
 

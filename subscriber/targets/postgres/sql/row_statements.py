@@ -7,8 +7,8 @@ assignment checks the column's length as INSERT does. An explicit cast would cut
 Rules that are not obvious, each from a difference between SQL and the executor:
 
 - Only the first of several equal rows is changed (REPLICA IDENTITY FULL): a statement of its own locks it and
-  keeps its ctid for the next, which changes it. In one statement, the change would look with the snapshot from
-  before the lock was waited for, and not see the row as another session has left it.
+  keeps its ctid for the next, which changes it. A single statement would use the snapshot from before the lock wait,
+  and would not see the row version that another session has left.
 - `IS NOT DISTINCT FROM` a value never uses an index, so a search for a NULL is a statement of its own.
 - Every column that was sent is set, changed or not, so that triggers FOR UPDATE OF see them;
   a column that was not sent (unchanged TOAST) is left out.
@@ -32,7 +32,7 @@ from subscriber.protocol.tuple_data import NULL, UNCHANGED
 from subscriber.quoting import identifier, qualified
 from subscriber.sqlstate import UNDEFINED_FUNCTION
 
-NEW, OLD = 0, 1  # which row of the change a parameter comes from
+NEW, OLD = 0, 1  # the row of the change to which a parameter belongs
 
 # Where find() keeps the place of the row it has locked; empty: there is none.
 _PLACE = "pg_catalog.current_setting('subscriber.place')"
@@ -151,7 +151,7 @@ def update(
     new_status: bytes,
     identity_changed: bool = False,
 ) -> Plan:
-    """Find the row by the old row's key if one was sent, else by the new row's, and set what was sent.
+    """Find the row by the old row's key if one was sent, else by the new row's, and set the columns that were sent.
 
     Without a key, the row is the one that find() has found. `identity_changed`: an identity column
     GENERATED ALWAYS gets another value. Raises MappingError when the row cannot be identified.
@@ -239,11 +239,11 @@ def lock(mapping: RelationMapping, row: int) -> Plan:
 def find(mapping: RelationMapping, row: int, status: bytes, *, own_first: bool = False) -> Plan:
     """Lock the first row that is equal to all of `row`, for the statement that follows.
 
-    For tables without a key. Equal rows are as good as each other, so one is taken that nobody holds; where all
-    are held, the first is waited for. It may be held by what this subscription has prepared, or is streaming, and
-    what will end that comes later in the stream. `own_first`: one that this transaction has made is taken before any
-    other, so that it never holds more of those that others may want than it did on the publisher. Raises MappingError
-    when the row cannot be identified.
+    For tables without a key. Equal rows are interchangeable, so the first unlocked one is taken. If all
+    are locked, the statement waits for the first. A prepared or streamed transaction of this subscription may hold it,
+    which ends only later in the stream. `own_first`: a row that this transaction has made is taken before any
+    other, so that the transaction holds no more rows that others may need than it did on the publisher. Raises
+    MappingError when the row cannot be identified.
     """
     key = ("find", row, own_first, bytes(s == NULL for s in status))
     if (plan := mapping.plans.get(key)) is None:
@@ -320,7 +320,7 @@ def require_search(mapping: RelationMapping) -> None:
 
 
 def truncate(mappings: Sequence[RelationMapping], *, restart_identity: bool) -> str:
-    """All tables in one statement; never CASCADE, as the publisher has listed what it cascaded to."""
+    """Truncate all tables in one statement; never CASCADE, because the publisher lists the cascaded tables."""
     tables = ", ".join(
         ("" if m.local.partitioned else "ONLY ") + qualified(m.local.schema, m.local.name) for m in mappings
     )

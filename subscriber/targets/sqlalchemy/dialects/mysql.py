@@ -1,7 +1,7 @@
-"""What is particular to MySQL and MariaDB as the target of a mirror (targets/sqlalchemy/target.py).
+"""MySQL and MariaDB as the target of a mirror (targets/sqlalchemy/target.py).
 
-Left to themselves they cut values that are too long, take 'a' and 'A ' for the same key, give a row with the number 0
-another one, and write over any row that has the same value in any unique index. None of that is told.
+By default they cut values that are too long, treat 'a' and 'A ' as the same key, replace the number 0 of a row by
+another one, and overwrite any row that has the same value in any unique index, all without an error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from subscriber.errors import MappingError
 
 MYSQL = ("mysql", "mariadb")  # as SQLAlchemy calls them
 
-# The collations that tell all texts from each other, the best one first: the last one does not see trailing spaces.
+# The collations that distinguish all texts, the best one first: the last one ignores trailing spaces.
 _EXACT = ("utf8mb4_0900_bin", "utf8mb4_nopad_bin", "utf8mb4_bin")
 _SESSION = (
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION'",
@@ -25,11 +25,11 @@ _SESSION = (
 
 
 def prepare_sessions(engine: AsyncEngine) -> None:
-    """Have each session of `engine` refuse what it cannot keep."""
+    """Make each session of `engine` refuse values that it cannot store unchanged."""
     if engine.dialect.name not in MYSQL:
         return
 
-    # Before SQLAlchemy looks at the session, as it learns from sql_mode how to quote names.
+    # Before SQLAlchemy reads sql_mode, which decides how it quotes names.
     @event.listens_for(engine.sync_engine, "connect", insert=True)
     def prepare(connection: Any, _: Any) -> None:
         cursor = connection.cursor()
