@@ -41,10 +41,10 @@ class Feed:
             async for transaction in stream:
                 async for change in transaction:
                     if isinstance(change, Insert | Update | Delete):
-                        self._tell(str(change.relation), change.kind, change.new or change.old)
+                        self._send(str(change.relation), change.kind, change.new or change.old)
                 await transaction.ack()
 
-    def _tell(self, table: str, kind: str, row: Row | None) -> None:
+    def _send(self, table: str, kind: str, row: Row | None) -> None:
         values = {} if row is None else {name: str(value) for name, value in row.sent().items()}
         event = f"event: {kind}\ndata: {json.dumps({'table': table, 'row': values})}\n\n"
         for listener, wanted in list(self._listeners.items()):

@@ -290,7 +290,7 @@ class FakePublisher:
             frames.append(_Frame(lsn, data, until, in_block))
         self._frames += reversed(frames)
         self.position = last
-        self._tell()
+        self._notify()
 
     def disconnect(self) -> None:
         """Close the connection. A stream reconnects."""
@@ -317,9 +317,9 @@ class FakePublisher:
             in_block = isinstance(message, messages.StreamStart) or (
                 in_block and not isinstance(message, messages.StreamStop)
             )
-        self._tell()
+        self._notify()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         if self._connection is not None:
             self._connection.wake()
 

@@ -153,11 +153,11 @@ class Observer:
     async def see(self) -> Seen:
         async with self._lock:
             if monotonic() - self._at >= self._max_age:
-                self._seen = await self._look()
+                self._seen = await self._collect()
                 self._at = monotonic()
             return self._seen
 
-    async def _look(self) -> Seen:
+    async def _collect(self) -> Seen:
         try:
             with anyio.fail_after(self._timeout):
                 async with CatalogConnection.open(self._target, "subscriber status") as catalog:

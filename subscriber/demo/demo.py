@@ -65,8 +65,8 @@ _CONFLICT = "conflict detected on relation"  # in the worker's log only if a cha
 class Demo:
     """One run of the demo.
 
-    `kills` describes when the worker was killed. `looks` counts the checks of the target, `torn` those that saw part of
-    a transaction.
+    `kills` describes when the worker was killed. `checks` counts the checks of the target, `torn` those that saw part
+    of a transaction.
     """
 
     def __init__(self, source: Server, target: Server, view: View, servers: Servers, seconds: int) -> None:
@@ -75,7 +75,7 @@ class Demo:
         self.pgbench = processes.pgbench(source, seconds, RATE, servers.directory)
         self.writer = DemoWriter(source.dsn())
         self.kills: list[str] = []
-        self.looks = 0
+        self.checks = 0
         self.torn = 0
         self.sequences = 0  # number of those that were compared
         self.other_sequences: list[str] = []  # those that differ
@@ -228,7 +228,7 @@ class Demo:
             row = await connection.fetchrow(_BALANCES)
             assert row is not None
             *sums, position = row
-            self.looks += 1
+            self.checks += 1
             if len(set(sums)) != 1:
                 self.torn += 1
                 self.view.event(f"at {position} the balances do not agree: {sums}", style="bold red")
@@ -381,9 +381,9 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
     if demo.other_sequences:
         print(f"WRONG: sequences with other values: {', '.join(demo.other_sequences)}")
     if demo.torn:
-        print(f"WRONG: {demo.torn} of {demo.looks} checks of the target saw part of a transaction")
-    elif demo.looks:
-        print(f"  {formatting.count(demo.looks, 'check')} of the target meanwhile saw only whole transactions")
+        print(f"WRONG: {demo.torn} of {demo.checks} checks of the target saw part of a transaction")
+    elif demo.checks:
+        print(f"  {formatting.count(demo.checks, 'check')} of the target meanwhile saw only whole transactions")
     if conflicts:
         print(f"WRONG: {formatting.count(len(conflicts), 'conflict')} where none should be, first {conflicts[0]}")
     return not (different or demo.torn or conflicts or demo.other_sequences)

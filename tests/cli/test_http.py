@@ -19,7 +19,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from subscriber.cli.http import Address, serve
-from subscriber.cli.status.prometheus import FIGURES, GENERAL
+from subscriber.cli.status.prometheus import GENERAL, METRICS
 from subscriber.settings import Settings
 from subscriber.worker.supervision.launcher import Launcher
 from tests.plugins.fix_cluster import Database
@@ -106,7 +106,7 @@ async def test_a_subscription_that_streams_and_then_fails(
         assert figures["subscriber_publisher_lsn_bytes", NAME] >= figures["subscriber_confirmed_lsn_bytes", NAME] > 0
         assert figures["subscriber_prepared_transactions", NAME] == 0
         assert figures["process_resident_memory_bytes",] > 0
-        for name in [*GENERAL, *(figure.name for figure in FIGURES)]:
+        for name in [*GENERAL, *(metric.name for metric in METRICS)]:
             assert f"# TYPE {name} {'counter' if name.endswith('_total') else 'gauge'}\n" in text
 
         status, health = await client.json("/health")

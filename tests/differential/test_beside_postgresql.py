@@ -1,6 +1,6 @@
 """Random workloads for PostgreSQL's own subscription and ours: at the end both targets have the same rows.
 
-A failure names its seed: SUBSCRIBER_ORACLE_SEED=… repeats that run. The soak runs for SUBSCRIBER_ORACLE_SECONDS.
+A failure names its seed: SUBSCRIBER_RANDOM_SEED=… repeats that run. The soak runs for SUBSCRIBER_RANDOM_SECONDS.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from tests.differential.beside import Beside, beside, disturb, run
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import QUICK
 
-SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "1"))
-SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
+SEED = int(os.environ.get("SUBSCRIBER_RANDOM_SEED", "1"))
+SECONDS = float(os.environ.get("SUBSCRIBER_RANDOM_SECONDS", "600"))
 STEPS = 120  # statements between two stops
 
 

@@ -1,7 +1,7 @@
 """Random tables, under random options, applied by PostgreSQL's own subscription and by ours.
 
-The seed determines everything except the order of concurrent events. A failure names its seed: SUBSCRIBER_ORACLE_SEED=…
-repeats that run. The soak runs for SUBSCRIBER_ORACLE_SECONDS, by default ten minutes, from that seed on.
+The seed determines everything except the order of concurrent events. A failure names its seed: SUBSCRIBER_RANDOM_SEED=…
+repeats that run. The soak runs for SUBSCRIBER_RANDOM_SECONDS, by default ten minutes, from that seed on.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tests.differential.beside import beside
 from tests.differential.rounds import Course, Played, Round, tables_of
 from tests.plugins.fix_cluster import SETTINGS, fresh_database
 
-SEED = int(os.environ.get("SUBSCRIBER_ORACLE_SEED", "193"))  # commit timestamps, two_phase, parallel, two sessions
-SECONDS = float(os.environ.get("SUBSCRIBER_ORACLE_SECONDS", "600"))
+SEED = int(os.environ.get("SUBSCRIBER_RANDOM_SEED", "193"))  # commit timestamps, two_phase, parallel, two sessions
+SECONDS = float(os.environ.get("SUBSCRIBER_RANDOM_SECONDS", "600"))
 STEPS = 100  # statements between two stops
 QUICK = 50  # of the rounds that are part of every run
 # Settings for both subscriptions together.
@@ -100,5 +100,5 @@ async def test_rows_and_conflicts_are_the_same_for_a_long_time(
 
 
 def repeat(seed: int) -> str:
-    settings = f"SUBSCRIBER_ORACLE_SEED={seed} SUBSCRIBER_ORACLE_SECONDS=1"
+    settings = f"SUBSCRIBER_RANDOM_SEED={seed} SUBSCRIBER_RANDOM_SECONDS=1"
     return f"{settings} pytest -m soak tests/differential/test_random_tables.py"

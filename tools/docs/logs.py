@@ -71,7 +71,7 @@ EVENTS = {
     "worker.stopped": "the launcher stops the worker of a subscription",
 }
 
-FIGURES = """
+METRICS_PAGE = """
 ## Status and metrics
 
 Metrics are available in three places: in tables and views of the target database, in `subscriber status --json`, and with
@@ -101,7 +101,7 @@ def page() -> str:
     messages = _events()
     assert set(messages) == set(EVENTS), f"explain or remove: {set(messages) ^ set(EVENTS)}"
     keys = source.field_comments(Path(telemetry.__file__).read_text(), "LogKeys")
-    figures = FIGURES.format(
+    metrics = METRICS_PAGE.format(
         states=", ".join(map(code, STATES)),
         tables=", ".join(map(code, dict.fromkeys([*TABLE_STATES.values(), "failed"]))),
     )
@@ -115,14 +115,14 @@ def page() -> str:
         "The value of `event` stays the same when a message changes. Errors without an event in this table are"
         " identified by `error_class` and `sqlstate`, see [errors](errors.md).",
         markdown.table(["event", "when"], [[code(event), EVENTS[event]] for event in sorted(messages)]),
-        figures,
+        metrics,
         markdown.table(["metric", "label", ""], _metrics()),
     )
 
 
 def _metrics() -> list[list[str]]:
     general = [[code(name), "", says] for name, says in prometheus.GENERAL.items()]
-    return general + [[code(figure.name), code(figure.label), figure.says] for figure in prometheus.FIGURES]
+    return general + [[code(metric.name), code(metric.label), metric.says] for metric in prometheus.METRICS]
 
 
 def _events() -> set[str]:

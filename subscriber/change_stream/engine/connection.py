@@ -159,7 +159,7 @@ class ReconnectingStream:
         self._arrived = anyio.Event()
         self._room = anyio.Event()
         self._news = anyio.Event()
-        self._told = False  # `_news` is set for a position that has moved since the last status update
+        self._notified = False  # `_news` is set for a position that has moved since the last status update
         self._heard = 0.0  # when the last frames arrived
         self._asked = False  # a reply was requested after half of receiver_timeout
 
@@ -215,8 +215,8 @@ class ReconnectingStream:
 
     def moved(self) -> None:
         """Schedule a status update, because the acknowledged position has moved."""
-        if not self._told:
-            self._told = True
+        if not self._notified:
+            self._notified = True
             self._news.set()
 
     # --- the connection ---------------------------------------------------------------------------
@@ -324,7 +324,7 @@ class ReconnectingStream:
                 await anyio.lowlevel.checkpoint()
                 with anyio.move_on_after(interval):
                     await self._news.wait()
-                self._news, self._told = anyio.Event(), False
+                self._news, self._notified = anyio.Event(), False
                 asking = self._asked
 
     def _send(self, connection: Connection, *, reply_requested: bool = False) -> None:

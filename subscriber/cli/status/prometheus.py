@@ -62,7 +62,7 @@ def _runs(status: SubscriptionStatus) -> bool:
     return status.state not in ("no launcher", "disabled")
 
 
-FIGURES: Sequence[MetricSpec] = (
+METRICS: Sequence[MetricSpec] = (
     MetricSpec("subscriber_subscription_ok", "0: `subscriber status` would exit 1", lambda s, _: not s.is_wrong),
     MetricSpec("subscriber_subscription_problem", "problems of each kind", _problems, "kind"),
     MetricSpec("subscriber_subscription_enabled", "whether the subscription is enabled", lambda s, _: s.enabled),
@@ -149,16 +149,16 @@ class _Figures(Collector):
             if value is not None:
                 yield GaugeMetricFamily(name, says, value=value)
         if self.look is not None:
-            for figure in FIGURES:
-                yield _family(figure, self.statuses, self.look.at)
+            for metric in METRICS:
+                yield _family(metric, self.statuses, self.look.at)
 
 
-def _family(figure: MetricSpec, statuses: Sequence[SubscriptionStatus], now: datetime) -> Family:
-    counts = figure.name.endswith("_total")
-    labels = ["subscription", figure.label] if figure.label else ["subscription"]
-    family = (CounterMetricFamily if counts else GaugeMetricFamily)(figure.name, figure.says, labels=labels)
+def _family(metric: MetricSpec, statuses: Sequence[SubscriptionStatus], now: datetime) -> Family:
+    counts = metric.name.endswith("_total")
+    labels = ["subscription", metric.label] if metric.label else ["subscription"]
+    family = (CounterMetricFamily if counts else GaugeMetricFamily)(metric.name, metric.says, labels=labels)
     for status in statuses:
-        found = figure.of(status, now)
+        found = metric.of(status, now)
         if isinstance(found, Mapping):
             for value, number in found.items():
                 family.add_metric([status.name, value], float(number))

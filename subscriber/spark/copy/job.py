@@ -355,7 +355,7 @@ class _Keeper:
                     if attempts == DRIVERS:
                         raise
             tasks.cancel_scope.cancel()
-        await self._look(plans, copy.copyid)
+        await self._record_progress(plans, copy.copyid)
         if self._indexes:
             self._on_progress("building indexes", ())
             complete = [plan.as_complete for plan in plans if plan.relid in self._complete]
@@ -391,10 +391,10 @@ class _Keeper:
 
     async def _watch(self, plans: Sequence[TablePlan], copyid: int) -> None:
         while True:
-            await self._look(plans, copyid)
+            await self._record_progress(plans, copyid)
             await anyio.sleep(POLL)
 
-    async def _look(self, plans: Sequence[TablePlan], copyid: int) -> None:
+    async def _record_progress(self, plans: Sequence[TablePlan], copyid: int) -> None:
         """Record the complete tables, and report the progress of the others."""
         progress = await self._progress(plans, copyid)
         async with self._catalog.use() as connection:

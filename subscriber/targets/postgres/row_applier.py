@@ -169,7 +169,7 @@ class RowApplier:
                 identity_changed = True
         row = NEW if change.old is None else OLD
         self._find(row, new, old, note)
-        self.conflicts.look_for(row, new, old, note)
+        self.conflicts.query_row(row, new, old, note)
         self.conflicts.check_origin(row, new, old, note)
         self._run(row_statements.update(mapping, change.old_part, new[0], identity_changed), new, old, note)
 
@@ -177,7 +177,7 @@ class RowApplier:
         old = change.old.split()
         require_columns(mapping, old[0])
         self._find(OLD, NO_ROW, old, note)
-        self.conflicts.look_for(OLD, NO_ROW, old, note)
+        self.conflicts.query_row(OLD, NO_ROW, old, note)
         self.conflicts.check_origin(OLD, NO_ROW, old, note)
         self._run(row_statements.delete(mapping), NO_ROW, old, note)
 

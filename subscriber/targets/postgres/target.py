@@ -14,9 +14,9 @@ Invariants.
 The path of a transaction:
 
     event                                                    from                    to
-    a change that fits a batch                               –                       GATHERED
-    the batch is full before the transaction has ended       GATHERED, PARTLY_SENT   PARTLY_SENT
-    a change that fits no batch; few changes are expected    GATHERED, PARTLY_SENT   ROW_BY_ROW
+    a change that fits a batch                               –                       BATCHED
+    the batch is full before the transaction has ended       BATCHED, PARTLY_SENT    PARTLY_SENT
+    a change that fits no batch; few changes are expected    BATCHED, PARTLY_SENT    ROW_BY_ROW
     a slice is rejected                                      PARTLY_SENT             ROW_BY_ROW
     a savepoint was set, or everything was flushed           ROW_BY_ROW              PARTLY_SENT
     COMMIT, ROLLBACK                                         any                     –
@@ -62,7 +62,7 @@ FEW = "few at a time"
 class Path(Enum):
     """How the open transaction is applied; the table at the top of the file has the transitions."""
 
-    GATHERED = auto()  # in the batch
+    BATCHED = auto()  # in the batch
     PARTLY_SENT = auto()  # some slices have been sent, its COMMIT has not
     ROW_BY_ROW = auto()
 
@@ -79,7 +79,7 @@ class PostgresTarget(Target):
         self._retry_rows = settings.batch_retry_rows
         self._batches = BatchApplier(rows, lambda: self.on_progress(), settings)  # noqa: PLW0108  set later
         self._transaction: RemoteTransaction | None = None  # the one that `_path` is of
-        self._path = Path.GATHERED
+        self._path = Path.BATCHED
         self._reason = ""  # why it is applied row by row
         self._small_backlog = False  # see set_small_backlog()
         self._pause = 0  # changes that are still to be applied row by row
@@ -100,14 +100,14 @@ class PostgresTarget(Target):
     # --- which path -----------------------------------------------------------------------------
 
     def _path_of(self, transaction: RemoteTransaction) -> Path:
-        return self._path if transaction is self._transaction else Path.GATHERED
+        return self._path if transaction is self._transaction else Path.BATCHED
 
     def _take_path(self, transaction: RemoteTransaction | None, path: Path) -> None:
         self._transaction, self._path = transaction, path
 
     def _leave_path(self) -> None:
         """The transaction has ended, or has nothing on the target."""
-        self._take_path(None, Path.GATHERED)
+        self._take_path(None, Path.BATCHED)
 
     def _why_not(
         self, transaction: RemoteTransaction, mapping: RelationMapping, change: Insert | Update | Delete
@@ -213,8 +213,8 @@ class PostgresTarget(Target):
         """Undo the transaction."""
         self._batches.take_all()
         await self._await_results()
-        if self._path_of(transaction) is Path.GATHERED:
-            transaction.is_open_on_target = False  # its changes had only been gathered
+        if self._path_of(transaction) is Path.BATCHED:
+            transaction.is_open_on_target = False  # its changes were only in the batch
         self._leave_path()
         self.rows.roll_back(transaction)
 
@@ -261,7 +261,7 @@ class PostgresTarget(Target):
         return self._small_backlog
 
     async def on_idle(self) -> None:
-        if not self._small_backlog:  # else nothing was gathered
+        if not self._small_backlog:  # otherwise the batch is empty
             sessions = self._batches.sessions
             if sessions.refused:
                 await self._await_results()
@@ -290,9 +290,7 @@ class PostgresTarget(Target):
         if session is None:
             await self._await_results()
         path = self._path_of(first)
-        if path is Path.PARTLY_SENT or (
-            path is Path.GATHERED and (batch.is_open or self._batches.is_worthwhile(batch))
-        ):
+        if path is Path.PARTLY_SENT or (path is Path.BATCHED and (batch.is_open or self._batches.is_worthwhile(batch))):
             within = self._path_of(last) is Path.PARTLY_SENT
             if batch.is_open:
                 self._take_path(last, Path.PARTLY_SENT)
@@ -300,7 +298,7 @@ class PostgresTarget(Target):
                 self._leave_path()
             await self._batches.send(batch, session or self.rows, within=within)
             return
-        if path is Path.GATHERED:
+        if path is Path.BATCHED:
             await self._await_results()
             self._reason = FEW
         await self._replay_row_by_row(batch)
@@ -320,8 +318,8 @@ class PostgresTarget(Target):
             self._leave_path()
         for batch in rejection.batches:
             await self._replay_slices(batch.portions, batch.mappings)
-        gathered = self._batches.batch.portions
-        if gathered and self._path_of(gathered[0].transaction) is Path.ROW_BY_ROW:
+        slices = self._batches.batch.portions
+        if slices and self._path_of(slices[0].transaction) is Path.ROW_BY_ROW:
             await self._replay_row_by_row(self._batches.take_all())
 
     async def _switch_to_row_by_row(self, transaction: RemoteTransaction, reason: str) -> None:

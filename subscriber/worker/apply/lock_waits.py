@@ -117,27 +117,27 @@ class LockWaitMonitor:
             ApplyError: the worker waits for a prepared transaction that ends later in the stream.
         """
         seen: object = None
-        looks, since, told = 0, monotonic(), False
+        checks, since, logged = 0, monotonic(), False
         while True:
             await anyio.sleep(settings.lock_wait_interval)
             waiting = self._who_waits()
-            looks = looks + 1 if waiting and waiting == seen else 0
+            checks = checks + 1 if waiting and waiting == seen else 0
             seen = waiting
-            if looks:
-                holders = await self._look(list(waiting), shown=looks >= SHOWN_AFTER)
+            if checks:
+                holders = await self._find_holders(list(waiting), shown=checks >= SHOWN_AFTER)
                 silent = monotonic() - since
                 unlocked = (
                     f"an answer of the target, for {silent:.0f} s" if silent > settings.lock_wait_log_delay else None
                 )
                 self._report.status.waiting_for = holders or unlocked
-                if silent > settings.lock_wait_log_delay and not told:
+                if silent > settings.lock_wait_log_delay and not logged:
                     _say(silent, list(waiting), holders)
-                    told = True
+                    logged = True
                 continue
-            if told:
+            if logged:
                 what = f"the target answers again, after {monotonic() - since:.0f} s"
                 telemetry.log(telemetry.LOG, what, event="target.answers")
-            since, told = monotonic(), False
+            since, logged = monotonic(), False
             self._report.status.waiting_for = None
 
     def _who_waits(self) -> Mapping[int, object]:
@@ -148,7 +148,7 @@ class LockWaitMonitor:
         pipelines = [*self._target.pipelines, *(worker.pipeline for worker in awaited if worker.pipeline is not None)]
         return {pipeline.session.pid: pipeline.waits_for for pipeline in pipelines if pipeline.waits_for is not None}
 
-    async def _look(self, waiting: Sequence[int], *, shown: bool) -> str | None:
+    async def _find_holders(self, waiting: Sequence[int], *, shown: bool) -> str | None:
         """Find the holders of the locks, and end the wait if it is a deadlock.
 
         Args:

@@ -152,7 +152,7 @@ class ApplyWorker(ApplyHooks):
         )
         async with open_target(config, self._catalog) as target:
             self._report.status.pid = target.rows.pipeline.session.pid
-            self._tell_limits(target.rows.capabilities.warnings)
+            self._log_limits(target.rows.capabilities.warnings)
             publisher = await connect_publisher(subscription, subscription.name, "apply worker", self._catalog.encoding)
             try:
                 await self._stream(target, publisher, slot, on_started)
@@ -332,7 +332,7 @@ class ApplyWorker(ApplyHooks):
             )
         return claimed
 
-    def _tell_limits(self, limits: tuple[str, ...]) -> None:
+    def _log_limits(self, limits: tuple[str, ...]) -> None:
         """Log missing capabilities of the target. A later worker does not repeat a warning."""
         for limit in limits:
             if limit not in self._report.status.limits:

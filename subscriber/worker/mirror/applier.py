@@ -57,7 +57,7 @@ class MirrorApply:
 
     Attributes:
         position: the position that is committed on the target.
-        one_by_one_until: transactions that end at or before this position are committed separately.
+        single_until: transactions that end at or before this position are committed separately.
     """
 
     def __init__(self, there: SqlTarget, position: Lsn, settings: Settings) -> None:
@@ -65,7 +65,7 @@ class MirrorApply:
         self._batch_changes = settings.mirror_batch_changes
         self._wait_turns = settings.mirror_wait_turns
         self.position = position
-        self.one_by_one_until = NOWHERE
+        self.single_until = NOWHERE
         self._known: dict[int, _Known] = {}
         self._ignored: set[str] = set()
 
@@ -88,7 +88,7 @@ class MirrorApply:
         Cancellation: nothing is committed.
         """
         ended: list[Transaction] = []
-        most = self._batch_changes if self.position >= self.one_by_one_until else 0
+        most = self._batch_changes if self.position >= self.single_until else 0
         changes = 0
         try:
             async with self._there.transaction(self.position) as writer:
@@ -138,7 +138,7 @@ class MirrorApply:
     def _described(self, relation: Relation) -> _Known:
         table = self._there.tables.get((relation.schema, relation.name))
         if table is None:
-            self._tell_ignored(relation)
+            self._log_ignored(relation)
             return _Known(relation, None, None)
         names, key = set(relation.by_name), set(relation.key)
         hook = None if self._there.hooks is None else bind(self._there.hooks, _as_relation(relation))
@@ -155,7 +155,7 @@ class MirrorApply:
             )
         return _Known(relation, table, hook)
 
-    def _tell_ignored(self, relation: Relation) -> None:
+    def _log_ignored(self, relation: Relation) -> None:
         """Log once for each table that its changes are ignored."""
         if str(relation) not in self._ignored:
             self._ignored.add(str(relation))

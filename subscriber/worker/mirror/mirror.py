@@ -119,7 +119,7 @@ async def mirror(
                 cause = root_cause(group)
                 if not isinstance(cause, RefusedTogether):
                     raise cause from None
-                apply.one_by_one_until = cause.lsn
+                apply.single_until = cause.lsn
 
 
 async def _read(changes: Stream, to: MemoryObjectSendStream[Piece]) -> None:

@@ -172,7 +172,7 @@ class SpooledTransactions:
         """
         assert self._open is not None
         await self._open.write()
-        self._tell(self._open.xid)
+        self._notify(self._open.xid)
 
     async def close_block(self) -> None:
         """End the open block. A small rest stays in the buffer if no parallel worker follows the file."""
@@ -180,9 +180,9 @@ class SpooledTransactions:
         assert spooled is not None
         await spooled.end_block(keep=0 if spooled.xid in self._assigned else self._settings.spool_block_remainder)
         await self.spool.forget_replaced()
-        self._tell(spooled.xid)
+        self._notify(spooled.xid)
 
-    def _tell(self, xid: int) -> None:
+    def _notify(self, xid: int) -> None:
         if xid in self._assigned:
             assignment = self._assigned[xid][0]
             assignment.extend(self._progress.sent)

@@ -41,7 +41,7 @@ class SessionWaitMonitor:
         self._interval = settings.session_wait_interval
         self._log_delay = settings.lock_wait_log_delay
         self._since: dict[int, float] = {}
-        self._told: set[int] = set()
+        self._logged: set[int] = set()
 
     async def run(self, catalog: CatalogConnection) -> None:
         """Check the sessions until canceled. `catalog` runs the queries."""
@@ -53,14 +53,14 @@ class SessionWaitMonitor:
             now = monotonic()
             for pid in self._since.keys() - waiting.keys():
                 silent = now - self._since.pop(pid)
-                if pid in self._told:
-                    self._told.remove(pid)
+                if pid in self._logged:
+                    self._logged.remove(pid)
                     what = f"the target answers again, after {silent:.0f} s"
                     telemetry.log(telemetry.LOG, what, event="target.answers")
             for pid, (what, holders) in waiting.items():
                 silent = now - self._since.setdefault(pid, now)
-                if silent >= self._log_delay and pid not in self._told:
-                    self._told.add(pid)
+                if silent >= self._log_delay and pid not in self._logged:
+                    self._logged.add(pid)
                     _say(silent, pid, sessions[pid], what, holders)
 
 

@@ -55,10 +55,10 @@ class ConflictDetector:
             return
         if tag.rsplit(maxsplit=1)[-1] != "0":
             return
-        if not note.mapping.local.has_row_suppressing_trigger:  # else look_for() has reported it
+        if not note.mapping.local.has_row_suppressing_trigger:  # else query_row() has reported it
             self._report_missing(note)
 
-    def look_for(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
+    def query_row(self, row: int, new: Row, old: Row, note: StatementContext) -> None:
         """Queue a query for the row to change. With a BEFORE trigger the result does not show if the row exists."""
         mapping = note.mapping
         if mapping is None or note.conflict_checked or not mapping.local.has_row_suppressing_trigger:
