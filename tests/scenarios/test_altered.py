@@ -9,7 +9,10 @@ from subscriber.worker.supervision.launcher import Launcher
 from tests.scenarios.conftest import Pair
 
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text)"
+WAITING = "SELECT pid FROM pg_locks WHERE NOT granted AND relation = 'u'::regclass"
+READY = "SELECT count(*) FROM subscriber.subscription_rel WHERE srsubstate = 'r'"
 DELETED = "SELECT count(*) FROM t"
+FORMAT = "SELECT state || ' ' || format FROM subscriber.worker WHERE relid = 0"
 
 
 @pytest.fixture
@@ -81,3 +84,38 @@ async def test_a_worker_reads_new_settings_without_the_launcher(pair: Pair, unaw
     assert await pair.target.value(DELETED) == 0
     assert not pair.subscriber.log.has("ERROR")
     unaware.set()
+
+
+async def test_a_worker_that_reads_new_settings_forgets_the_reason_for_text(pair: Pair, unaware: anyio.Event) -> None:
+    """The launcher is notified after the restart, and has no change to report then."""
+    await pair.both("CREATE TABLE t (n int)")
+    await pair.subscribe("FOR TABLE t")
+    await pair.source.execute("ALTER TABLE t ALTER n TYPE bigint", "INSERT INTO t VALUES (1)")
+    await pair.target.wait_for(FORMAT, "streaming text")
+    await pair.target.execute("ALTER TABLE t ALTER n TYPE bigint")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (synchronous_commit = local)")
+    await pair.change("INSERT INTO t VALUES (2)")
+    await pair.target.wait_for(FORMAT, "streaming binary")
+    unaware.set()
+    await pair.change("INSERT INTO t VALUES (3)")
+    await pair.assert_same("SELECT n FROM t ORDER BY n")
+    assert not pair.subscriber.log.has("ERROR")
+
+
+async def test_a_worker_that_reads_new_settings_restarts_a_copy(pair: Pair, unaware: anyio.Event) -> None:
+    """The copy of u, which has the old settings, waits for a lock meanwhile."""
+    await pair.both(TABLE, "CREATE TABLE u (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO u VALUES (1)", "CREATE PUBLICATION p FOR ALL TABLES")
+    async with pair.target.connection() as stranger, stranger.transaction():
+        await stranger.execute("LOCK TABLE u")
+        await pair.subscriber.create(pair.source, "p", "s")
+        await pair.target.wait_for(f"SELECT count(*) FROM ({WAITING}) w", 1)
+        waiting = await pair.target.value(WAITING)
+        await pair.target.wait_for(READY, 1)
+        await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (synchronous_commit = local)")
+        await pair.change("INSERT INTO t VALUES (1, 'a')")
+        await pair.target.wait_for(f"SELECT count(*) FROM ({WAITING}) w WHERE pid <> {waiting}", 1)
+    unaware.set()
+    await pair.subscriber.wait_for_ready(pair.source)
+    await pair.assert_same("SELECT id FROM u")
+    assert not pair.subscriber.log.has("ERROR")

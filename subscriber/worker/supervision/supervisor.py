@@ -144,28 +144,43 @@ class Supervisor:
         Args:
             subscription: the subscription as it is now.
         """
+        if self._replace(subscription):
+            self.restart()
+        await self.reload_tables()
+
+    def _replace(self, subscription: Subscription) -> bool:
+        """Take over the stored subscription.
+
+        A starting apply worker calls this method too, because it can load a change before the launcher is notified.
+
+        Returns:
+            True if a running apply worker has to restart.
+        """
         before, self.subscription = self.subscription, subscription
         self._sequences.update(subscription)
-        tables = self.tables.relids
-        await self.reload_tables()
-        if subscription != before or tables != self.tables.relids:
-            self._memory.text_reason = None
-        if any(getattr(before, field) != getattr(subscription, field) for field in SETTINGS):
-            revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
-            why = "of a parameter change"
-            if revoked:
-                why = "the subscription owner's superuser privileges have been revoked"
-            telemetry.log(
-                telemetry.LOG,
-                f'logical replication worker for subscription "{subscription.name}" will restart because {why}',
-                event="worker.restart",
-            )
-            for scope in self._syncing.values():
-                scope.cancel()
-            self._memory.known_tables = KnownTables()
-            self.restart()
-        if subscription != before or tables != self.tables.relids:
-            self._changed.set()
+        if subscription == before:
+            return False
+        self._note_change()
+        if all(getattr(before, field) == getattr(subscription, field) for field in SETTINGS):
+            return False
+        revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
+        why = "of a parameter change"
+        if revoked:
+            why = "the subscription owner's superuser privileges have been revoked"
+        telemetry.log(
+            telemetry.LOG,
+            f'logical replication worker for subscription "{subscription.name}" will restart because {why}',
+            event="worker.restart",
+        )
+        for scope in self._syncing.values():
+            scope.cancel()
+        self._memory.known_tables = KnownTables()
+        return True
+
+    def _note_change(self) -> None:
+        """Wake a waiting apply worker. A reason to request text may have gone with the change."""
+        self._memory.text_reason = None
+        self._changed.set()
 
     def restart(self) -> None:
         """Restart the apply worker. Synchronization workers continue."""
@@ -185,7 +200,10 @@ class Supervisor:
             self.tables.bulk = await copy_jobs.load(connection, self.subscription.oid)
             self.tables.sources = await hooked_tables.record(connection, self.subscription.oid, rows, self._hooks)
             lost = await table_names.load_lost(connection, self.subscription.oid)
+            before = self.tables.relids
             self.tables.load(rows, self._busy(ended), lost)
+        if self.tables.relids != before:
+            self._note_change()
         for relid, scope in self._syncing.items():
             if relid != COPY_JOB_RELID and self.tables.get(relid) is None:
                 scope.cancel()
@@ -234,7 +252,9 @@ class Supervisor:
         context = self._context
         # An earlier attempt may have changed the copy in memory by a transaction that was not committed.
         async with context.catalog.use() as connection:
-            self.subscription = await load_subscription(connection, self.subscription.oid) or self.subscription
+            stored = await load_subscription(connection, self.subscription.oid)
+        if stored is not None and stored != self.subscription:
+            self._replace(stored)
         # Tables may have been replaced.
         await self.reload_tables()
         await self._check_hooks()
