@@ -1,30 +1,25 @@
-"""State machine of the stream: the messages that are legal in each state, and the action for each message.
+"""The action for each message of a stream. protocol/stream_state.py decides which messages are legal.
 
-    state  message                       next   what to do
-    idle   BEGIN, BEGIN PREPARE          txn    Open
-    txn    ORIGIN (first only)           txn    –
-    txn    RELATION                      txn    – (the relation map is replaced)
-    txn    TYPE, MESSAGE                 txn    –
-    txn    INSERT UPDATE DELETE          txn    Change
-    txn    TRUNCATE                      txn    Empty
-    txn    COMMIT, PREPARE               idle   Close
-    idle   COMMIT PREPARED, ROLLBACK P.  idle   Resolve
-    idle   STREAM START                  block  OpenBlock
-    block  ORIGIN (first only)           block  –
-    block  the messages with an xid      block  – (spooled without decoding: must_spool())
-    block  STREAM STOP                   idle   CloseBlock
-    idle   STREAM ABORT                  idle   Abort
-    idle   STREAM COMMIT, STREAM P.      idle   Replay
-    idle   MESSAGE                       idle   – (not transactional)
+    BEGIN, BEGIN PREPARE                  BeginTransaction
+    INSERT, UPDATE, DELETE                ApplyChange
+    TRUNCATE                              TruncateTables
+    RELATION                              none: the relation map is updated
+    COMMIT, PREPARE                       EndTransaction
+    COMMIT PREPARED, ROLLBACK PREPARED    FinishPrepared
+    STREAM START                          BeginStreamBlock
+    changes in a block                    spooled without decoding: must_spool()
+    STREAM STOP                           EndStreamBlock
+    STREAM ABORT                          AbortStreamed
+    STREAM COMMIT, STREAM PREPARE         ApplySpooled
+    ORIGIN, TYPE, MESSAGE                 none
 
-Any other message is a ProtocolError: the order of the stream is broken, and the worker restarts from its durable
-position. The dispatcher does no I/O and does not depend on a target: it returns actions as values.
+The dispatcher does no I/O and does not depend on a target: it returns actions as values.
 
 The spooled changes of a streamed transaction are read by a dispatcher of their own, which replaying() creates. It is
 within that transaction from the start, and has the relation map of that transaction alone. This is sufficient, because
 the publisher describes every table again in each streamed transaction.
 
-Source: apply_dispatch() in worker.c and the apply_handle_* functions; proto.c for the legal messages.
+Source: apply_dispatch() in worker.c and the apply_handle_* functions.
 """
 
 from __future__ import annotations
@@ -33,7 +28,6 @@ from dataclasses import dataclass
 
 from subscriber.apply.relation_map import RelationMap
 from subscriber.apply.transaction import RemoteTransaction
-from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.encodings import UTF8
 from subscriber.protocol.messages import (
@@ -43,7 +37,6 @@ from subscriber.protocol.messages import (
     CommitPrepared,
     Delete,
     Insert,
-    LogicalMessage,
     Message,
     Origin,
     Prepare,
@@ -55,9 +48,9 @@ from subscriber.protocol.messages import (
     StreamStart,
     StreamStop,
     Truncate,
-    Type,
     Update,
 )
+from subscriber.protocol.stream_state import StreamState, next_state, out_of_order, require_finish_lsn
 
 
 @dataclass(slots=True)
@@ -157,7 +150,7 @@ class Dispatcher:
         self._codec = codec
         self.transaction: RemoteTransaction | None = None
         self.block: int | None = None
-        self._begun = False  # the transaction has begun and has no messages yet
+        self._state = StreamState.IDLE
 
     @classmethod
     def replaying(
@@ -166,12 +159,13 @@ class Dispatcher:
         """Create a dispatcher for the spooled changes of a streamed transaction, for one use."""
         dispatcher = cls(known, codec)
         dispatcher.transaction = transaction
+        dispatcher._state = StreamState.TRANSACTION if transaction.gid is None else StreamState.PREPARING
         return dispatcher
 
     @property
     def idle(self) -> bool:
-        """Whether the stream stands between two transactions."""
-        return self.transaction is None and self.block is None
+        """True between two transactions."""
+        return self._state is StreamState.IDLE
 
     def must_spool(self, letter: int) -> bool:
         """Return True if a message that begins with `letter` belongs to an open block and must not be decoded now."""
@@ -183,51 +177,51 @@ class Dispatcher:
         Raises:
             ProtocolError: the message is not legal in this state.
         """
-        begun, self._begun = self._begun, False
         transaction = self.transaction
+        after = next_state(self._state, message, self.block if transaction is None else transaction.xid)
         if transaction is not None:
-            return self._inside(transaction, message, begun)
-        if self.block is not None:
-            if isinstance(message, StreamStop):
-                xid, self.block = self.block, None
-                return EndStreamBlock(xid)
-            if isinstance(message, Origin) and begun:
-                return None
-            raise _out_of_order(message, f"in a block of streamed transaction {self.block}")
-        return self._between(message)
+            action = self._inside(transaction, message)
+        elif self.block is not None:
+            action = self._in_block(self.block, message)
+        else:
+            action = self._between(message)
+        self._state = after
+        return action
 
-    def _inside(self, transaction: RemoteTransaction, message: Message, begun: bool) -> Action:
+    def _inside(self, transaction: RemoteTransaction, message: Message) -> Action:
         match message:
             case Insert() | Update() | Delete():
                 return ApplyChange(transaction, message)
-            case Commit() if transaction.gid is None:
-                return self._close(transaction, message.commit_lsn, message.end_lsn, "commit")
-            case Prepare() if transaction.gid is not None:
-                return self._close(transaction, message.prepare_lsn, message.end_lsn, "prepare")
+            case Commit() | Prepare():
+                require_finish_lsn(message, transaction.finish_lsn)
+                self.transaction = None
+                return EndTransaction(transaction, message.end_lsn)
             case Relation():
                 self.relations.update(message.recoded(self._codec))
             case Truncate():
                 return TruncateTables(transaction, message)
-            case Type() | LogicalMessage():
-                pass
-            case Origin() if begun:
-                pass
-            case _:
-                raise _out_of_order(message, f"in transaction {transaction.xid}")
         return None
+
+    def _in_block(self, xid: int, message: Message) -> Action:
+        match message:
+            case StreamStop():
+                self.block = None
+                return EndStreamBlock(xid)
+            case Origin():
+                return None
+        raise out_of_order(message, self._state, xid)  # the caller spools changes, see must_spool()
 
     def _between(self, message: Message) -> Action:
         match message:
             case Begin():
-                return self._open(RemoteTransaction(message.xid, message.final_lsn, message.commit_time))
+                return self._begin(RemoteTransaction(message.xid, message.final_lsn, message.commit_time))
             case BeginPrepare():
-                return self._open(
+                return self._begin(
                     RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
                 )
             case CommitPrepared() | RollbackPrepared():
                 return FinishPrepared(message)
             case StreamStart():
-                self._begun = message.first_segment
                 self.block = message.xid
                 return BeginStreamBlock(message.xid, message.first_segment)
             case StreamAbort():
@@ -238,21 +232,8 @@ class Dispatcher:
             case StreamPrepare():
                 prepared = RemoteTransaction(message.xid, message.prepare_lsn, message.prepare_time, message.gid)
                 return ApplySpooled(prepared, message.end_lsn)
-            case LogicalMessage() if not message.transactional:
-                return None
-        raise _out_of_order(message, "outside a transaction")
+        return None
 
-    def _open(self, transaction: RemoteTransaction) -> BeginTransaction:
-        self._begun = True
+    def _begin(self, transaction: RemoteTransaction) -> BeginTransaction:
         self.transaction = transaction
         return BeginTransaction(transaction)
-
-    def _close(self, transaction: RemoteTransaction, lsn: Lsn, end_lsn: Lsn, what: str) -> EndTransaction:
-        if lsn != transaction.finish_lsn:
-            raise ProtocolError(f"incorrect {what} LSN {lsn} in {what} message (expected {transaction.finish_lsn})")
-        self.transaction = None
-        return EndTransaction(transaction, end_lsn)
-
-
-def _out_of_order(message: Message, where: str) -> ProtocolError:
-    return ProtocolError(f"{message.message_type} message sent out of order", detail=f"It came {where}.")

@@ -26,12 +26,13 @@ from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.messages import Begin, Commit, LogicalMessage, Origin, Relation, Truncate, Type
+from subscriber.protocol.stream_state import StreamState, next_state, out_of_order, require_finish_lsn
 
 LIMIT = 1024 * 1024  # bytes of an open transaction that are buffered before take() returns them
 RESTART_EVERY = 1024 * 1024  # bytes between two RESTART blocks
 FULL = 256 * 1024  # bytes of whole transactions after which a new block starts
 
-_ROWS = (0x49, 0x55, 0x44)  # I, U, D
+_ROWS = {0x49: "INSERT", 0x55: "UPDATE", 0x44: "DELETE"}
 
 
 class BlockBuilder:
@@ -39,13 +40,13 @@ class BlockBuilder:
 
     Attributes:
         position: the end of the last added transaction, or the last noted position.
-        in_transaction: the last added message is inside a transaction.
+        state: the state of the stream after the last added message.
     """
 
     def __init__(self, position: Lsn) -> None:
         """Create a builder. `position` is the end of the log: add() rejects transactions that were committed before."""
         self.position = position
-        self.in_transaction = False
+        self.state = StreamState.IDLE
         self._decoder = Decoder()
         self._described: dict[int, list[bytes]] = {}  # relid → its TYPE messages and its RELATION
         self._types: list[bytes] = []  # TYPE messages since the last RELATION
@@ -53,12 +54,17 @@ class BlockBuilder:
         self._ready: list[Block] = []
         self._buffer = bytearray()
         self._whole = 0  # bytes of _buffer up to the end of the last whole transaction
-        self._begun: Begin | None = None
+        self._finish_lsn = Lsn(0)  # of the open transaction
         self._transactions = 0
         self._changes = self._whole_changes = 0
         self._noted = False
         self._since_restart = 0
         self._restart = True  # the next block becomes a RESTART block
+
+    @property
+    def in_transaction(self) -> bool:
+        """True if the last added message is inside a transaction."""
+        return self.state is not StreamState.IDLE
 
     @property
     def size(self) -> int:
@@ -79,7 +85,9 @@ class BlockBuilder:
         """
         letter = payload[0] if payload else 0
         if letter in _ROWS:
-            self._inside(letter)
+            if self.state is StreamState.IDLE:
+                raise out_of_order(_ROWS[letter], self.state)
+            self.state = StreamState.TRANSACTION
             relid = int.from_bytes(payload[1:5], "big")
             if relid not in self._present:
                 self._describe(relid)
@@ -130,10 +138,6 @@ class BlockBuilder:
         self._buffer += len(payload).to_bytes(4, "big")
         self._buffer += payload
 
-    def _inside(self, letter: int) -> None:
-        if not self.in_transaction:
-            raise ProtocolError(f"message {chr(letter)!r} sent out of order", detail="It came outside a transaction.")
-
     def _describe(self, relid: int) -> None:
         try:
             described = self._described[relid]
@@ -145,35 +149,35 @@ class BlockBuilder:
 
     def _add_rare(self, payload: bytes) -> None:
         message = self._decoder.decode(payload)
+        before, self.state = self.state, next_state(self.state, message)
         match message:
-            case Begin() if not self.in_transaction:
+            case Begin():
                 self._begin(message)
-            case Commit() if self._begun is not None:
+            case Commit():
                 self._put(payload)
-                self._commit(self._begun, message)
+                self._commit(message)
                 return
             case LogicalMessage(transactional=False):
                 return  # outside of transactions, and repeated after a reconnect
-            case Relation() if self.in_transaction:
+            case Relation():
                 self._described[message.relid] = [*self._types, payload]
                 self._types.clear()
                 self._present.discard(message.relid)  # written before the next change of the relation
                 return
-            case Type() if self.in_transaction:
+            case Type():
                 self._types.append(payload)
                 return
-            case Truncate() if self.in_transaction:
+            case Truncate():
                 for relid in message.relids:
                     if relid not in self._present:
                         self._describe(relid)
                 self._changes += 1
-            case LogicalMessage() if self.in_transaction:
+            case LogicalMessage():
                 self._changes += 1
-            case Origin() if self.in_transaction:
+            case Origin():
                 pass
-            case _:
-                where = "inside a transaction" if self.in_transaction else "outside a transaction"
-                raise ProtocolError(f"{message.message_type} message sent out of order", detail=f"It came {where}.")
+            case _:  # the publisher sends no streamed and no prepared transactions to a change log
+                raise out_of_order(message, before)
         self._put(payload)
 
     def _begin(self, message: Begin) -> None:
@@ -187,16 +191,10 @@ class BlockBuilder:
             self._ready.append(self._cut(len(self._buffer), BOUNDARY))
         if due:
             self._begin_restart()
-        self.in_transaction = True
-        self._begun = message
+        self._finish_lsn = message.final_lsn
 
-    def _commit(self, begun: Begin, message: Commit) -> None:
-        if message.commit_lsn != begun.final_lsn:
-            raise ProtocolError(
-                f"incorrect commit LSN {message.commit_lsn} in commit message (expected {begun.final_lsn})"
-            )
-        self.in_transaction = False
-        self._begun = None
+    def _commit(self, message: Commit) -> None:
+        require_finish_lsn(message, self._finish_lsn)
         self.position = message.end_lsn
         self._transactions += 1
         self._whole = len(self._buffer)

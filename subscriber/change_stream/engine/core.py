@@ -20,10 +20,11 @@ from subscriber.change_stream.engine.connection import ReconnectingStream, Sourc
 from subscriber.change_stream.engine.frame_reader import FrameReader, RelationCache
 from subscriber.change_stream.kind import Kind
 from subscriber.change_stream.options import ChangeStreamOptions
-from subscriber.errors import ProtocolError, SubscriberError
+from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
 from subscriber.protocol.decode import Decoder
+from subscriber.protocol.stream_state import StreamState, next_state, out_of_order, require_finish_lsn
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 T = TypeVar("T")
@@ -250,20 +251,11 @@ class StreamCore:
         Raises:
             ProtocolError: the message is another one, or ends another transaction.
         """
-        match message:
-            case pgoutput.Commit(finish_lsn, end_lsn) if state.kind is Kind.COMMIT:
-                pass
-            case pgoutput.Prepare(finish_lsn, end_lsn) if state.kind is Kind.PREPARE:
-                pass
-            case _:
-                raise ProtocolError(
-                    f"{message.message_type} message sent out of order",
-                    detail=f"It came in transaction {state.xid}.",
-                )
-        if finish_lsn != state.finish:
-            raise ProtocolError(
-                f"incorrect {message.message_type.lower()} LSN {finish_lsn} (expected {state.finish_lsn})"
-            )
-        state.end_lsn = end_lsn
-        self.acks.note(end_lsn)
+        order = StreamState.PREPARING if state.kind is Kind.PREPARE else StreamState.TRANSACTION
+        if not isinstance(message, pgoutput.Commit | pgoutput.Prepare):
+            raise out_of_order(message, order, state.xid)
+        next_state(order, message, state.xid)
+        require_finish_lsn(message, state.finish)
+        state.end_lsn = message.end_lsn
+        self.acks.note(message.end_lsn)
         self.frames.ended()

@@ -8,6 +8,7 @@ from subscriber.change_stream.changes import LETTER, Change
 from subscriber.change_stream.engine.core import StreamCore, TransactionCore
 from subscriber.errors import ProtocolError
 from subscriber.protocol import messages as pgoutput
+from subscriber.protocol.stream_state import StreamState, out_of_order
 
 _ENDS = b"CP"  # COMMIT, PREPARE
 
@@ -61,16 +62,13 @@ class InOrderReader:
                     return batch
                 case pgoutput.Relation():
                     await frames.tables.describe(message)
-                case pgoutput.Truncate() | pgoutput.LogicalMessage(_, True):
+                case pgoutput.Truncate() | pgoutput.LogicalMessage():
                     batch.append(frames.tables.change(message))
                     self._discard_repeated(batch)
                     if batch:
                         return batch
                 case _:
-                    raise ProtocolError(
-                        f"{message.message_type} message sent out of order",
-                        detail=f"It came in transaction {state.xid}.",
-                    )
+                    raise out_of_order(message, StreamState.TRANSACTION, state.xid)
 
     async def skip(self, state: TransactionCore) -> None:
         while not state.complete:

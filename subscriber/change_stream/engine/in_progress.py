@@ -11,9 +11,9 @@ from collections import deque
 from subscriber.change_stream.changes import LETTER, Change
 from subscriber.change_stream.engine.core import StreamCore, TransactionCore
 from subscriber.change_stream.kind import Kind
-from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
+from subscriber.protocol.stream_state import StreamState, next_state, out_of_order
 
 _ORIGIN = 0x4F  # O
 
@@ -38,6 +38,7 @@ class InProgressReader:
         if frame[LETTER] == _ORIGIN:
             origin = core.decoder.decode(frame, LETTER)
             assert isinstance(origin, pgoutput.Origin)
+            next_state(StreamState.FIRST_BLOCK if message.first_segment else StreamState.BLOCK, origin, message.xid)
             state.origin = origin.name
         else:
             core.frames.back()
@@ -72,7 +73,7 @@ class InProgressReader:
                 case pgoutput.Truncate() | pgoutput.LogicalMessage():
                     return [frames.tables.change(message)]
                 case _:
-                    raise ProtocolError(f"{message.message_type} message sent inside a stream block")
+                    raise out_of_order(message, StreamState.BLOCK, state.xid)
 
     async def skip(self, state: TransactionCore) -> None:
         while not state.complete:

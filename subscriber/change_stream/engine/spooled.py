@@ -30,6 +30,7 @@ from subscriber.change_stream.kind import Kind
 from subscriber.errors import ProtocolError
 from subscriber.lsn import Lsn
 from subscriber.protocol import messages as pgoutput
+from subscriber.protocol.stream_state import StreamState, next_state
 from subscriber.spool.record_format import Record
 from subscriber.spool.spool import Spool, SpooledTransaction
 
@@ -55,6 +56,7 @@ class SpooledReader:
     async def block(self, message: pgoutput.StreamStart) -> TransactionCore | None:
         """Store a block, up to its end or to a reconnect. Returns None: a block is not delivered."""
         spooled = await self._start(message.xid, first=message.first_segment)
+        order = StreamState.FIRST_BLOCK if message.first_segment else StreamState.BLOCK
         while True:
             frame = self._core.frames.next(between=False)
             if frame is None:
@@ -67,15 +69,15 @@ class SpooledReader:
                     self._described[message.xid][kept[1:5]] = kept
                 if spooled.append(xid, kept):
                     await spooled.write()
+                order = StreamState.BLOCK
                 continue
-            match self._core.decoder.decode(frame, LETTER):
-                case pgoutput.Origin(_, name):
-                    self._origins[message.xid] = name
-                case pgoutput.StreamStop():
-                    await spooled.write()
-                    return None
-                case found:
-                    raise ProtocolError(f"{found.message_type} message sent inside a stream block")
+            found = self._core.decoder.decode(frame, LETTER)
+            order = next_state(order, found, message.xid)
+            if isinstance(found, pgoutput.Origin):
+                self._origins[message.xid] = found.name
+            elif isinstance(found, pgoutput.StreamStop):
+                await spooled.write()
+                return None
 
     async def _start(self, xid: int, *, first: bool) -> SpooledTransaction:
         if not self._open:
@@ -130,7 +132,7 @@ class SpooledReader:
 
     async def hold(self, message: pgoutput.BeginPrepare) -> None:
         """Store a prepared transaction from its BEGIN PREPARE to its PREPARE, and hold it."""
-        spooled = await self._start(message.xid, first=True)
+        spooled, order = await self._start(message.xid, first=True), StreamState.BEGUN_PREPARE
         while True:
             frame = self._core.frames.next(between=False)
             if frame is None:
@@ -143,19 +145,16 @@ class SpooledReader:
                     self._described[message.xid][kept[1:5]] = kept
                 if spooled.append(message.xid, kept):
                     await spooled.write()
+                order = StreamState.PREPARING
                 continue
-            match self._core.decoder.decode(frame, LETTER):
-                case pgoutput.Origin(_, name):
-                    self._origins[message.xid] = name
-                case pgoutput.Prepare() as prepare:
-                    await self._hold(spooled, prepare.end_lsn)
-                    self._core.frames.ended()
-                    return
-                case found:
-                    raise ProtocolError(
-                        f"{found.message_type} message sent out of order",
-                        detail=f"It came in transaction {message.xid}.",
-                    )
+            found = self._core.decoder.decode(frame, LETTER)
+            order = next_state(order, found, message.xid)
+            if isinstance(found, pgoutput.Origin):
+                self._origins[message.xid] = found.name
+            elif isinstance(found, pgoutput.Prepare):
+                await self._hold(spooled, found.end_lsn)
+                self._core.frames.ended()
+                return
 
     def holds(self, xid: int) -> bool:
         """Return True if `xid` is prepared and held."""

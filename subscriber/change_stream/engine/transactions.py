@@ -20,8 +20,8 @@ from subscriber.change_stream.engine.in_progress import InProgressReader
 from subscriber.change_stream.engine.spooled import SpooledReader
 from subscriber.change_stream.kind import Kind
 from subscriber.change_stream.options import ChangeStreamOptions
-from subscriber.errors import ProtocolError
 from subscriber.protocol import messages as pgoutput
+from subscriber.protocol.stream_state import StreamState, next_state, out_of_order
 
 _ORIGIN, _COMMIT = b"OC"
 _PLAIN = Kind.COMMIT  # a global name is found faster than a member of an enum
@@ -164,13 +164,11 @@ class TransactionReader:
             case pgoutput.StreamPrepare():
                 return await self._streamed.prepare(message)
             case _:
-                raise ProtocolError(
-                    f"{message.message_type} message sent out of order", detail="It came outside a transaction."
-                )
+                raise out_of_order(message, StreamState.IDLE)
 
     async def _begin(self, state: TransactionCore) -> TransactionCore | None:
         """Read the origin of a transaction. Returns None if it has no changes, or a reconnect will repeat it."""
-        core = self.core
+        core, order = self.core, StreamState.BEGUN
         while True:
             frame = core.frames.next(between=False)
             if frame is None:
@@ -181,6 +179,7 @@ class TransactionReader:
             if letter == _ORIGIN:
                 origin = core.decoder.decode(frame, LETTER)
                 assert isinstance(origin, pgoutput.Origin)
+                order = next_state(order, origin, state.xid)
                 state.origin = origin.name
             elif letter == _COMMIT:
                 core.end(state, core.decoder.decode(frame, LETTER))

@@ -18,11 +18,11 @@ from subscriber.errors import ProtocolError
 from subscriber.protocol.decode import Decoder
 from subscriber.protocol.encode import encode
 from subscriber.protocol.messages import Begin, Commit, StreamAbort, StreamCommit, StreamStart, StreamStop
+from subscriber.protocol.stream_state import StreamState, next_state
 from subscriber.spool.spool import Spool, SpooledTransaction
 
 _CHANGES = b"IUDRYTM"
 _OF_STREAMS = b"SEAc"
-_ORIGIN = 0x4F  # O
 
 
 class StreamReassembler:
@@ -35,6 +35,7 @@ class StreamReassembler:
         self._spool = Spool(folder, limit=None)
         self._decoder = Decoder()
         self._block: SpooledTransaction | None = None  # the transaction of the open block; None: no block is open
+        self._state = StreamState.IDLE
 
     async def open(self) -> None:
         """Create the folder of the spool, and remove files of an earlier process. Raises SpoolError."""
@@ -48,8 +49,12 @@ class StreamReassembler:
         """Return True if a message needs no receive(). Empty messages do not, because BlockBuilder rejects them."""
         return not payload or (self._block is None and payload[0] not in _OF_STREAMS)
 
-    async def receive(self, payload: bytes) -> AsyncIterator[bytes]:
+    async def receive(self, payload: bytes, state: StreamState = StreamState.IDLE) -> AsyncIterator[bytes]:
         """Process a message for which passes() is False.
+
+        Args:
+            payload: the message.
+            state: the state after the messages for which passes() was True.
 
         Returns:
             The messages of a transaction that commits with this one. Empty for any other message.
@@ -62,24 +67,22 @@ class StreamReassembler:
         if self._block is not None and letter in _CHANGES:
             if self._block.append(int.from_bytes(payload[1:5], "big"), payload[:1] + payload[5:]):
                 await self._block.write()
-            return
-        # The Origin message of a stream block has no position, which is not known before the commit.
-        if self._block is not None and letter == _ORIGIN:
+            self._state = StreamState.BLOCK
             return
         message = self._decoder.decode(payload)
+        self._state = next_state(state if self._block is None else self._state, message)
         match message:
-            case StreamStart() if self._block is None:
+            case StreamStart():
                 self._block = self._spool.start(message.xid, first=message.first_segment)
             case StreamStop() if self._block is not None:
                 await self._block.end_block()
                 self._block = None
-            case StreamAbort() if self._block is None:
+            case StreamAbort():
                 await self._abort(message)
-            case StreamCommit() if self._block is None:
+            case StreamCommit():
                 async for plain in self._commit(message):
                     yield plain
-            case _:
-                raise ProtocolError(f"{message.message_type} message sent out of order")
+            # The Origin message of a block is not returned: its position is not known before the commit.
 
     async def _abort(self, message: StreamAbort) -> None:
         transaction = self._spool.transactions.get(message.xid)

@@ -280,7 +280,7 @@ class ArchiveLoop:
         if self._unstreaming.passes(payload):
             self._builder.add(payload)
             return
-        async for plain in self._unstreaming.receive(payload):
+        async for plain in self._unstreaming.receive(payload, self._builder.state):
             self._builder.add(plain)
             await self._make_room()
 
