@@ -113,9 +113,11 @@ async def test_a_worker_that_reads_new_settings_restarts_a_copy(pair: Pair, unaw
         waiting = await pair.target.value(WAITING)
         await pair.target.wait_for(READY, 1)
         await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (synchronous_commit = local)")
-        await pair.change("INSERT INTO t VALUES (1, 'a')")
+        await pair.source.execute("INSERT INTO t VALUES (1, 'a')")
+        await pair.target.wait_for("SELECT count(*) FROM t", 1)
         await pair.target.wait_for(f"SELECT count(*) FROM ({WAITING}) w WHERE pid <> {waiting}", 1)
     unaware.set()
     await pair.subscriber.wait_for_ready(pair.source)
     await pair.assert_same("SELECT id FROM u")
+    assert pair.subscriber.log.text().count("because of a parameter change") == 1
     assert not pair.subscriber.log.has("ERROR")

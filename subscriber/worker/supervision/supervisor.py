@@ -144,7 +144,8 @@ class Supervisor:
         Args:
             subscription: the subscription as it is now.
         """
-        if self._replace(subscription):
+        # The launcher may have loaded it before a starting apply worker loaded a newer one.
+        if subscription.generation >= self.subscription.generation and self._replace(subscription):
             self.restart()
         await self.reload_tables()
 
