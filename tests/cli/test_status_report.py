@@ -12,6 +12,7 @@ from subscriber.cli import formatting
 from subscriber.cli.status.collect import to_json, to_text
 from subscriber.cli.status.model import PublisherAnswer, StatusSnapshot, SubscriptionStatus, assess, state_in_words
 from subscriber.cli.status.problems import LockWait
+from subscriber.cli.status.slot_statistics import SlotStatistics
 from subscriber.cli.status.transactions import Prepared
 from subscriber.lsn import Lsn
 from subscriber.subscription import Subscription
@@ -213,6 +214,20 @@ def test_tables_that_are_not_ready_have_a_line() -> None:
     assert "    public.b: copying (1,000 rows, 512 B of about 2.0 KiB, 25 %, about 1 min 30 s left)" in text(status)
     tables = json.loads(to_json(look(), [status]))["subscriptions"][0]["not_ready"]
     assert [table["seconds_left"] for table in tables] == [90.0, None, None]
+
+
+def test_statistics_of_the_slot() -> None:
+    statistics = SlotStatistics(2, 3 * 1024**2, 14, "wal_not_flushed", 1, NOW - timedelta(seconds=12))
+    status = assess(SUBSCRIPTION, look(STREAMING), replace(PUBLISHER, statistics=statistics))
+    assert not status.is_wrong
+    assert text(status).splitlines()[5:7] == [
+        "  decoding      2 transactions spilled to disk (3.0 MiB), logical_decoding_work_mem exceeded 14 times",
+        "  slot sync     not synchronized: wal_not_flushed, skipped 1 time, last 12 s ago",
+    ]
+    publisher = json.loads(to_json(look(), [status]))["subscriptions"][0]["publisher"]
+    assert (publisher["spill_txns"], publisher["spill_bytes"], publisher["mem_exceeded_count"]) == (2, 3 * 1024**2, 14)
+    assert (publisher["slotsync_skip_reason"], publisher["slotsync_skip_count"]) == ("wal_not_flushed", 1)
+    assert publisher["slotsync_last_skip"] == "2030-01-02T03:03:53.000+00:00"
 
 
 def test_json_is_one_line_without_the_connection_string() -> None:

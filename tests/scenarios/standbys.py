@@ -10,7 +10,7 @@ from tests.plugins.fix_cluster import SETTINGS
 
 async def standby_of(primary: Server, servers: Servers, name: str, **settings: str) -> Server:
     """Start a hot standby of `primary`, which streams from it through a slot; `settings` are the standby's own."""
-    standby = await servers.create(name, {**SETTINGS, **primary.settings, **settings})
+    standby = await servers.create(name, {**SETTINGS, **primary.settings, **settings}, bin=primary.bin)
     shutil.rmtree(standby.data)
     options = ("--write-recovery-conf", "--create-slot", "--slot", name, "--checkpoint=fast")
     await standby.program("pg_basebackup", "--pgdata", str(standby.data), *options, "--dbname", primary.dsn())

@@ -22,7 +22,7 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscription_sequence import load_sequences
 from subscriber.catalog.store.subscriptions import load_subscriptions
 from subscriber.catalog.store.workers import load_workers
-from subscriber.cli.status import table_states
+from subscriber.cli.status import slot_statistics, table_states
 from subscriber.cli.status.model import (
     PublisherAnswer,
     StatusSnapshot,
@@ -226,10 +226,12 @@ async def ask_publisher(
                 rows = await session.rows(_PUBLISHER.format(slot="NULL" if slot is None else literal(slot)))
                 names = ", ".join(map(literal, subscription.publications))
                 tables = await session.rows(_PUBLISHED.format(names=names))
+                query = None if slot is None else slot_statistics.query(slot, session.server_version)
+                statistics = slot_statistics.parse([] if query is None else await session.rows(query))
             finally:
                 session.abort()
         published = frozenset((schema or "", name or "") for schema, name in tables)
-        return replace(_publisher_answer(rows, slot), published=published)
+        return replace(_publisher_answer(rows, slot), published=published, statistics=statistics)
     except SubscriberError as error:
         return PublisherAnswer(error=error.message)
     except TimeoutError:

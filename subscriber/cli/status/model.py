@@ -21,10 +21,11 @@ from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
 from subscriber.cli.status import problems as status_problems
 from subscriber.cli.status import sequences as status_sequences
-from subscriber.cli.status import table_states, unpublished
+from subscriber.cli.status import slot_statistics, table_states, unpublished
 from subscriber.cli.status import transactions as status_transactions
 from subscriber.cli.status.problems import LockWait, Problem
 from subscriber.cli.status.sequences import SequencesStatus
+from subscriber.cli.status.slot_statistics import SlotStatistics
 from subscriber.cli.status.table_states import TableStatus
 from subscriber.cli.status.transactions import OpenTransactions, Prepared
 from subscriber.cli.status.unpublished import Absent
@@ -53,7 +54,7 @@ LATE = 15.0  # seconds; the publisher sends a message at least every 10 s, and t
 class PublisherAnswer:
     """The publisher's answer about a subscription's slot.
 
-    If it could not be queried, all fields but `error` are None.
+    If it could not be queried, all fields but `error` are None or empty.
     """
 
     position: Lsn | None = None  # end of its WAL; on a standby the replay position
@@ -65,6 +66,7 @@ class PublisherAnswer:
     replay_lag: float | None = None  # seconds, as the publisher measures it; None if nothing is unconfirmed
     now: datetime | None = None  # its clock
     published: frozenset[tuple[str, str]] = frozenset()  # schema and name of the publications' tables
+    statistics: SlotStatistics = field(default_factory=SlotStatistics)
     error: str | None = None
 
 
@@ -332,6 +334,7 @@ def describe(status: SubscriptionStatus, now: datetime) -> list[tuple[str, str]]
     if status.lag_bytes is not None:
         seconds = "" if status.lag_seconds is None else f", {formatting.in_seconds(status.lag_seconds)}"
         lines.append(("lag", formatting.in_bytes(status.lag_bytes) + seconds))
+    lines += slot_statistics.describe(publisher.statistics, publisher.now)
     if status.rates is not None:
         rates = f"{status.rates.transactions:,.0f} transactions/s, {status.rates.changes:,.0f} changes/s"
         lines.append(("rates", f"{rates}, {formatting.in_bytes(status.rates.bytes)}/s"))
@@ -396,6 +399,7 @@ def as_json(status: SubscriptionStatus, now: datetime) -> dict[str, Any]:
             "slot_active": publisher.slot_active,
             "wal_status": publisher.wal_status,
             "retained_bytes": publisher.retained_bytes,
+            **slot_statistics.as_json(publisher.statistics),
             "error": publisher.error,
         },
         "lag_bytes": status.lag_bytes,

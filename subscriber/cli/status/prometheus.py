@@ -81,6 +81,26 @@ METRICS: Sequence[MetricSpec] = (
     MetricSpec("subscriber_publisher_lsn_bytes", "end of the publisher's WAL", lambda s, _: s.publisher.position),
     MetricSpec("subscriber_slot_retained_bytes", "WAL kept for the slot", lambda s, _: s.publisher.retained_bytes),
     MetricSpec(
+        "subscriber_slot_spilled_transactions_total",
+        "transactions that the publisher wrote to its disk while it decoded them, since 14",
+        lambda s, _: s.publisher.statistics.spilled_transactions,
+    ),
+    MetricSpec(
+        "subscriber_slot_spilled_bytes_total",
+        "bytes that the publisher wrote to its disk for them, since 14",
+        lambda s, _: s.publisher.statistics.spilled_bytes,
+    ),
+    MetricSpec(
+        "subscriber_slot_memory_exceeded_total",
+        "how often the publisher exceeded logical_decoding_work_mem, since 19",
+        lambda s, _: s.publisher.statistics.memory_exceeded,
+    ),
+    MetricSpec(
+        "subscriber_slot_sync_skips_total",
+        "how often a standby did not synchronize the slot, since 19; only if the publisher is a standby",
+        lambda s, _: s.publisher.statistics.sync_skips,
+    ),
+    MetricSpec(
         "subscriber_transactions_total",
         "transactions applied since the worker started",
         lambda s, _: s.transactions if _runs(s) else None,
