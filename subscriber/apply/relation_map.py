@@ -14,7 +14,7 @@ Source: relation.c; GetRelationIdentityOrPK(), check_relation_updatable() in wor
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from subscriber.display import sql_identifier, sql_literal, sql_name
@@ -158,6 +158,8 @@ class RelationMapping:
     plans: Plans = field(default_factory=Plans)  # statements made for it, by shape of change
     runs_foreign_code: bool = False
     unique_values_change: bool = False  # updates have been seen to change some of local.unique_columns
+    # Columns by index to which an UPDATE adds the publisher's difference, with the type in which it is computed.
+    delta_types: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def label(self) -> str:

@@ -42,6 +42,12 @@ DIFFERS = ConflictType.UPDATE_ORIGIN_DIFFERS
         ("multiple_unique_conflicts: apply_remote", {(T, MULTIPLE): "apply_remote"}),
         ("public.t: last_update_wins, skip", {(T, MISSING): "default", (U, MISSING): "skip"}),
         ("call f", {(T, MULTIPLE): "call f", (T, MISSING): "call f"}),
+        # add_delta decides about UPDATEs of rows that another origin wrote, whatever the entry for all types says.
+        (
+            "last_update_wins, public.t(a): add_delta",
+            {(T, DIFFERS): "add_delta", (U, DIFFERS): "last_update_wins", (T, EXISTS): "last_update_wins"},
+        ),
+        ("public.t(a): add_delta, public.t: keep_local", {(T, DIFFERS): "add_delta", (T, EXISTS): "keep_local"}),
     ],
 )
 def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str, str], ConflictType], str]) -> None:
@@ -69,6 +75,20 @@ def test_the_entry_that_says_most_decides(text: str, rules: dict[tuple[tuple[str
         ('"skip"', 'There is no policy "skip".'),
         ("call", "The name of a function is missing."),
         ("public.t; skip", "It cannot be read at character 9."),
+        ("add_delta", "The policy add_delta names its columns"),
+        ("public.t: add_delta", "The policy add_delta names its columns"),
+        ("public.t(a): skip", "The only policy for columns is add_delta."),
+        ("public.t(): add_delta", "The name of a column is missing."),
+        ("public.t(a,): add_delta", "The name of a column is missing."),
+        ("public.t(a: add_delta", "A closing parenthesis is missing."),
+        ("public.t(a) update_missing: add_delta", "A colon is missing."),
+        ("public.t(a, A): add_delta", "A column is named twice."),
+        ("public.t(a): add_delta, public.t(b): add_delta", "Two entries are about the same."),
+        (
+            "public.t(a): add_delta, public.t update_origin_differs: skip",
+            "Table public.t has add_delta and another policy for update_origin_differs.",
+        ),
+        ("(a): add_delta", "A policy is missing."),
     ],
 )
 def test_what_cannot_be_read_is_refused(text: str, detail: str) -> None:
@@ -79,7 +99,7 @@ def test_what_cannot_be_read_is_refused(text: str, detail: str) -> None:
     assert caught.value.sqlstate == "22023"
 
 
-@given(st.text(alphabet='ab.,:*" \t_', max_size=20) | st.text(max_size=20))
+@given(st.text(alphabet='ab.,:*()" \t_', max_size=20) | st.text(max_size=20))
 def test_nothing_but_a_statement_error_comes_out(text: str) -> None:
     try:
         policies = parse_policies(text)
@@ -100,6 +120,8 @@ def test_nothing_but_a_statement_error_comes_out(text: str) -> None:
         ("delete_missing: skip", (Delete,)),
         ("public.u: skip", ()),
         ("public.t: default, skip", ()),
+        ("public.t(a): add_delta", (Update,)),
+        ("public.u(a): add_delta", ()),
     ],
 )
 def test_who_need_not_look_does_not(text: str, looking: tuple[type, ...]) -> None:
@@ -113,10 +135,18 @@ def test_who_need_not_look_does_not(text: str, looking: tuple[type, ...]) -> Non
         ("keep_local", None),
         ("public.t: last_update_wins", "last_update_wins"),
         ("delete_origin_differs: skip", "delete_origin_differs"),
+        ("public.t(a): add_delta", None),
     ],
 )
 def test_what_needs_commit_timestamps(text: str, needing: str | None) -> None:
     assert parse_policies(text).needs_commit_times == needing
+
+
+def test_columns_with_add_delta() -> None:
+    policies = parse_policies('public.t(a, "B b"): add_delta, *: skip')
+    assert policies.delta_columns(T) == ("a", "B b")
+    assert policies.delta_columns(U) == ()
+    assert parse_policies("public.t(a): add_delta")
 
 
 def test_functions() -> None:

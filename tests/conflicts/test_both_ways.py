@@ -1,7 +1,7 @@
 """Servers that replicate to each other with origin = none while pgbench writes to all of them.
 
 If each node changes its own rows, no change may return, be applied twice, or conflict. If all nodes change the same
-rows, last_update_wins makes them equal on all nodes.
+rows, last_update_wins makes them equal on all nodes, and add_delta makes each balance the sum of all changes.
 """
 
 from __future__ import annotations
@@ -36,6 +36,15 @@ SHARED = """
 UPDATE accounts SET balance = :delta, writer = :node WHERE id = :account;
 INSERT INTO accounts (id, balance, writer) VALUES (100000 + :account, :delta, :node)
     ON CONFLICT (id) DO UPDATE SET balance = excluded.balance, writer = excluded.writer;
+"""
+# All nodes add to the same balances.
+ADDING = """
+\\set account random(1, 20)
+\\set delta random(-5000, 5000)
+BEGIN;
+UPDATE accounts SET balance = balance + :delta WHERE id = :account;
+INSERT INTO history (node, account, delta) VALUES (:node, :account, :delta);
+END;
 """
 TABLES = f"""
 CREATE TABLE accounts (id int PRIMARY KEY, balance int DEFAULT 0, writer int DEFAULT 0);
@@ -153,6 +162,25 @@ async def fight(servers: Sequence[Server], directory: Path, seconds: float) -> N
             assert await node.database.value("SELECT count(*) FROM subscriber.conflict_history") > 0
 
 
+async def add(servers: Sequence[Server], directory: Path, seconds: float) -> None:
+    """Add to the same balances on all nodes. No addition may be lost or applied twice on any node."""
+    async with nodes(servers, conflict_policy="'public.accounts(balance): add_delta'") as found:
+        for node in found:
+            await node.database.execute("ALTER TABLE accounts REPLICA IDENTITY FULL")
+        await work(found, ADDING, directory, seconds, 100)
+        for node in found:
+            wrong = await node.database.rows(
+                "SELECT id, balance, total FROM accounts"
+                " JOIN (SELECT account AS id, sum(delta) AS total FROM history GROUP BY account) h USING (id)"
+                " WHERE balance <> total"
+            )
+            assert wrong == []
+            assert await node.database.value("SELECT count(DISTINCT node) FROM history") == len(found)
+            assert re.findall("ERROR: .*", node.subscriber.log.text()) == []
+        added = "SELECT count(*) FROM subscriber.conflict_history WHERE policy = 'add_delta' AND resolution = 'added'"
+        assert sum([await node.database.value(added) for node in found]) > 0
+
+
 @pytest.fixture(scope="session")
 def two(publisher: Server, target: Server) -> list[Server]:
     return [publisher, target]
@@ -173,6 +201,10 @@ async def test_three_servers(three: list[Server], tmp_path: Path) -> None:
 
 async def test_two_servers_that_change_the_same_rows(tracking: Server, tracking_too: Server, tmp_path: Path) -> None:
     await fight([tracking, tracking_too], tmp_path, 2)
+
+
+async def test_two_servers_that_add_to_the_same_rows(tracking: Server, tracking_too: Server, tmp_path: Path) -> None:
+    await add([tracking, tracking_too], tmp_path, 2)
 
 
 @pytest.mark.soak

@@ -3,9 +3,15 @@
     last_update_wins
     public.t: keep_local, *: error
     public.t insert_exists: apply_remote, update_missing: apply_remote, public.u: call merge
+    public.account(balance): add_delta
 
 An entry names a table, a type of conflict, both, or neither (`*`, or only the policy). The most specific entry
 decides: table and type, then table, then type, then neither. The order of the entries has no meaning.
+
+The policy add_delta is for columns of a table, and decides about update_origin_differs in that table: an UPDATE adds
+the difference of the publisher's values to the target's value. No policy that may keep the row of the target can be
+combined with it. A row that has received a difference counts as a row of the publisher, so a later comparison of
+times would have another result on the other side.
 
 A policy without a type of conflict leaves two cases out:
 
@@ -55,6 +61,7 @@ class Policy(StrEnum):
     KEEP_LOCAL = "keep_local"  # the target stays as it is
     LAST_UPDATE_WINS = "last_update_wins"  # the row version that was committed later wins
     CALL = "call"  # a function of the embedding program decides
+    ADD_DELTA = "add_delta"  # of columns: the difference of the publisher's values is added to the target's value
 
 
 class PolicyOutcome(StrEnum):
@@ -75,16 +82,28 @@ class Rule:
 
 
 _DEFAULT = Rule(Policy.DEFAULT)
+_ADD_DELTA = Rule(Policy.ADD_DELTA)
 
 
 class Policies:
     """A subscription's conflict_policy. Falsy when it has none."""
 
-    def __init__(self, rules: Mapping[tuple[Table | None, ConflictType | None], Rule]) -> None:
+    def __init__(
+        self,
+        rules: Mapping[tuple[Table | None, ConflictType | None], Rule],
+        delta_columns: Mapping[Table, tuple[str, ...]],
+    ) -> None:
+        """`delta_columns` are the columns with the policy add_delta."""
         self._rules = dict(rules)
+        self._delta_columns = dict(delta_columns)
+        self._rules.update(((table, ConflictType.UPDATE_ORIGIN_DIFFERS), _ADD_DELTA) for table in delta_columns)
 
     def __bool__(self) -> bool:
         return bool(self._rules)
+
+    def delta_columns(self, table: Table) -> tuple[str, ...]:
+        """Return the names of the columns to which differences are added; empty for most tables."""
+        return self._delta_columns.get(table, ())
 
     def rule(self, table: Table, what: ConflictType, *, several_rows: bool = False) -> Rule:
         """Return the rule for a conflict of this type in this table, with one or with several rows of the target."""
@@ -116,7 +135,7 @@ class Policies:
         for (_, what), rule in self._rules.items():
             if rule.policy is Policy.LAST_UPDATE_WINS:
                 return rule.policy
-            if what in _DIFFERS:
+            if what in _DIFFERS and rule.policy is not Policy.ADD_DELTA:
                 return what
         return None
 
@@ -180,21 +199,37 @@ def _sorting(row: Mapping[str, str | None], names: list[str]) -> list[tuple[bool
 
 # --- reading ----------------------------------------------------------------------------------------
 
-_TOKEN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*)|([.,:*]))')
-_NAMES = ", ".join(f'"{policy}"' for policy in Policy if policy is not Policy.CALL)
+_TOKEN = re.compile(r'\s*(?:"((?:[^"]|"")+)"|([^\W\d][\w$]*)|([.,:*()]))')
+_NAMES = ", ".join(f'"{policy}"' for policy in Policy if policy not in (Policy.CALL, Policy.ADD_DELTA))
 _TYPES = tuple(ConflictType)
-_SYMBOLS = tuple((symbol, False) for symbol in ".,:*")
+_SYMBOLS = tuple((symbol, False) for symbol in ".,:*()")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    table: Table | None
+    type: ConflictType | None
+    columns: tuple[str, ...]  # of add_delta; else empty
+    rule: Rule
 
 
 def parse_policies(text: str) -> Policies:
     """Read the option's value; empty means none. Raises StatementError (22023)."""
     reader = _Reader(text)
     rules: dict[tuple[Table | None, ConflictType | None], Rule] = {}
-    for key, rule in reader.entries():
-        if key in rules:
+    delta_columns: dict[Table, tuple[str, ...]] = {}
+    for entry in reader.entries():
+        key = entry.table, entry.type
+        if (entry.table in delta_columns) if entry.columns else (key in rules):
             raise reader.wrong("Two entries are about the same.")
-        rules[key] = rule
-    return Policies(rules)
+        if entry.columns and entry.table is not None:
+            delta_columns[entry.table] = entry.columns
+        else:
+            rules[key] = entry.rule
+    for table in delta_columns:
+        if (table, ConflictType.UPDATE_ORIGIN_DIFFERS) in rules:
+            raise reader.wrong(f"Table {'.'.join(table)} has add_delta and another policy for update_origin_differs.")
+    return Policies(rules, delta_columns)
 
 
 class _Reader:
@@ -220,7 +255,7 @@ class _Reader:
             f'invalid value for parameter "conflict_policy": "{self._text}"',
             detail=detail,
             hint=f'Write [schema.table] [conflict_type]: policy, separated by commas; policies are {_NAMES} and "call"'
-            " with the name of a function.",
+            " with the name of a function. For numeric columns, write schema.table(column, ...): add_delta.",
             sqlstate=INVALID_PARAMETER_VALUE,
         )
 
@@ -237,13 +272,13 @@ class _Reader:
         self._at += 1
         return (name if quoted or as_written else name.lower()), quoted
 
-    def entries(self) -> Iterator[tuple[tuple[Table | None, ConflictType | None], Rule]]:
+    def entries(self) -> Iterator[_Entry]:
         while self._at < len(self._tokens):
             yield self._entry()
             if self._at < len(self._tokens) and not (self._accept(",") and self._at < len(self._tokens)):
                 raise self.wrong("A comma or an entry is missing.")
 
-    def _entry(self) -> tuple[tuple[Table | None, ConflictType | None], Rule]:
+    def _entry(self) -> _Entry:
         start = self._at
         table: Table | None = None
         what: ConflictType | None = None
@@ -251,16 +286,33 @@ class _Reader:
             first, quoted = self._name("A policy")
             if self._accept("."):
                 table = first, self._name("The name of a table")[0]
+                if self._accept("("):
+                    return self._delta(table)
             elif self._accept(":"):
-                return (None, self._type(first, quoted)), self._rule()
+                return _Entry(None, self._type(first, quoted), (), self._rule())
             else:
                 self._at = start
-                return (None, None), self._rule()
+                return _Entry(None, None, (), self._rule())
         if not self._accept(":"):
             what = self._type(*self._name("A colon"))
             if not self._accept(":"):
                 raise self.wrong("A colon is missing.")
-        return (table, what), self._rule()
+        return _Entry(table, what, (), self._rule())
+
+    def _delta(self, table: Table) -> _Entry:
+        """Read the rest of an entry about columns."""
+        columns = [self._name("The name of a column")[0]]
+        while self._accept(","):
+            columns.append(self._name("The name of a column")[0])
+        if not self._accept(")"):
+            raise self.wrong("A closing parenthesis is missing.")
+        if len(set(columns)) < len(columns):
+            raise self.wrong("A column is named twice.")
+        if not self._accept(":"):
+            raise self.wrong("A colon is missing.")
+        if self._name("A policy") != (Policy.ADD_DELTA.value, False):
+            raise self.wrong("The only policy for columns is add_delta.")
+        return _Entry(table, None, tuple(columns), _ADD_DELTA)
 
     def _type(self, name: str, quoted: bool) -> ConflictType:
         if quoted or name not in _TYPES:
@@ -275,6 +327,8 @@ class _Reader:
         if quoted or name not in list(Policy):
             raise self.wrong(f'There is no policy "{name}".')
         policy = Policy(name)
+        if policy is Policy.ADD_DELTA:
+            raise self.wrong("The policy add_delta names its columns: schema.table(column, ...): add_delta.")
         if policy is not Policy.CALL:
             return Rule(policy)
         return Rule(policy, self._name("The name of a function", as_written=True)[0])

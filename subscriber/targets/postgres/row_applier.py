@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from subscriber.apply.batch.batch import Batch
 from subscriber.apply.batch.table_batch import ChangeKind
+from subscriber.apply.conflicts.delta import delta_types, old_row_missing
 from subscriber.apply.conflicts.policy import Policies
 from subscriber.apply.relation_map import LocalRelation, RelationMapping, map_relation
 from subscriber.apply.transaction import RemoteTransaction
@@ -55,7 +56,7 @@ class RowApplier:
         self.roles = RoleSwitcher(self.pipeline)
         self.known_tables = KnownTables()
         self.conflicts = ConflictDetector(self.pipeline, self.asking, on_conflict, origin)
-        self.policies = Policies({})
+        self.policies = Policies({}, {})
         self.history: History | None = None  # None: no conflict is recorded
         self.resolution: ConflictResolution | None = None  # None: no change reads the target before it is applied
         self.progress: ProgressRecord
@@ -95,12 +96,17 @@ class RowApplier:
         known = self.known_tables.find(remote.schema, remote.name, self.roles.terms)
         if known is not None:
             with suppress(MappingError):  # it may have been altered since
-                return map_relation(remote, self._with_policy(known), self.pipeline.codec)
+                return self._mapped(remote, known)
         self.roles.reset_role(StatementContext("RELATION"))
         local = await introspection.introspect(self.pipeline, remote.schema, remote.name, self.roles.terms)
         self.mapped_in_transaction |= {local.oid}
         self.known_tables.add(local, self.roles.terms)
-        return map_relation(remote, self._with_policy(local), self.pipeline.codec)
+        return self._mapped(remote, local)
+
+    def _mapped(self, remote: Relation, local: LocalRelation) -> RelationMapping:
+        mapping = map_relation(remote, self._with_policy(local), self.pipeline.codec)
+        mapping.delta_types = delta_types(mapping, self.policies.delta_columns((local.schema, local.name)))
+        return mapping
 
     def _with_policy(self, local: LocalRelation) -> LocalRelation:
         """Exclude a table from batches if a policy concerns it: each of its changes reads the target first."""
@@ -151,6 +157,8 @@ class RowApplier:
         require_columns(mapping, new[0])
         if change.old is not None:
             require_columns(mapping, old[0])
+        if mapping.delta_types and change.old_part is not OldPart.ROW:
+            raise old_row_missing(mapping)
         identity_changed = False
         for index, column in enumerate(mapping.attributes):
             if not column.identity_always or new[0][index] == UNCHANGED:

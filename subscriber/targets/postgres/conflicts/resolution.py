@@ -162,7 +162,8 @@ class ConflictResolution:
                 mapping, await self._as_text(change, note), row.writer, row.values, _leaf(mapping, row.label)
             )
             decision = await self._decide(found, note)
-            self._record_decision(found, decision, _APPLIED[decision.outcome], note)
+            added = decision.rule.policy is Policy.ADD_DELTA
+            self._record_decision(found, decision, "added" if added else _APPLIED[decision.outcome], note)
             if decision.outcome is PolicyOutcome.KEEP:
                 return None
             if decision.row is not None:
@@ -318,7 +319,7 @@ class ConflictResolution:
             if not unknown:
                 return {name: _text(value) for name, value in answer.items()}
             what = f"gave values for columns that are not replicated: {', '.join(unknown)}."
-        elif answer in list(Policy) and answer != Policy.CALL:
+        elif answer in list(Policy) and answer not in (Policy.CALL, Policy.ADD_DELTA):
             return Policy(answer)
         else:
             what = "answered with neither a policy nor a row."

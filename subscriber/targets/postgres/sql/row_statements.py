@@ -90,6 +90,22 @@ class Builder:
         self.parameters.append((row, index))
         return f"${len(self.parameters)}"
 
+    def assigned(self, index: int, stored: str) -> str:
+        """The value that an UPDATE gives to a column. `stored` is the expression for the target's value.
+
+        A difference is added to the target's value (apply/conflicts/delta.py). If one of the values is NULL there is
+        no difference, and the column gets the publisher's value.
+        """
+        new = self.parameter(NEW, index)
+        computed_in = self.mapping.delta_types.get(index)
+        if computed_in is None:
+            return new
+        info = self.mapping.attributes[index].batch_info
+        assert info is not None
+        # The first cast gives the parameter the column's type, in which a binary value is sent.
+        new, old = (f"{value}::{info.element}::{computed_in}" for value in (new, self.parameter(OLD, index)))
+        return f"coalesce({stored}::{computed_in} + ({new} - {old}), {new})"
+
     def plan(self, sql: str, expect: bytes) -> Plan:
         return Plan(sql, tuple(self.parameters), expect + b"\0")
 
@@ -170,23 +186,28 @@ def _update(mapping: RelationMapping, row: int, new_status: bytes, identity_chan
     build = Builder(mapping)
     sent = [i for i in range(len(mapping.attributes)) if new_status[i] != UNCHANGED]
     if identity_changed:
-        return replace(build, sent, where_searched(build, row))
+        return replace(build, sent, where_searched(build, row), add=row == OLD)
     sent = [i for i in sent if not mapping.attributes[i].identity_always]
     if not sent:  # nothing that UPDATE may set: only see whether the row is there
         return lock(mapping, row)
-    sets = ", ".join(f"{identifier(mapping.attributes[i].name)} = {build.parameter(NEW, i)}" for i in sent)
+    names = {i: identifier(mapping.attributes[i].name) for i in sent}
+    sets = ", ".join(f"{name} = {build.assigned(i, name)}" for i, name in names.items())
     where = where_searched(build, row)
     return build.plan(f"UPDATE {build.only} SET {sets} WHERE {where}", b"UPDATE 1")
 
 
-def replace(build: Builder, sent: list[int], where: str) -> Plan:
-    """DELETE and INSERT in one statement, for what UPDATE is not allowed to do."""
+def replace(build: Builder, sent: list[int], where: str, *, add: bool = False) -> Plan:
+    """DELETE and INSERT in one statement, for what UPDATE is not allowed to do.
+
+    `add`: an old row exists, and differences are added as in UPDATE.
+    """
     mapping = build.mapping
     given = {mapping.attributes[i].name: i for i in sent}
     columns = [column.name for column in mapping.local.columns if not column.generated]
-    values = ", ".join(
-        build.parameter(NEW, given[name]) if name in given else f"gone.{identifier(name)}" for name in columns
-    )
+    kept = {name: f"gone.{identifier(name)}" for name in columns}
+    for name, i in given.items():
+        kept[name] = build.assigned(i, kept[name]) if add else build.parameter(NEW, i)
+    values = ", ".join(kept.values())
     names = ", ".join(identifier(name) for name in columns)
     return build.plan(
         f"WITH gone AS (DELETE FROM {build.only} WHERE {where} RETURNING *) "
