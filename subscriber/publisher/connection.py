@@ -70,7 +70,7 @@ class SlotInfo:
     conflicting: bool
     invalidation_reason: str | None  # rows_removed, wal_removed, wal_level_insufficient, idle_timeout
     failover: bool
-    synced: bool  # a standby's copy of the primary's slot
+    synced: bool  # copied from a primary; still set after the standby's promotion
 
     @property
     def is_lost(self) -> bool:
@@ -141,6 +141,11 @@ class Publisher:
         """As server_version_num: 180006."""
         return self.session.server_version
 
+    @property
+    def in_recovery(self) -> bool:
+        """Whether the server is a standby, as far as it reports that: since PostgreSQL 14."""
+        return self.session.parameters.get("in_hot_standby") == "on"
+
     async def rename(self, application_name: str) -> None:
         """What the session is called from now on, unless the connection string has a name."""
         if not self._is_named:
@@ -163,10 +168,9 @@ class Publisher:
             "IDENTIFY_SYSTEM",
             "could not receive database system identifier and timeline ID from the primary server",
         )
-        standby = self.session.parameters.get("in_hot_standby") == "on"
         with parsing("its identity"):
             systemid, timeline, position, dbname = (value or "" for value in rows[0])
-            return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, standby)
+            return SystemIdentity(count(systemid), count(timeline), Lsn.parse(position), dbname, self.in_recovery)
 
     async def timeline_ends(self, timeline: int) -> dict[int, Lsn]:
         """Return the positions at which the ancestors of `timeline` ended, by timeline number."""

@@ -11,9 +11,10 @@ a retry makes sense:
 
     SlotLost            the slot is missing or invalidated: permanent
     PublisherReplaced   another cluster, or one that lacks WAL we have received: permanent until repaired
-    PublisherError      the slot belongs to another database, or is a synchronized copy on a standby
+    PublisherError      the slot belongs to another database
     ServerError         any other error of the server, with its SQLSTATE; 55006 (slot in use) is one
-    ConnectionLost      the connection broke; EndOfStream if the server ended the stream itself
+    ConnectionLost      the connection broke, or the server is a standby with a synchronized copy of the slot;
+                        EndOfStream if the server ended the stream itself
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from contextlib import suppress
 import anyio
 
 from subscriber.connection.session import Session
-from subscriber.display import sql_identifier
+from subscriber.display import sql_identifier, sql_literal
 from subscriber.errors import (
     ConnectionLost,
     EndOfStream,
@@ -48,6 +49,10 @@ from subscriber.timestamps import from_unix
 _COPY_AGAIN = (
     "Drop the subscription and create it again with a fresh copy of its tables; "
     "what was committed on the publisher since the last confirmed position may be missing on the target."
+)
+_STANDBY = (
+    "Replication resumes when this standby is promoted. A connection string with all servers and "
+    "target_session_attrs=read-write finds the primary."
 )
 _NO_PUBLICATION = (
     "The publisher looks for the publication as of each change: one that is created again is not found before the "
@@ -73,6 +78,7 @@ class ReplicationStream:
         *,
         on_notice: Callable[[dict[str, str]], None] | None = None,
         without_own: bool = False,
+        failover: bool = False,
     ) -> ReplicationStream:
         """Start streaming from `slot` at `start`. The stream owns the publisher's session from then on.
 
@@ -86,6 +92,7 @@ class ReplicationStream:
             on_notice: called with the fields of each NOTICE or WARNING that arrives between changes.
             without_own: remove changes of schema `subscriber` (own_schema.py). Apply workers do without it: they
                 ignore such changes (applier.py).
+            failover: the slot is a failover slot. Hints mention its synchronization.
 
         Raises:
             SubscriberError: one of the errors at the top of this file.
@@ -97,9 +104,9 @@ class ReplicationStream:
             await session.start_copy_both(command)
         except ServerError as error:
             if error.sqlstate != OBJECT_NOT_IN_PREREQUISITE_STATE or session.error is not None:
-                raise start_error(error, None) from error
+                raise start_error(error, slot, None, failover=failover) from error
             info = await publisher.slot(slot)  # identifies the cause without parsing a translated message
-            raise start_error(error, info) from error
+            raise start_error(error, slot, info, in_recovery=publisher.in_recovery, failover=failover) from error
         return cls(session, slot, OwnSchemaFilter() if without_own else None)
 
     async def receive(self) -> list[bytes]:
@@ -159,21 +166,26 @@ class ReplicationStream:
         return agreed
 
 
-def start_error(error: ServerError, info: SlotInfo | None) -> SubscriberError:
-    """Convert an error of START_REPLICATION. `info` is the slot's row, if it was queried."""
+def start_error(
+    error: ServerError, slot: str, info: SlotInfo | None, *, in_recovery: bool = False, failover: bool = False
+) -> SubscriberError:
+    """Convert an error of START_REPLICATION.
+
+    Args:
+        error: the error.
+        slot: the name of the slot.
+        info: the slot's row. None: it was not queried.
+        in_recovery: the publisher is a standby.
+        failover: the slot is a failover slot.
+    """
     text = prefixed(error, "could not start WAL streaming")
     if error.sqlstate == UNDEFINED_OBJECT:
-        return _lost(text)
+        return _lost(text, _not_synchronized(slot) if failover else _COPY_AGAIN)
     if error.sqlstate == OBJECT_NOT_IN_PREREQUISITE_STATE and info is not None:
+        if info.synced and in_recovery:
+            return ConnectionLost(text.message, detail=error.detail, hint=_STANDBY, sqlstate=error.sqlstate)
         if info.is_lost:
-            return _lost(text)
-        if info.synced:
-            return PublisherError(
-                text.message,
-                detail=error.detail,
-                hint="Connect to the primary, or promote this standby first.",
-                sqlstate=error.sqlstate,
-            )
+            return _lost(text, _not_synchronized(slot, lost=True) if failover else _COPY_AGAIN)
         if not info.in_this_database:
             return PublisherError(
                 text.message,
@@ -190,14 +202,27 @@ def stream_error(error: ServerError) -> SubscriberError:
     """What an error in the middle of the stream means."""
     text = prefixed(error, "could not receive data from WAL stream")
     if error.sqlstate == UNDEFINED_FILE:  # the WAL that the slot needs is not there any more
-        return _lost(text)
+        return _lost(text, _COPY_AGAIN)
     if error.sqlstate == UNDEFINED_OBJECT:  # a publication, before 18
         text.hint = _NO_PUBLICATION
     return text
 
 
-def _lost(error: ServerError) -> SlotLost:
-    return SlotLost(error.message, detail=error.detail, hint=_COPY_AGAIN, sqlstate=error.sqlstate)
+def _lost(error: ServerError, hint: str) -> SlotLost:
+    return SlotLost(error.message, detail=error.detail, hint=hint, sqlstate=error.sqlstate)
+
+
+def _not_synchronized(slot: str, *, lost: bool = False) -> str:
+    """Return the hint for a failover slot that does not exist, or has been invalidated (`lost`)."""
+    name = sql_literal(slot)
+    drop = f"SELECT pg_drop_replication_slot({name}); " if lost else ""
+    return (
+        "A standby that is promoted before the slot has been synchronized to it has no usable slot. Drop the "
+        "subscription and create it again with a fresh copy of its tables. Or continue without the changes since the "
+        f"last confirmed position: on the publisher {drop}SELECT pg_create_logical_replication_slot({name}, "
+        f"'pgoutput', failover => true); then ALTER SUBSCRIPTION … SET (slot_name = {name}), and subscriber verify "
+        "lists the rows that differ."
+    )
 
 
 async def check_publications(publisher: Publisher, publications: Sequence[str]) -> None:
@@ -207,6 +232,16 @@ async def check_publications(publisher: Publisher, publications: Sequence[str]) 
             f'publication "{missing[0]}" does not exist on the publisher',
             hint=f"Create it there: CREATE PUBLICATION {sql_identifier(missing[0])} FOR ALL TABLES",
             sqlstate=UNDEFINED_OBJECT,
+        )
+
+
+def check_primary(identity: SystemIdentity, *, failover: bool) -> None:
+    """Refuse a standby, on which a failover slot cannot be read. Raises ConnectionLost, because it may be promoted."""
+    if failover and identity.in_recovery:
+        raise ConnectionLost(
+            "the publisher is a standby that is not promoted",
+            detail="A failover slot can be read from on the primary only.",
+            hint=_STANDBY,
         )
 
 

@@ -222,16 +222,31 @@ def answer(sqlstate: str, message: str) -> ServerError:
         (answer("55000", "whatever"), replace(INFO, invalidation_reason="idle_timeout"), SlotLost),
         (answer("55000", "whatever"), replace(INFO, conflicting=True), SlotLost),
         (answer("55000", "whatever"), replace(INFO, in_this_database=False), PublisherError),
-        (answer("55000", "whatever"), replace(INFO, synced=True), PublisherError),
+        (answer("55000", "whatever"), replace(INFO, synced=True), ServerError),
         (answer("55000", "whatever"), INFO, ServerError),
         (answer("55006", "in use"), None, ServerError),
     ],
 )
 def test_errors_of_starting_are_told_apart(error: ServerError, info: SlotInfo | None, kind: type) -> None:
-    found = start_error(error, info)
+    found = start_error(error, "s", info)
     assert type(found) is kind
     assert found.message == f"could not start WAL streaming: FEHLER:  {error.message}"
     assert found.sqlstate == error.sqlstate
+
+
+def test_a_copy_of_the_slot_on_a_standby_is_waited_for_even_if_it_is_invalidated() -> None:
+    for info in (replace(INFO, synced=True), replace(INFO, synced=True, invalidation_reason="rows_removed")):
+        found = start_error(answer("55000", "whatever"), "s", info, in_recovery=True)
+        assert type(found) is ConnectionLost
+        assert "target_session_attrs=read-write" in (found.hint or "")
+
+
+def test_the_hint_of_a_lost_failover_slot_has_the_statements_that_make_another() -> None:
+    missing = start_error(answer("42704", "no slot"), "a'b", None, failover=True)
+    lost = start_error(answer("55000", "x"), "a'b", replace(INFO, wal_status="lost"), failover=True)
+    create = "SELECT pg_create_logical_replication_slot('a''b', 'pgoutput', failover => true)"
+    assert f"on the publisher {create}; then ALTER SUBSCRIPTION … SET (slot_name = 'a''b')" in (missing.hint or "")
+    assert f"on the publisher SELECT pg_drop_replication_slot('a''b'); {create};" in (lost.hint or "")
 
 
 def test_removed_wal_is_a_lost_slot() -> None:

@@ -8,12 +8,20 @@ from subscriber.demo.servers import Server, Servers
 from tests.plugins.fix_cluster import SETTINGS
 
 
-async def standby_of(primary: Server, servers: Servers, name: str, **settings: str) -> Server:
-    """Start a hot standby of `primary`, which streams from it through a slot; `settings` are the standby's own."""
+async def standby_of(
+    primary: Server, servers: Servers, name: str, *, programs: Server | None = None, **settings: str
+) -> Server:
+    """Start a hot standby of `primary`, which streams from it through a slot.
+
+    Args:
+        programs: a server of a version that has pg_basebackup and is not older. None: the primary.
+        settings: the standby's own.
+    """
     standby = await servers.create(name, {**SETTINGS, **primary.settings, **settings}, bin=primary.bin)
     shutil.rmtree(standby.data)
-    options = ("--write-recovery-conf", "--create-slot", "--slot", name, "--checkpoint=fast")
-    await standby.program("pg_basebackup", "--pgdata", str(standby.data), *options, "--dbname", primary.dsn())
+    options = ("--write-recovery-conf", "--create-slot", "--slot", name, "--checkpoint=fast", "--no-sync")
+    backup = ("--pgdata", str(standby.data), *options, "--dbname", primary.dsn())
+    await (programs or primary).program("pg_basebackup", *backup)
     await standby.start()
     return standby
 

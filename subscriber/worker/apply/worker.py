@@ -25,7 +25,7 @@ from subscriber.publisher.answers import parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
-from subscriber.publisher.replication_stream import ReplicationStream, check_publisher, check_timeline
+from subscriber.publisher.replication_stream import ReplicationStream, check_primary, check_publisher, check_timeline
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
@@ -185,7 +185,9 @@ class ApplyWorker(ApplyHooks):
         options = stream_options(subscription, binary=self._in_binary(publisher), two_phase=two_phase is not None)
         streaming = StreamingSetup(subscription, self._context, self, self._tables, two_phase, self._skip_lsn)
         await streaming.prepare(target, options, publisher.server_version, self._conflict)
-        stream = await ReplicationStream.start(publisher, slot, start, options, on_notice=log_notice)
+        stream = await ReplicationStream.start(
+            publisher, slot, start, options, on_notice=log_notice, failover=subscription.failover
+        )
         self._sync = target.sync
         waits = LockWaitMonitor(
             target,
@@ -305,6 +307,7 @@ class ApplyWorker(ApplyHooks):
         """Claim the progress record, after checking that it belongs to this publisher and its timeline."""
         subid = self.subscription.oid
         identity = await publisher.identify_system()
+        check_primary(identity, failover=self.subscription.failover)
         self._report.recovery.resumed(identity.position)
         claimed = await claim(self._catalog, self.subscription, 0)
         if claimed is None:

@@ -1,0 +1,184 @@
+"""Failover slots: the publisher's primary is killed or switched over under load, and the subscription follows."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import anyio
+import asyncpg
+import pytest
+
+from subscriber.demo.servers import Server, Servers
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf
+from tests.scenarios.conftest import Pair
+from tests.scenarios.standbys import promote, standby_of
+
+STANDBY = {"hot_standby_feedback": "on", "sync_replication_slots": "on"}
+ROWS = "SELECT id, n FROM t ORDER BY id"
+SYNCED = """
+SELECT EXISTS (SELECT FROM pg_replication_slots
+                WHERE slot_name = 's' AND synced AND NOT temporary AND invalidation_reason IS NULL)
+"""
+
+
+@dataclass
+class Load:
+    """A client that writes rows to the primary among the servers, and remembers its acknowledged transactions."""
+
+    servers: tuple[Server, ...]
+    numbers: itertools.count[int] = field(default_factory=lambda: itertools.count(1))
+    acknowledged: list[int] = field(default_factory=list)
+
+    async def run(self) -> None:
+        """Write until canceled, and connect again after an error."""
+        for server in itertools.cycle(self.servers):
+            with suppress(
+                OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError
+            ):
+                connection = await asyncpg.connect(server.dsn(), timeout=5)
+                try:
+                    for number in self.numbers:
+                        await connection.execute(f"INSERT INTO t VALUES ({number}, 0); UPDATE t SET n = n + 1")
+                        self.acknowledged.append(number)
+                finally:
+                    connection.terminate()
+            await anyio.sleep(0.05)
+
+    async def wait_for(self, more: int) -> None:
+        """Wait until `more` transactions were acknowledged."""
+        wanted = len(self.acknowledged) + more
+        with anyio.fail_after(20):
+            while len(self.acknowledged) < wanted:
+                await anyio.sleep(0.01)
+
+
+@asynccontextmanager
+async def writing(*servers: Server) -> AsyncIterator[Load]:
+    """Run a Load in the block."""
+    load = Load(servers)
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(load.run)
+        yield load
+        tasks.cancel_scope.cancel()
+
+
+@dataclass
+class Cluster:
+    """A primary that the subscription of `pair` follows, and its hot standby."""
+
+    pair: Pair
+    first: Server
+    second: Server
+
+    async def synchronized(self) -> None:
+        """Wait until the standby has a permanent copy of the slot."""
+        with anyio.fail_after(20):
+            while not await Database(self.second, "postgres").value(SYNCED):
+                # The copy becomes permanent when the slot has passed such a record. Otherwise one comes every 15 s.
+                await Database(self.first, "postgres").execute("SELECT pg_log_standby_snapshot()")
+                await anyio.sleep(0.05)
+
+    async def promote(self) -> None:
+        """Make the standby the primary, and the source of the pair."""
+        await promote(self.second)
+        self.pair.source = Database(self.second, "postgres")
+
+    async def assert_same(self) -> None:
+        await self.pair.caught_up()
+        await self.pair.assert_same(ROWS)
+
+
+class MakeCluster(Protocol):
+    async def __call__(self, major: int = 18, *, session: str = "read-write", **settings: str) -> Cluster: ...
+
+
+@pytest.fixture
+def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeCluster:
+    """Create a Cluster.
+
+    Its arguments are the major version, target_session_attrs of the subscription's connection string, and settings of
+    the primary that apply once there is a standby.
+    """
+
+    async def make(major: int = 18, *, session: str = "read-write", **settings: str) -> Cluster:
+        first = await servers.create("first", SETTINGS, bin=server_of("publisher", major).bin)
+        await first.start(wal_level="logical")
+        pair.source = Database(first, "postgres")
+        await pair.both("CREATE TABLE t (id int PRIMARY KEY, n int)")
+        programs = pair.target.server if major < 18 else first
+        second = await standby_of(first, servers, "second", programs=programs, **STANDBY)
+        for name, value in settings.items():
+            await pair.source.execute(f"ALTER SYSTEM SET {name} = '{value}'", "SELECT pg_reload_conf()")
+        await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
+        dsn = (
+            f"host=127.0.0.1,127.0.0.1 port={first.port},{second.port} dbname=postgres user=postgres"
+            f" target_session_attrs={session}"
+        )
+        await pair.subscriber.create(dsn, "p", "s", failover=True)
+        return Cluster(pair, first, second)
+
+    return make
+
+
+@pytest.mark.parametrize("major", [17, 18, 19])
+async def test_a_primary_is_killed_under_load(make_cluster: MakeCluster, major: int) -> None:
+    """The target has every acknowledged transaction, because the standby is synchronous, and no other one."""
+    cluster = await make_cluster(major, synchronized_standby_slots="second", synchronous_standby_names="*")
+    pair = cluster.pair
+    await cluster.synchronized()
+    async with writing(cluster.first, cluster.second) as load:
+        await load.wait_for(100)
+        await cluster.first.kill9()
+        # The standby is not promoted yet. The worker retries.
+        await pair.fails(f"port {cluster.second.port} failed: session is read-only")
+        await cluster.promote()
+        await load.wait_for(100)
+        await pair.subscriber.restart()
+        await load.wait_for(100)
+    await cluster.assert_same()
+    assert {id for (id, _) in await pair.rows(ROWS)} >= set(load.acknowledged)
+    assert pair.subscriber.log.has("LOG:  the publisher continues on timeline 2; timeline 1 ended at [0-9A-F/]+")
+
+
+async def test_a_primary_is_switched_over_under_load(make_cluster: MakeCluster) -> None:
+    """The connection string accepts standbys. The worker waits for the promotion, and is restarted meanwhile."""
+    cluster = await make_cluster(session="any", synchronized_standby_slots="second")
+    pair = cluster.pair
+    await cluster.synchronized()
+    async with writing(cluster.first, cluster.second) as load:
+        await load.wait_for(100)
+        await cluster.first.stop()
+        await pair.fails("ERROR:  the publisher is a standby that is not promoted")
+        status = await pair.subscriber.wait_for_state("waiting to retry")
+        assert "target_session_attrs=read-write" in status["error_hint"]
+        await pair.subscriber.restart()
+        await cluster.promote()
+        await load.wait_for(100)
+    await cluster.assert_same()
+    # A clean stop waits until the standby has everything.
+    assert {id for (id, _) in await pair.rows(ROWS)} >= set(load.acknowledged)
+
+
+async def test_a_slot_that_was_not_synchronized_is_made_again(make_cluster: MakeCluster) -> None:
+    """The hint of the error has the statements. The changes before them are missing."""
+    cluster = await make_cluster()
+    pair = cluster.pair
+    await pair.subscriber.wait_for_ready(pair.source)
+    await cluster.first.kill9()
+    await cluster.promote()
+    await pair.source.execute("INSERT INTO t VALUES (1, 1)")
+    status = await pair.subscriber.wait_for_state("stopped")
+    assert status["error"] == 'could not start WAL streaming: ERROR:  replication slot "s" does not exist'
+    create, alter = re.findall(
+        r"(SELECT pg_create[^;]*); then (ALTER SUBSCRIPTION … SET \([^)]*\))", status["error_hint"]
+    )[0]
+    await pair.source.execute(create)
+    await pair.subscriber.execute(alter.replace("…", "s"))
+    await pair.change("INSERT INTO t VALUES (2, 2)")
+    assert await pair.rows(ROWS) == [(2, 2)]
+    assert await pair.source.value("SELECT failover FROM pg_replication_slots WHERE slot_name = 's'")
