@@ -44,7 +44,7 @@ def warm_up(number: int) -> int:
     """Run the first-time initialization of an executor."""
     import subscriber.spark.copy.executor
 
-    return number + len(subscriber.spark.copy.executor.TRANSIENT)
+    return number + len(subscriber.spark.copy.executor.TARGET_SETTINGS)
 
 
 async def prepare(on: Stage, rows: int) -> None:

@@ -25,7 +25,7 @@ MOVED = {
     "subscriber.pipeline.copy": ("subscriber.spark.copy.job", "subscriber.spark"),
     "subscriber.pipeline.lake": ("subscriber.spark.lake.lake", "subscriber.spark"),
     "subscriber.pipeline.snapshot": ("subscriber.spark.sources.pgsnapshot", "subscriber.spark"),
-    "subscriber.pipeline.verify": ("subscriber.spark.verification.job", "subscriber.spark"),
+    "subscriber.pipeline.verify": ("subscriber.spark.verification", "subscriber.spark"),
 }
 
 

@@ -18,6 +18,13 @@ CLASS_INSUFFICIENT_RESOURCES: Final = "53"
 CLASS_OPERATOR_INTERVENTION: Final = "57"
 # The part of class 57 that is PostgreSQL's own: shutdown, crash, start-up. Without query_canceled (57014).
 CLASS_SERVER_SHUTDOWN: Final = "57P"
+# Errors of a task that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
+CLASSES_TO_RETRY: Final = (
+    CLASS_CONNECTION_EXCEPTION,
+    CLASS_TRANSACTION_ROLLBACK,
+    CLASS_INSUFFICIENT_RESOURCES,
+    CLASS_OPERATOR_INTERVENTION,
+)
 
 SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION: Final = "08001"
 CONNECTION_FAILURE: Final = "08006"

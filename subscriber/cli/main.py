@@ -29,6 +29,7 @@ from subscriber.cli.dsn import ApplyTarget, MaybeSource, Source, Target
 from subscriber.cli.environment import run_async
 from subscriber.cli.logs import LogFormat
 from subscriber.cli.setting_option import SettingOption, read_settings
+from subscriber.comparison.engine import ComparisonEngine
 from subscriber.display import printable_lines
 from subscriber.errors import SubscriberError
 from subscriber.redaction import redact
@@ -325,9 +326,16 @@ app.command()(changelog.catchup)
 def verify_(
     target: Target,
     name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Connections to each server.", min=1)] = 4,
+    max_rate: Annotated[
+        int | None, typer.Option(help="MiB of tables to read from each server in a second; not with Spark.", min=1)
+    ] = None,
+    engine: Annotated[
+        ComparisonEngine | None, typer.Option(help="Default: asyncio, or spark with --master.", show_default=False)
+    ] = None,
     master: Annotated[
-        str, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
-    ] = "local[*,4]",
+        str | None, typer.Option(help="Spark's master: local[4], spark://host:7077, yarn, …", metavar="URL")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Compare all tables of a subscription with the publisher's.
@@ -337,7 +345,16 @@ def verify_(
     """
     from subscriber.cli.commands.verify import run_verify
 
-    _finish(run_verify, target, name, master=master, json=json)
+    _finish(
+        run_verify,
+        target,
+        name,
+        engine=engine or (ComparisonEngine.SPARK if master else ComparisonEngine.ASYNCIO),
+        master=master or "local[*,4]",
+        jobs=jobs,
+        max_rate=max_rate * 1024 * 1024 if max_rate else None,
+        json=json,
+    )
 
 
 @app.command()

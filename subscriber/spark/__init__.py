@@ -12,13 +12,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from subscriber.comparison.result import Comparison, TableComparison
     from subscriber.spark.copy.job import copy_tables
     from subscriber.spark.lake.lake import Lake
     from subscriber.spark.sources.pgchanges import register as register_changes
     from subscriber.spark.sources.pgchanges import typed_changes
     from subscriber.spark.sources.pgsnapshot import exported_snapshot
     from subscriber.spark.sources.pgsnapshot import register as register_snapshots
-    from subscriber.spark.verification.job import Comparison, TableComparison, verify
+    from subscriber.spark.verification import verify
 
 __all__ = [
     "Comparison",
@@ -34,15 +35,15 @@ __all__ = [
 
 # Public name -> module, and name in that module.
 _HOMES = {
-    "Comparison": ("subscriber.spark.verification.job", "Comparison"),
+    "Comparison": ("subscriber.comparison.result", "Comparison"),
     "Lake": ("subscriber.spark.lake.lake", "Lake"),
-    "TableComparison": ("subscriber.spark.verification.job", "TableComparison"),
+    "TableComparison": ("subscriber.comparison.result", "TableComparison"),
     "copy_tables": ("subscriber.spark.copy.job", "copy_tables"),
     "exported_snapshot": ("subscriber.spark.sources.pgsnapshot", "exported_snapshot"),
     "register_changes": ("subscriber.spark.sources.pgchanges", "register"),
     "register_snapshots": ("subscriber.spark.sources.pgsnapshot", "register"),
     "typed_changes": ("subscriber.spark.sources.pgchanges", "typed_changes"),
-    "verify": ("subscriber.spark.verification.job", "verify"),
+    "verify": ("subscriber.spark.verification", "verify"),
 }
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from anyio.to_thread import run_sync
-
+from subscriber.comparison.checksums import ComparedColumn, TableSide
+from subscriber.comparison.queries import ChecksumTask, ServerSnapshot, run_task
 from subscriber.connection.connect import open_session
 from subscriber.errors import SubscriberError
 from subscriber.publisher.partitions import partition_table
-from subscriber.spark.verification.checksums import ChecksumTask, ComparedColumn, TableSide, ask
 from tests.privileges.conftest import Attacked
 
 
@@ -20,13 +19,13 @@ async def test_a_table_that_becomes_a_view_before_it_is_compared(attacked: Attac
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
         sql = TableSide((ComparedColumn("id", None),), (0,)).sums(part, 1)
-        question = ChecksumTask(attacked.target.dsn(), False, snapshot or "", part, sql)
-        answer = await run_sync(ask, question)
+        question = ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql)
+        answer = await run_task(question)
         assert [row[1] for row in answer] == [1]  # type: ignore[union-attr]
         await attacked.as_owner(
             "ALTER TABLE app.t RENAME TO hidden", "CREATE VIEW app.t AS SELECT app.attack() AS id, 1 AS ctid"
         )
-        answer = await run_sync(ask, question)
+        answer = await run_task(question)
         assert isinstance(answer, SubscriberError)
         assert answer.message == 'table "app.t" was rewritten while it was compared'
         assert await attacked.loot() == set()
@@ -50,7 +49,7 @@ async def test_a_cast_of_the_owner_is_not_used(attacked: Attacked) -> None:
         await session.query("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         ((snapshot,),) = await session.rows("SELECT pg_export_snapshot()")
         sql = TableSide((ComparedColumn("id", None), ComparedColumn("m", None)), (0,)).rows(part, 1, [0])
-        answer = await run_sync(ask, ChecksumTask(attacked.target.dsn(), False, snapshot or "", part, sql))
+        answer = await run_task(ChecksumTask(ServerSnapshot(attacked.target.dsn(), False, snapshot or ""), part, sql))
         assert not isinstance(answer, SubscriberError), answer
         assert await attacked.loot() == set()
     finally:

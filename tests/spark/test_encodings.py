@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from subscriber.comparison.comparison import verify
 from subscriber.demo.compare import compare
 from subscriber.demo.servers import Server
 from subscriber.errors import StatementError
 from subscriber.spark.catchup.job import catch_up
 from subscriber.spark.copy.job import copy_tables
-from subscriber.spark.verification.job import verify
 from tests.environment.test_encodings import TEXT
 from tests.plugins.fix_cluster import Database, fresh_database
 from tests.plugins.fix_subscriber import running_subscriber
@@ -48,14 +48,14 @@ async def test_rows_are_copied_and_compared(
             await launcher.execute("ALTER SUBSCRIPTION s ENABLE")
             await launcher.wait_for_ready(source, timeout=60)
             assert await ours.rows(CONTENTS) == [(number, stored) for number in range(1, 3001)]
-            same = await verify(ours.dsn(), "s", spark=spark)
+            same = await verify(ours.dsn(), "s")
             assert same.is_same
             async for result in compare(source.dsn(), ours.dsn()):
                 assert not result.differs, result
             await source.execute("INSERT INTO t VALUES (0, 'new')")
             await source.wait_for_catchup("s")
             await ours.execute("UPDATE t SET v = 'other' WHERE id = 7")
-            found = await verify(ours.dsn(), "s", spark=spark)
+            found = await verify(ours.dsn(), "s")
             assert [list(table.changed) for table in found.tables] == [[("7",)]]
 
 

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 import subscriber
 from subscriber import Hook, Hooks
+from subscriber.comparison.comparison import verify
 from subscriber.spark.copy.job import copy_tables
-from subscriber.spark.verification.job import verify
 from tests.plugins.fix_cluster import Database
 
 TABLES = "CREATE TABLE {} (a int PRIMARY KEY, b text); CREATE TABLE plain (a int PRIMARY KEY)"
@@ -33,7 +33,7 @@ async def test_copy_and_verify(source_db: Database, target_db: Database, spark: 
             with anyio.fail_after(60):
                 await db.wait_for_sync("s")
             assert await target_db.rows("SELECT * FROM u") == [(1, "x")]
-            found = {table.name: table for table in (await verify(target_db.dsn(), "s", spark=spark)).tables}
+            found = {table.name: table for table in (await verify(target_db.dsn(), "s")).tables}
     assert found["public.t"].note == "hooks change its rows on their way"
     assert found["public.plain"].is_same
 

@@ -111,7 +111,7 @@ def test_a_session_that_is_there_has_to_be_given(spark: SparkSession) -> None:
 def test_what_executors_need_is_small() -> None:
     """Besides the standard library only asyncpg and anyio, with their dependencies."""
     program = (
-        "import sys, subscriber.spark.copy.executor, subscriber.spark.verification.checksums\n"
+        "import sys, subscriber.spark.copy.executor, subscriber.comparison.queries\n"
         "print(*sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names)))"
     )
     out, _ = run(program, dict(os.environ))

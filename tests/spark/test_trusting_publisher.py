@@ -13,6 +13,8 @@ from subscriber.catalog.store.subscription_rel import load_relation_states
 from subscriber.catalog.store.subscriptions import find_subscription
 from subscriber.cli.check.check import collect
 from subscriber.cli.status.collect import ask_publisher
+from subscriber.comparison.comparison import verify
+from subscriber.comparison.queries import ChecksumTask, ServerSnapshot, run_task_on_executor
 from subscriber.demo.servers import Server, Servers
 from subscriber.errors import SubscriberError
 from subscriber.publisher.partitions import TablePartition
@@ -21,8 +23,6 @@ from subscriber.spark.copy.indexes import complete_with_indexes
 from subscriber.spark.copy.job import copy_tables
 from subscriber.spark.copy.plan import plan_tables
 from subscriber.spark.tasks import run_in_thread
-from subscriber.spark.verification.checksums import ChecksumTask, ask
-from subscriber.spark.verification.job import verify
 from subscriber.subscription import Subscription
 from tests.plugins.fix_cluster import SETTINGS, Database
 from tests.plugins.fix_subscriber import Subscriber
@@ -91,7 +91,7 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
 
     scene.subscriber.start()
     await scene.subscriber.wait_for_state("streaming" if allowed else "stopped")
-    assert await refusal(lambda: verify(target, "s", spark=spark)) == expected
+    assert await refusal(lambda: verify(target, "s")) == expected
     assert await refusal(lambda: scene.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")) == expected
     await scene.subscriber.stop()
 
@@ -115,8 +115,10 @@ async def test_every_connection_uses_the_password(scene: Scene, spark: SparkSess
 async def executors(scene: Scene, spark: SparkSession, *, allowed: bool) -> None:
     """Check the executors' connections. If a query is allowed, its error is about a snapshot that does not exist."""
     subscription, part = scene.subscription, TablePartition("public", "t", 1)
-    questions = [ChecksumTask(subscription.conninfo, subscription.must_use_password, "x-x-1", part, "SELECT 1")]
-    (answer,) = await run_in_thread(spark, ask, questions)
+    questions = [
+        ChecksumTask(ServerSnapshot(subscription.conninfo, subscription.must_use_password, "x-x-1"), part, "SELECT 1")
+    ]
+    (answer,) = await run_in_thread(spark, run_task_on_executor, questions)
     assert isinstance(answer, SubscriberError)
     async with scene.target.connection() as connection:
         copyid, fence = await connection.fetchrow(  # type: ignore[misc]

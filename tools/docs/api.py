@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import subscriber
-from subscriber import errors, spark, testing
+from subscriber import comparison, errors, spark, testing
 from subscriber.settings import Settings
 from tools.docs import markdown, source
 from tools.docs.markdown import code
@@ -22,6 +22,7 @@ All functions and classes on this page are typed. Every `await` may be cancelled
 that are not on this page may change without notice. Errors have [a separate page](errors.md).
 """.strip()
 
+COMPARISON = "Rows that differ between both sides of a subscription. See [Compare both sides](../comparing.md)."
 SPARK = "For their use see [Spark](../spark.md) and [the change log](../pipeline.md). They need the extra `spark`."
 
 # heading -> introduction, names
@@ -68,8 +69,11 @@ def page() -> str:
             *filter(None, [introduction]),
             *(_entry(f"subscriber.{name}", getattr(subscriber, name)) for name in names),
         ]
+    parts += ["## Comparison", COMPARISON]
+    parts += [_entry(f"subscriber.comparison.{name}", getattr(comparison, name)) for name in comparison.__all__]
     parts += ["## Tests without a server", *_module(testing), "## Spark", SPARK]
-    parts += [_entry(f"subscriber.spark.{name}", getattr(spark, name)) for name in spark.__all__]
+    own = [name for name in spark.__all__ if name not in ("Comparison", "TableComparison")]
+    parts += [_entry(f"subscriber.spark.{name}", getattr(spark, name)) for name in own]
     return markdown.page("Python", *parts)
 
 

@@ -9,30 +9,28 @@ from time import monotonic
 from typing import Any
 
 from subscriber.cli import formatting
+from subscriber.comparison.comparison import ComparisonProgress, OnProgress, verify
+from subscriber.comparison.engine import ComparisonEngine
+from subscriber.comparison.result import Comparison, Key, TableComparison
 from subscriber.display import json_text, printable
-from subscriber.spark.verification.job import Comparison, Key, TableComparison, verify
 
 DIFFERENT = 1  # the exit status if anything differs
 NAMED = 5  # rows named on the screen, for each table and kind of difference
 
 
-async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
+async def run_verify(
+    target: str, name: str, *, engine: ComparisonEngine, master: str, jobs: int, max_rate: int | None, json: bool
+) -> int:
     """Compare the tables and print the result. Returns the exit status."""
     started = monotonic()
     with ExitStack() as stack:
+        show = _progress(stack) if not json and sys.stderr.isatty() else _show_nothing
+        if engine is ComparisonEngine.SPARK:
+            from subscriber.spark.verification import verify as verify_on_spark
 
-        def show(phase: str) -> None:
-            """Show the current phase; does nothing if stderr is not a terminal."""
-
-        if not json and sys.stderr.isatty():
-            from rich.console import Console
-
-            status = stack.enter_context(Console(stderr=True).status(""))
-
-            def show(phase: str) -> None:
-                status.update(phase)
-
-        found = await verify(target, name, master=master, on_progress=show)
+            found = await verify_on_spark(target, name, master=master, on_progress=show)
+        else:
+            found = await verify(target, name, jobs=jobs, max_rate=max_rate, on_progress=show)
     if json:
         print(json_text(as_json(found)))
     else:
@@ -40,6 +38,35 @@ async def run_verify(target: str, name: str, *, master: str, json: bool) -> int:
             print(printable(line))
         print(f"compared in {formatting.in_seconds(monotonic() - started)}")
     return 0 if found.is_same else DIFFERENT
+
+
+def _show_nothing(progress: ComparisonProgress) -> None:
+    pass
+
+
+def _progress(stack: ExitStack) -> OnProgress:
+    """Show the progress on stderr until `stack` is closed."""
+    from rich.console import Console
+
+    status = stack.enter_context(Console(stderr=True).status(""))
+    started = ("", 0.0)
+
+    def show(progress: ComparisonProgress) -> None:
+        nonlocal started
+        if progress.phase != started[0]:
+            started = progress.phase, monotonic()
+        status.update(describe_progress(progress, monotonic() - started[1]))
+
+    return show
+
+
+def describe_progress(progress: ComparisonProgress, seconds: float) -> str:
+    """Format the progress of a phase that has taken `seconds`: `comparing at 0/15E8A90: 40 % of 1.2 GiB, 12 s left`."""
+    if not progress.done or not progress.total:
+        return progress.phase
+    share = f"{progress.phase}: {progress.done * 100 // progress.total} % of {formatting.in_bytes(progress.total)}"
+    left = seconds * (progress.total - progress.done) / progress.done
+    return f"{share}, {formatting.in_seconds(left)} left" if left >= 1 else share
 
 
 def describe(found: Comparison) -> Iterator[str]:

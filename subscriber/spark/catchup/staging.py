@@ -34,8 +34,7 @@ from subscriber.quoting import identifier, qualified
 from subscriber.spark.changes.net_effect import Net
 from subscriber.spark.changes.net_job import NetTable
 from subscriber.spark.changes.raw_rows import UNCHANGED, Values, values
-from subscriber.spark.copy.executor import TRANSIENT
-from subscriber.sqlstate import INTERNAL_ERROR
+from subscriber.sqlstate import CLASSES_TO_RETRY, INTERNAL_ERROR
 
 SCHEMA = "subscriber"
 CHUNK = 256 * 1024  # bytes passed to COPY in one piece
@@ -107,7 +106,7 @@ class ToStage:
             found = translate(error)
         except SubscriberError as error:
             found = error
-        if found.sqlstate.startswith(TRANSIENT):
+        if found.sqlstate.startswith(CLASSES_TO_RETRY):
             raise ConnectionLost(found.message)
         raise ApplyError(found.message, hint=found.hint, sqlstate=found.sqlstate)  # a ServerError cannot be pickled
 

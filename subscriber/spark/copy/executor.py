@@ -29,13 +29,7 @@ from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import literal
-from subscriber.sqlstate import (
-    CLASS_CONNECTION_EXCEPTION,
-    CLASS_INSUFFICIENT_RESOURCES,
-    CLASS_OPERATOR_INTERVENTION,
-    CLASS_TRANSACTION_ROLLBACK,
-    OBJECT_NOT_IN_PREREQUISITE_STATE,
-)
+from subscriber.sqlstate import CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.targets.postgres.session.capabilities import (
     BECOME_REPLICA,
     SET_REPLICA,
@@ -46,13 +40,6 @@ from subscriber.targets.postgres.session.schema_check import TableGuard
 from subscriber.targets.postgres.sql.row_statements import copy_from
 
 APPLICATION_NAME = "subscriber copy"
-# Classes of SQLSTATE that may not occur in another attempt: connections, resources, shutdowns, deadlocks.
-TRANSIENT = (
-    CLASS_CONNECTION_EXCEPTION,
-    CLASS_TRANSACTION_ROLLBACK,
-    CLASS_INSUFFICIENT_RESOURCES,
-    CLASS_OPERATOR_INTERVENTION,
-)
 
 SOURCE_SETTINGS = {
     "datestyle": "ISO",
@@ -138,7 +125,7 @@ async def _copy_parts(tasks: tuple[PartTask, ...]) -> list[Failure]:
         error = await _attempt(waiting)
         if error is None:
             break
-        if error.sqlstate.startswith(TRANSIENT):
+        if error.sqlstate.startswith(CLASSES_TO_RETRY):
             raise ConnectionLost(error.message)
         failed = waiting.popleft()
         if len(failed) > 1:  # copy them separately to find the part that fails

@@ -37,6 +37,7 @@ from pyarrow import csv
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
 
+from subscriber.comparison.consistent_snapshot import SETTINGS
 from subscriber.connection.connect import open_session
 from subscriber.connection.session import Session
 from subscriber.display import json_text
@@ -46,7 +47,6 @@ from subscriber.publisher.partitions import TablePartition, partition_table
 from subscriber.quoting import identifier, literal
 from subscriber.spark.copy.plan import PART_BYTES
 from subscriber.spark.sources.arrow_types import arrow_type
-from subscriber.spark.verification.consistent_snapshot import SETTINGS
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, INVALID_PARAMETER_VALUE, NUMERIC_VALUE_OUT_OF_RANGE
 
 if TYPE_CHECKING:

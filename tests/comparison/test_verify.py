@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 import anyio
 import pytest
-from pyspark.sql import SparkSession
 
 from subscriber.catalog import pause_requests
 from subscriber.cli.commands.verify import as_json, describe
+from subscriber.comparison.checksums import ComparedColumn, add_up, buckets_for, differing
+from subscriber.comparison.comparison import verify
+from subscriber.comparison.result import Comparison, Key
 from subscriber.errors import SubscriberError
 from subscriber.lsn import Lsn
-from subscriber.spark.verification.checksums import ComparedColumn, add_up, buckets_for, differing
-from subscriber.spark.verification.job import Comparison, Key, verify
 from tests.plugins.fix_cluster import Database
 from tests.plugins.fix_subscriber import Subscriber
 
@@ -85,10 +85,10 @@ async def on_target(target: Database, *statements: str) -> None:
 
 @pytest.mark.timeout(400)
 async def test_exactly_what_differs_is_found_under_load(
-    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
+    source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     async with subscribed(source_db, target_db, subscriber):
-        same = await verify(target_db.dsn(), "s", spark=spark)
+        same = await verify(target_db.dsn(), "s")
         assert same.is_same, list(describe(same))
         assert len(same.tables) == TABLES + 1
 
@@ -102,8 +102,10 @@ async def test_exactly_what_differs_is_found_under_load(
             "UPDATE no_key SET b = 'c' WHERE ctid = (SELECT min(ctid) FROM no_key)",
             f"DROP TABLE t{TABLES - 1}",
         )
-        found = await verify(target_db.dsn(), "s", spark=spark, part_bytes=64 * 1024)
+        found = await verify(target_db.dsn(), "s", part_bytes=64 * 1024)
+        gentle = await verify(target_db.dsn(), "s", jobs=1, max_rate=64 * 1024 * 1024)
     expect(found)
+    expect(gentle)
     assert await target_db.value("SELECT count(*) FROM subscriber.hold") == 0
     assert await source_db.value("SELECT count(*) FROM pg_replication_slots WHERE temporary") == 0
 
@@ -186,7 +188,7 @@ def said_of(found: Comparison) -> dict[str, object]:
 @pytest.mark.soak
 @pytest.mark.timeout(3600)
 async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times(
-    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
+    source_db: Database, target_db: Database, subscriber: Subscriber
 ) -> None:
     """In every other round nothing differs. SUBSCRIBER_VERIFY_ROUNDS sets the number, 100 by default."""
     chance = random.Random(5)
@@ -194,20 +196,18 @@ async def test_what_was_made_to_differ_is_found_and_nothing_else_a_hundred_times
         for number in range(int(os.environ.get("SUBSCRIBER_VERIFY_ROUNDS", "100"))):
             expected, undo = await plant(target_db, chance) if number % 2 else ({}, [])
             written = await source_db.value("SELECT pg_current_wal_lsn()::text")
-            found = await verify(target_db.dsn(), "s", spark=spark)
+            found = await verify(target_db.dsn(), "s")
             assert said_of(found) == expected, (number, list(describe(found)))
             assert len(found.tables) == TABLES + 1
             assert found.lsn > Lsn.parse(written), "nobody writes"
             await on_target(target_db, *undo)
 
 
-async def test_without_a_launcher_it_says_so(
-    source_db: Database, target_db: Database, subscriber: Subscriber, spark: SparkSession
-) -> None:
+async def test_without_a_launcher_it_says_so(source_db: Database, target_db: Database, subscriber: Subscriber) -> None:
     await source_db.execute("CREATE PUBLICATION p")
     await subscriber.create(source_db, "p", "s", enabled=False)
     with pytest.raises(SubscriberError, match="does not reach the position") as caught:
-        await verify(target_db.dsn(), "s", spark=spark)
+        await verify(target_db.dsn(), "s")
     assert "subscriber status" in str(caught.value.hint)
     await subscriber.execute("DROP SUBSCRIPTION s")
 

@@ -1,15 +1,14 @@
-"""A publisher that lies to `subscriber verify`, which also queries it from executors."""
+"""A publisher that lies to `subscriber verify`, which queries it in several connections."""
 
 from __future__ import annotations
 
 import pytest
-from pyspark.sql import SparkSession
 
 from subscriber.cli.commands.verify import as_json, describe
+from subscriber.comparison.checksums import add_up
+from subscriber.comparison.comparison import verify
 from subscriber.display import json_text, printable
 from subscriber.errors import ProtocolError
-from subscriber.spark.verification.checksums import add_up
-from subscriber.spark.verification.job import verify
 from tests.plugins.fix_hostile import LIES
 from tests.scenarios.test_hostile_publisher import CREATE, Scene, is_quick, scene, settled
 
@@ -18,7 +17,7 @@ __all__ = ["scene"]
 
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("at_length", [False, pytest.param(True, marks=pytest.mark.soak)])
-async def test_a_lie_in_each_field(scene: Scene, spark: SparkSession, at_length: bool) -> None:
+async def test_a_lie_in_each_field(scene: Scene, at_length: bool) -> None:
     await scene.execute(CREATE.format(dsn=scene.dsn, options="copy_engine = asyncio"))
     scene.subscriber.start()
     await settled(scene)
@@ -26,7 +25,7 @@ async def test_a_lie_in_each_field(scene: Scene, spark: SparkSession, at_length:
     scene.liar.seen.clear()
 
     async def compare() -> None:
-        found = await verify(scene.target.dsn(), "s", spark=spark)
+        found = await verify(scene.target.dsn(), "s")
         scene.outputs += [*map(printable, describe(found)), json_text(as_json(found))]
 
     await scene.attempt(compare)

@@ -16,23 +16,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import anyio
-import asyncpg
-
-from subscriber.catalog.connection import Connection, translate
-from subscriber.connection.connect import connect
-from subscriber.errors import ConnectionLost, SubscriberError
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.partitions import TablePartition
 from subscriber.quoting import identifier, literal
-from subscriber.spark.copy.executor import TRANSIENT
-from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, SETTINGS
-from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 
 ROWS_IN_A_BUCKET = 1000  # estimate; these rows are read again if one of them differs
 MOST_BUCKETS = 1 << 16
-
-_FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,72 +103,9 @@ def buckets_for(rows: int) -> int:
     return min(MOST_BUCKETS, 1 << max(0, (rows // ROWS_IN_A_BUCKET)).bit_length())
 
 
-@dataclass(frozen=True, slots=True)
-class ChecksumTask:
-    """A query for one server, run by an executor. It includes the connection string, so it is never printed."""
-
-    conninfo: str
-    must_use_password: bool
-    snapshot: str
-    part: TablePartition
-    sql: str
-
-    def __repr__(self) -> str:
-        return f"Question(of {self.part.heap})"
-
-
-Answer = list[tuple[object, ...]]
-
-
-def ask(question: ChecksumTask) -> Answer | SubscriberError:
-    """Run the query on an executor. Returns the rows, or the permanent error.
-
-    Raises:
-        ConnectionLost: an error that may not occur in another attempt.
-    """
-    return anyio.run(_ask, question)
-
-
-async def _ask(question: ChecksumTask) -> Answer | SubscriberError:
-    try:
-        connection = await connect(
-            question.conninfo,
-            application_name=APPLICATION_NAME,
-            settings=SETTINGS,
-            must_use_password=question.must_use_password,
-        )
-        try:
-            return await _answer(connection, question)
-        finally:
-            connection.terminate()
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
-        found = translate(error)
-    except SubscriberError as error:
-        found = error
-    if found.sqlstate.startswith(TRANSIENT):
-        raise ConnectionLost(found.message)
-    return SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
-
-
-async def _answer(connection: Connection, question: ChecksumTask) -> Answer:
-    part = question.part
-    async with connection.transaction(isolation="repeatable_read", readonly=True):
-        await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(question.snapshot)}")
-        await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
-        with parsing("the file of a table"):
-            filenode = await connection.fetchval(_FILENODE, part.heap)
-        if filenode != part.filenode:
-            raise SubscriberError(
-                f'table "{part.schema}.{part.name}" was rewritten while it was compared',
-                hint="Compare again after VACUUM FULL, TRUNCATE or the other operation has ended.",
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
-        with parsing("rows"):
-            return [tuple(row) for row in await connection.fetch(question.sql)]
-
-
 # --- results --------------------------------------------------------------------------------------
 
+Answer = list[tuple[object, ...]]  # rows of a query
 Sums = dict[int, tuple[int, int]]  # bucket -> rows, sum of hashes
 
 

@@ -2,21 +2,21 @@
 
     consistent_snapshot.py   one position, and a snapshot of each side there
     checksums.py             the queries: sums of buckets of rows, then the rows of buckets that differ
-    here                     tables and columns; tasks for executors, and the report
+    queries.py               runs the queries in a few connections to each server
+    result.py                the result
+    here                     tables and columns, and the differences
 
-Both servers work concurrently, each with as many connections as Spark has processors. A row that differs costs a second
-read of its bucket, of about a thousand rows. The result names keys and columns, never values.
+Both servers compute hashes of their own rows, concurrently. A row that differs costs a second read of its bucket, of
+about a thousand rows. The result names keys and columns, never values.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, cast
-
-import anyio.to_thread
+from typing import Protocol, cast
 
 from subscriber.apply.relation_map import RelationMapping
 from subscriber.catalog import identity
@@ -24,81 +24,33 @@ from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.schema import ensure_schema
 from subscriber.catalog.store.subscription_rel import relation_sources_query
 from subscriber.catalog.store.subscriptions import find_subscription
+from subscriber.comparison.checksums import (
+    Answer,
+    ComparedColumn,
+    Sums,
+    TableSide,
+    add_up,
+    buckets_for,
+    differing,
+)
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
+from subscriber.comparison.queries import JOBS, ChecksumTask, OnTaskDone, QueryPool, ServerSnapshot
+from subscriber.comparison.result import KEYS, Comparison, Key, TableComparison
 from subscriber.connection.pipeline import Pipeline
 from subscriber.connection.session import Session
-from subscriber.errors import MappingError, StatementError, SubscriberError
-from subscriber.lsn import Lsn
+from subscriber.errors import MappingError, StatementError
 from subscriber.protocol.encodings import CODECS, decode
 from subscriber.publisher.answers import parsing
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.partitions import TablePartition, partition_table
 from subscriber.publisher.tables import PublishedTable, as_relation
-from subscriber.spark.copy.plan import PART_BYTES
-from subscriber.spark.session import MASTER, QUICK, spark_session
-from subscriber.spark.tasks import run_in_thread
-from subscriber.spark.verification.checksums import (
-    Answer,
-    ChecksumTask,
-    ComparedColumn,
-    Sums,
-    TableSide,
-    add_up,
-    ask,
-    buckets_for,
-    differing,
-)
-from subscriber.spark.verification.consistent_snapshot import APPLICATION_NAME, CommonSnapshot, common_snapshot
 from subscriber.sqlstate import UNDEFINED_OBJECT
 from subscriber.subscription import Subscription
 from subscriber.targets.postgres.row_applier import RowApplier
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
+PART_BYTES = 32 * 1024 * 1024  # of a heap; one query, a second or less
 # Maximum number of a table's buckets whose rows are read. Above it, only the number of different buckets is reported.
 READ_AGAIN = 256
-KEYS = 1000  # rows listed for each table and kind of difference
-
-Key = tuple[str | None, ...]  # the key's columns as text; without a key all columns
-
-
-@dataclass(slots=True)
-class TableComparison:
-    """The result of comparing one table.
-
-    Lists have the keys of rows, at most KEYS of each kind. The counts include all rows.
-    """
-
-    name: str
-    rows: int = 0  # on the publisher
-    target_rows: int = 0
-    key: tuple[str, ...] = ()  # names of the key's columns; empty: rows are compared as a whole
-    missing: list[Key] = field(default_factory=list)  # on the target
-    extra: list[Key] = field(default_factory=list)  # only there
-    changed: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # key -> names of columns
-    missing_count: int = 0
-    extra_count: int = 0
-    changed_count: int = 0
-    differing_buckets: int = 0  # different buckets whose rows were not read or counted
-    note: str | None = None  # reason why it was not compared
-
-    @property
-    def is_same(self) -> bool:
-        return self.note is None and not (
-            self.missing_count or self.extra_count or self.changed_count or self.differing_buckets
-        )
-
-
-@dataclass(slots=True)
-class Comparison:
-    """The result of comparing all tables of a subscription as of position `lsn` of the publisher."""
-
-    lsn: Lsn
-    tables: list[TableComparison]
-
-    @property
-    def is_same(self) -> bool:
-        return all(table.is_same for table in self.tables)
 
 
 @dataclass(slots=True)
@@ -113,17 +65,32 @@ class _Plan:
     wanted: list[int] = field(default_factory=list)  # buckets to read again
 
 
-OnProgress = Callable[[str], None]
+@dataclass(frozen=True, slots=True)
+class ComparisonProgress:
+    """How far a comparison is. `done` and `total` are bytes of tables on both servers; 0 and 0: not known yet."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+
+
+OnProgress = Callable[[ComparisonProgress], None]
+
+
+class RunQueries(Protocol):
+    """Runs queries on the servers, and returns the rows of each in order. Raises the error of a query."""
+
+    def __call__(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone, /) -> Awaitable[list[Answer]]: ...
 
 
 async def verify(
     target: str,
     name: str,
     *,
-    spark: SparkSession | None = None,
-    master: str = MASTER,
+    jobs: int = JOBS,
+    max_rate: int | None = None,
     part_bytes: int = PART_BYTES,
-    on_progress: OnProgress = lambda _phase: None,
+    on_progress: OnProgress = lambda _: None,
 ) -> Comparison:
     """Compare every table of a subscription with the publisher's.
 
@@ -132,10 +99,10 @@ async def verify(
     Args:
         target: the connection string of the subscription's database.
         name: the subscription.
-        spark: the session in which to compare; None: a new session on `master`.
-        master: Spark's master URL, used without `spark`.
-        part_bytes: the size of a part of a table in bytes.
-        on_progress: called with the name of each phase.
+        jobs: the number of connections to each server.
+        max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
+        part_bytes: the size of a part of a table in bytes, which one query reads.
+        on_progress: called at the beginning of each phase, and after each query.
 
     Returns:
         The differences of each table, as of one position of the publisher.
@@ -149,10 +116,15 @@ async def verify(
 
     Cancellation: the apply worker is resumed, and running queries are interrupted.
     """
+    pool = QueryPool(jobs, max_rate=max_rate)
+    return await compare(target, name, pool.run, part_bytes=part_bytes, on_progress=on_progress)
+
+
+async def compare(
+    target: str, name: str, run: RunQueries, *, part_bytes: int, on_progress: OnProgress = lambda _: None
+) -> Comparison:
+    """Compare every table with queries that `run` runs. The other arguments and errors are those of verify()."""
     async with AsyncExitStack() as stack:
-        on_progress("starting Spark")
-        opening = spark_session(spark, master=master, java_options=QUICK)
-        session = await anyio.to_thread.run_sync(stack.enter_context, opening)
         catalog = await stack.enter_async_context(CatalogConnection.open(target, APPLICATION_NAME))
         async with catalog.use() as connection:
             await ensure_schema(connection)
@@ -160,30 +132,33 @@ async def verify(
             subscription = await find_subscription(connection, name)
         if subscription is None:
             raise StatementError(f'subscription "{name}" does not exist', sqlstate=UNDEFINED_OBJECT)
-        on_progress("waiting for a common position")
+        on_progress(ComparisonProgress("waiting for a common position"))
         snapshot = await stack.enter_async_context(common_snapshot(catalog, target, subscription))
-        on_progress(f"comparing at {snapshot.lsn}")
-        compare = _Compare(session, subscription, target, snapshot)
-        tables, plans = await compare.plan(part_bytes)
-        await compare.sums(plans)
+        comparing = _Compare(run, subscription, target, snapshot, on_progress)
+        tables, plans = await comparing.plan(part_bytes)
+        await comparing.sums(plans)
         again = [plan for plan in plans if plan.wanted]
         if again:
-            on_progress(f"reading rows of {len(again)} tables")
-            await compare.rows(again)
+            await comparing.rows(again)
         return Comparison(snapshot.lsn, tables)
 
 
 class _Compare:
     def __init__(
-        self, session: SparkSession, subscription: Subscription, target: str, snapshot: CommonSnapshot
+        self,
+        run: RunQueries,
+        subscription: Subscription,
+        target: str,
+        snapshot: CommonSnapshot,
+        on_progress: OnProgress,
     ) -> None:
-        self._session = session
+        self._run = run
+        self._on_progress = on_progress
         self._subscription = subscription
         self._servers = (
-            (subscription.conninfo, subscription.must_use_password, snapshot.source),
-            (target, False, snapshot.target),
+            ServerSnapshot(subscription.conninfo, subscription.must_use_password, snapshot.source),
+            ServerSnapshot(target, False, snapshot.target),
         )
-        self._target = target
         self._snapshot = snapshot
         self._sessions = (snapshot.source_session, snapshot.target_session)
         self._publisher = Publisher(snapshot.source_session)
@@ -271,41 +246,42 @@ class _Compare:
 
     # --- comparing --------------------------------------------------------------------------------
 
-    async def _ask(self, questions: Sequence[ChecksumTask]) -> list[Answer]:
-        """Run all queries. Returns the results in order. Raises the first error."""
-        answers = await run_in_thread(self._session, ask, questions)
-        found = []
-        for answer in answers:
-            if isinstance(answer, SubscriberError):
-                raise answer
-            found.append(answer)
-        return found
-
-    async def _ask_all(
-        self, plans: Sequence[_Plan], sql: Callable[[_Plan, int, TablePartition], str]
+    async def _run_all(
+        self, plans: Sequence[_Plan], phase: str, sql: Callable[[_Plan, int, TablePartition], str]
     ) -> list[tuple[list[Answer], list[Answer]]]:
         """Run the same query for all parts of both sides. Returns both sides' results for each plan."""
-        places, questions = [], []
+        places, tasks = [], []
         for number, plan in enumerate(plans):
             for side, server in enumerate(self._servers):
                 for part in plan.parts[side]:
                     places.append((number, side))
-                    questions.append(ChecksumTask(*server, part, sql(plan, side, part)))
+                    tasks.append(ChecksumTask(server, part, sql(plan, side, part)))
+        total, done = sum(task.part.size for task in tasks), 0
+
+        def on_done(task: ChecksumTask) -> None:
+            nonlocal done
+            done += task.part.size
+            self._on_progress(ComparisonProgress(phase, done, total))
+
+        self._on_progress(ComparisonProgress(phase, 0, total))
         found: list[tuple[list[Answer], list[Answer]]] = [([], []) for _ in plans]
-        for (number, side), answer in zip(places, await self._ask(questions), strict=True):
+        for (number, side), answer in zip(places, await self._run(tasks, on_done), strict=True):
             found[number][side].append(answer)
         return found
 
     async def sums(self, plans: Sequence[_Plan]) -> None:
         """Find the buckets that differ."""
-        answers = await self._ask_all(plans, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
+        phase = f"comparing at {self._snapshot.lsn}"
+        answers = await self._run_all(plans, phase, lambda plan, side, part: plan.sides[side].sums(part, plan.buckets))
         for plan, (source, target) in zip(plans, answers, strict=True):
             _note_buckets(plan, add_up(source), add_up(target))
 
     async def rows(self, plans: Sequence[_Plan]) -> None:
         """Find the rows of these buckets that differ, and their columns."""
-        answers = await self._ask_all(
-            plans, lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted)
+        answers = await self._run_all(
+            plans,
+            f"reading rows of {len(plans)} tables",
+            lambda plan, side, part: plan.sides[side].rows(part, plan.buckets, plan.wanted),
         )
         for plan, (source, target) in zip(plans, answers, strict=True):
             _note_rows(plan, source, target)

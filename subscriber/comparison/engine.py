@@ -1,0 +1,10 @@
+"""The name of what sends the queries of a comparison. The module imports nothing, because the command line reads it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class ComparisonEngine(StrEnum):
+    ASYNCIO = "asyncio"  # this process
+    SPARK = "spark"  # executors

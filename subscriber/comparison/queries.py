@@ -1,0 +1,244 @@
+"""Queries for checksums, each for a part of a table in the snapshot of one server.
+
+    ChecksumTask     a query with all that another process needs to run it
+    run_task()       run one in a connection of its own, as Spark's executors do
+    QueryPool        run many in a few connections, with progress and a limit of the rate
+
+**Invariant.** A query reads the rows that its snapshot sees, or fails. A rewrite of the heap moves rows in spite of
+the snapshot, so each query locks the heap and compares its file first.
+
+**Failure cases.** A lost connection is opened again and the query is repeated, as long as the session that has exported
+the snapshot exists. Without that session the server does not know the snapshot, and the comparison fails.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import anyio
+import asyncpg
+
+from subscriber.catalog.connection import Connection, translate
+from subscriber.comparison.checksums import Answer
+from subscriber.comparison.consistent_snapshot import APPLICATION_NAME, SETTINGS
+from subscriber.connection.connect import connect
+from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.publisher.answers import parsing
+from subscriber.publisher.partitions import TablePartition
+from subscriber.quoting import literal
+from subscriber.sqlstate import CLASSES_TO_RETRY, OBJECT_NOT_IN_PREREQUISITE_STATE
+
+JOBS = 4  # connections to each server
+ATTEMPTS = 3  # of a query whose connection is lost
+CLOSE_TIMEOUT = 5.0  # seconds
+
+_FILENODE = "SELECT pg_catalog.pg_relation_filenode($1::pg_catalog.text::pg_catalog.regclass)"
+
+
+@dataclass(frozen=True, slots=True)
+class ServerSnapshot:
+    """A snapshot, and how to connect to its server. It includes the connection string, so it is never printed."""
+
+    conninfo: str
+    must_use_password: bool
+    snapshot: str  # name for SET TRANSACTION SNAPSHOT
+
+    def __repr__(self) -> str:
+        return f"ServerSnapshot({self.snapshot})"
+
+
+@dataclass(frozen=True, slots=True)
+class ChecksumTask:
+    """A query for a part of a table."""
+
+    server: ServerSnapshot
+    part: TablePartition
+    sql: str
+
+    def __repr__(self) -> str:
+        return f"ChecksumTask({self.part.heap})"
+
+
+OnTaskDone = Callable[[ChecksumTask], None]
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Convert errors of the driver.
+
+    Raises:
+        ConnectionLost: an error that may not occur in another attempt.
+        SubscriberError: a permanent error, which can be pickled.
+    """
+    try:
+        yield
+        return
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError) as error:
+        found = translate(error)
+    except SubscriberError as error:
+        found = error
+    if found.sqlstate.startswith(CLASSES_TO_RETRY):
+        raise ConnectionLost(found.message)
+    raise SubscriberError(found.message, hint=found.hint, sqlstate=found.sqlstate)
+
+
+async def run_task(task: ChecksumTask) -> Answer | SubscriberError:
+    """Run a query in a connection of its own. Returns the rows, or the permanent error.
+
+    Raises:
+        ConnectionLost: an error that may not occur in another attempt.
+
+    Cancellation: the query is interrupted.
+    """
+    try:
+        with _translated():
+            connection = await _connect(task.server)
+            try:
+                async with connection.transaction(isolation="repeatable_read", readonly=True):
+                    await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(task.server.snapshot)}")
+                    return await _run(connection, task)
+            finally:
+                await _close(connection)
+    except ConnectionLost:
+        raise
+    except SubscriberError as error:
+        return error
+
+
+def run_task_on_executor(task: ChecksumTask) -> Answer | SubscriberError:
+    """Call run_task() without an event loop. Executors import this module, and so as little as possible."""
+    return anyio.run(run_task, task)
+
+
+class QueryPool:
+    """Runs queries in a few connections to each server. Each connection keeps one transaction with the snapshot."""
+
+    def __init__(self, jobs: int = JOBS, *, max_rate: int | None = None) -> None:
+        """Describe the pool. Connections are opened when there are queries.
+
+        Args:
+            jobs: the number of connections to each server.
+            max_rate: the number of bytes of tables to read from each server in a second; None: no limit.
+        """
+        self._jobs = jobs
+        self._max_rate = max_rate
+        self._read: dict[ServerSnapshot, int] = {}
+        self._started = anyio.current_time()
+
+    async def run(self, tasks: Sequence[ChecksumTask], on_done: OnTaskDone = lambda _: None) -> list[Answer]:
+        """Run all queries.
+
+        Args:
+            tasks: the queries, for one server or several.
+            on_done: called after each query.
+
+        Returns:
+            The rows of each query, in the order of `tasks`.
+
+        Raises:
+            ConnectionLost: a connection was lost again in the last attempt.
+            SubscriberError: a server refuses a query. The other queries are interrupted.
+
+        Cancellation: the queries are interrupted.
+        """
+        answers: list[Answer] = [[] for _ in tasks]
+        failed: list[SubscriberError] = []
+        async with anyio.create_task_group() as group:
+
+            async def work(server: ServerSnapshot, waiting: deque[int]) -> None:
+                try:
+                    await self._work(server, waiting, tasks, answers, on_done)
+                except SubscriberError as error:
+                    failed.append(error)
+                    group.cancel_scope.cancel()
+
+            for server in dict.fromkeys(task.server for task in tasks):
+                waiting = deque(number for number, task in enumerate(tasks) if task.server == server)
+                for _ in range(min(self._jobs, len(waiting))):
+                    group.start_soon(work, server, waiting)
+        if failed:
+            raise failed[0]
+        return answers
+
+    async def _work(
+        self,
+        server: ServerSnapshot,
+        waiting: deque[int],
+        tasks: Sequence[ChecksumTask],
+        answers: list[Answer],
+        on_done: OnTaskDone,
+    ) -> None:
+        """Run queries in one connection until none is left."""
+        attempts: dict[int, int] = {}
+        while waiting:
+            try:
+                with _translated():
+                    connection = await _connect(server)
+                    try:
+                        async with connection.transaction(isolation="repeatable_read", readonly=True):
+                            await connection.execute(f"SET TRANSACTION SNAPSHOT {literal(server.snapshot)}")
+                            while waiting:
+                                number = waiting.popleft()
+                                await self._spare(server, tasks[number].part.size)
+                                try:
+                                    answers[number] = await _run(connection, tasks[number])
+                                except BaseException:
+                                    waiting.appendleft(number)
+                                    raise
+                                on_done(tasks[number])
+                    finally:
+                        await _close(connection)
+            except ConnectionLost:
+                number = waiting[0] if waiting else -1
+                attempts[number] = attempts.get(number, 0) + 1
+                if attempts[number] == ATTEMPTS:
+                    raise
+
+    async def _spare(self, server: ServerSnapshot, size: int) -> None:
+        """Wait until `size` further bytes of the server do not exceed the rate."""
+        read = self._read.get(server, 0)
+        self._read[server] = read + size
+        if self._max_rate is not None:
+            await anyio.sleep(max(0.0, self._started + read / self._max_rate - anyio.current_time()))
+
+
+async def _connect(server: ServerSnapshot) -> Connection:
+    return await connect(
+        server.conninfo,
+        application_name=APPLICATION_NAME,
+        settings=SETTINGS,
+        must_use_password=server.must_use_password,
+    )
+
+
+async def _close(connection: Connection) -> None:
+    """Close a connection. A query that still runs is canceled first: the server would not notice the end."""
+    with anyio.move_on_after(CLOSE_TIMEOUT, shield=True):
+        await connection.close()
+    connection.terminate()
+
+
+async def _run(connection: Connection, task: ChecksumTask) -> Answer:
+    """Run a query in the connection's transaction. The lock of its heap ends with the query."""
+    await connection.execute("SAVEPOINT part")
+    answer = await _fetch(connection, task)
+    await connection.execute("ROLLBACK TO SAVEPOINT part")
+    return answer
+
+
+async def _fetch(connection: Connection, task: ChecksumTask) -> Answer:
+    part = task.part
+    await connection.execute(f"LOCK TABLE {part.heap} IN ACCESS SHARE MODE")
+    with parsing("the file of a table"):
+        filenode = await connection.fetchval(_FILENODE, part.heap)
+    if filenode != part.filenode:
+        raise SubscriberError(
+            f'table "{part.schema}.{part.name}" was rewritten while it was compared',
+            hint="Compare again after VACUUM FULL, TRUNCATE or the other operation has ended.",
+            sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+        )
+    with parsing("rows"):
+        return [tuple(row) for row in await connection.fetch(task.sql)]

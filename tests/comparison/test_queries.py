@@ -1,0 +1,84 @@
+"""Queries of a comparison: lost connections, errors, the rate, and the progress on the screen."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import anyio
+import pytest
+
+from subscriber.cli.commands.verify import describe_progress
+from subscriber.comparison.comparison import ComparisonProgress
+from subscriber.comparison.queries import ChecksumTask, QueryPool, ServerSnapshot
+from subscriber.errors import ConnectionLost, SubscriberError
+from subscriber.publisher.partitions import TablePartition
+from tests.plugins.fix_cluster import Database
+
+
+@pytest.fixture
+async def server(target_db: Database) -> AsyncIterator[ServerSnapshot]:
+    """Export a snapshot of a database with table t."""
+    await target_db.execute("CREATE TABLE t (id int)", "INSERT INTO t VALUES (1)")
+    async with target_db.connection() as connection, connection.transaction(isolation="repeatable_read"):
+        snapshot = await connection.fetchval("SELECT pg_export_snapshot()")
+        await target_db.execute("INSERT INTO t VALUES (2)")
+        yield ServerSnapshot(target_db.dsn(), must_use_password=False, snapshot=snapshot)
+
+
+async def tasks_of(database: Database, server: ServerSnapshot, *queries: str, size: int = 0) -> list[ChecksumTask]:
+    filenode = await database.value("SELECT pg_relation_filenode('t')")
+    part = TablePartition("public", "t", filenode, size=size)
+    return [ChecksumTask(server, part, sql) for sql in queries]
+
+
+async def test_rows_in_the_order_of_the_queries(target_db: Database, server: ServerSnapshot) -> None:
+    queries = [
+        f"SELECT {number}, count(*) FROM public.t, pg_sleep({0.1 if number == 3 else 0})" for number in range(20)
+    ]
+    done: list[ChecksumTask] = []
+    tasks = await tasks_of(target_db, server, *queries)
+    assert await QueryPool(3).run(tasks, done.append) == [[(number, 1)] for number in range(20)]
+    assert sorted(task.sql for task in done) == sorted(queries)
+    assert done[3].sql != queries[3]
+
+
+async def test_a_query_whose_connection_is_lost_is_repeated(target_db: Database, server: ServerSnapshot) -> None:
+    own_end = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = pg_backend_pid()"
+    with pytest.raises(ConnectionLost):
+        await QueryPool(1).run(await tasks_of(target_db, server, "SELECT 1", own_end))
+
+    async def end_once() -> None:
+        """End the first backend that sleeps."""
+        while not await target_db.value(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE query LIKE 'SELECT 7, pg_sleep%'"
+        ):
+            await anyio.sleep(0.01)
+
+    tasks = await tasks_of(target_db, server, "SELECT 1", "SELECT 7, pg_sleep(0.3)::text", "SELECT 3")
+    async with anyio.create_task_group() as group:
+        group.start_soon(end_once)
+        answers = await QueryPool(1).run(tasks)
+    assert [answer[0][0] for answer in answers] == [1, 7, 3]
+
+
+async def test_an_error_ends_the_other_queries(target_db: Database, server: ServerSnapshot) -> None:
+    tasks = await tasks_of(target_db, server, "SELECT pg_sleep(60)", "SELECT 1 / 0")
+    with anyio.fail_after(20), pytest.raises(SubscriberError, match="division by zero"):
+        await QueryPool(2).run(tasks)
+    sleeping = "SELECT count(*) FROM pg_stat_activity WHERE query = 'SELECT pg_sleep(60)' AND state = 'active'"
+    await target_db.wait_for(sleeping, 0)
+
+
+async def test_the_rate_is_limited(target_db: Database, server: ServerSnapshot) -> None:
+    tasks = await tasks_of(target_db, server, *["SELECT 1"] * 5, size=1000)
+    started = anyio.current_time()
+    await QueryPool(4, max_rate=10_000).run(tasks)
+    assert anyio.current_time() - started >= 0.4  # the fifth query may start when 4,000 bytes are read
+
+
+def test_progress_in_words() -> None:
+    assert describe_progress(ComparisonProgress("waiting"), 9) == "waiting"
+    assert describe_progress(ComparisonProgress("comparing", 0, 1024), 9) == "comparing"
+    half = ComparisonProgress("comparing", 512 * 1024, 1024 * 1024)
+    assert describe_progress(half, 30) == "comparing: 50 % of 1.0 MiB, 30 s left"
+    assert describe_progress(half, 0.2) == "comparing: 50 % of 1.0 MiB"
