@@ -456,6 +456,8 @@ class Subscription(SubscriptionOptions):
     system_id: str | None = None  # the publisher's system identifier; None: unknown until the next connection
     timeline: int | None = None  # the publisher's timeline; None: unknown until the next connection
     timeline_system: str | None = None  # the system identifier that the timeline belongs to
+    timeline_history: str | None = None  # the ends of earlier timelines; None: of a standby, or unknown
+    accepts_loss: bool = False  # the next connection accepts a publisher that lacks applied changes
     server: str | None = None  # the foreign server that has the connection string
     conninfo_problem: str | None = None  # the reason why the foreign server gives no connection string
     version: str = ""  # of the row; changes with each statement on the subscription

@@ -142,6 +142,13 @@ subscription = Table(
     _column("subownername", Name, "the owner's name; a restored dump has other OIDs", null=True),
     _column("subtimeline", BigInteger, "the publisher's timeline; NULL: not known yet", null=True),
     _column("subtimelinesystem", Text, "the system identifier that the timeline belongs to", null=True),
+    _column(
+        "subtimelinehistory",
+        Text,
+        "number and end of the timelines before it; NULL: a standby, which may change it",
+        null=True,
+    ),
+    _column("subacceptloss", Boolean, "whether the next publisher may lack applied changes", default="false"),
     _column("subgeneration", Integer, "rises with each statement that a worker is started anew for", default="0"),
     prefixes=UNLOGGED,
     info=_about("What CREATE SUBSCRIPTION was told."),

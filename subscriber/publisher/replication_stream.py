@@ -246,14 +246,23 @@ def check_primary(identity: SystemIdentity, *, failover: bool) -> None:
 
 
 def check_publisher(identity: SystemIdentity, known_system_id: int | None, position: Lsn) -> None:
-    """Refuse a server that cannot be the one our progress is about.
+    """Refuse a server that cannot be the one our progress is about. timelines.py finds what positions do not show.
 
-    `known_system_id` is the publisher's as remembered with the progress, None before there is any;
-    `position` is that progress, 0 when there is none.
+    Args:
+        identity: the server.
+        known_system_id: the publisher's as remembered with the progress, None before there is any.
+        position: that progress, 0 when there is none.
 
-    Raises PublisherReplaced; or ConnectionLost for a standby that has not replayed far enough yet.
-    check_timeline() finds what positions do not show.
+    Raises:
+        PublisherReplaced: another cluster answers, or one without the position.
+        ConnectionLost: the server is a standby that has not replayed far enough yet.
     """
+    check_system(identity, known_system_id)
+    check_position(identity, position)
+
+
+def check_system(identity: SystemIdentity, known_system_id: int | None) -> None:
+    """Raise PublisherReplaced if the server belongs to another cluster. None: the cluster is not known yet."""
     if known_system_id is not None and identity.systemid != known_system_id:
         raise PublisherReplaced(
             "the publisher is another database cluster than before",
@@ -262,6 +271,10 @@ def check_publisher(identity: SystemIdentity, known_system_id: int | None, posit
             hint="Correct the subscription's connection, or drop the subscription and create it again "
             "with a fresh copy of its tables.",
         )
+
+
+def check_position(identity: SystemIdentity, position: Lsn) -> None:
+    """Refuse a server whose WAL ends before `position`. Raises as check_publisher()."""
     if position <= identity.position:
         return
     detail = (
@@ -275,45 +288,4 @@ def check_publisher(identity: SystemIdentity, known_system_id: int | None, posit
         detail=detail,
         hint="It was restored from a backup, or is a standby that was promoted before it had everything. "
         "Drop the subscription and create it again with a fresh copy of its tables.",
-    )
-
-
-async def check_timeline(
-    publisher: Publisher, identity: SystemIdentity, known_timeline: int | None, position: Lsn
-) -> Lsn | None:
-    """Refuse a publisher that failed over to a standby without everything that was applied.
-
-    The position alone does not show it: the new primary may have written past it.
-
-    Args:
-        known_timeline: the timeline that `position` belongs to; None accepts any.
-        position: the highest position of changes that were applied or copied.
-
-    Returns:
-        Where the known timeline ended; None if the publisher is still on it.
-
-    Raises:
-        PublisherReplaced: changes up to `position` are not part of the publisher's history.
-        ConnectionLost: the publisher is a standby, which has not reached the known timeline yet.
-    """
-    if known_timeline is None or identity.timeline == known_timeline:
-        return None
-    if identity.timeline < known_timeline:
-        detail = f"It was on timeline {known_timeline}, and is on timeline {identity.timeline}."
-        if identity.in_recovery:
-            raise ConnectionLost("the publisher, a standby, is behind the subscription", detail=detail)
-        raise PublisherReplaced(
-            "the publisher is on an earlier timeline than before",
-            detail=detail,
-            hint="Another server has become the primary since. Correct the subscription's connection.",
-        )
-    end = (await publisher.timeline_ends(identity.timeline)).get(known_timeline)
-    if end is not None and position <= end:
-        return end
-    left = f"left timeline {known_timeline} at {end}" if end is not None else f"has no timeline {known_timeline}"
-    raise PublisherReplaced(
-        "the publisher has failed over to a server without all changes that were applied",
-        detail=f"Changes up to {position} of timeline {known_timeline} were applied; the publisher, on timeline"
-        f" {identity.timeline}, {left}.",
-        hint="Drop the subscription and create it again with a fresh copy of its tables.",
     )

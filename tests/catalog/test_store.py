@@ -20,10 +20,12 @@ from subscriber.catalog.store.subscription_rel import (
     set_relation_state,
 )
 from subscriber.catalog.store.subscriptions import (
+    accept_loss,
     clear_skip_lsn,
     disable_subscription,
     find_subscription,
     forget_publisher,
+    load_reached,
     load_subscription,
     load_subscriptions,
     set_publisher,
@@ -110,7 +112,8 @@ async def test_a_worker_commits_nothing_with_settings_that_were_changed(
     database: asyncpg.Connection, subid: int
 ) -> None:
     """A change of a column ends the worker's right to commit exactly if it restarts the worker."""
-    ending = {FIELDS.get(field) or STORED_OPTIONS[field].name for field in SETTINGS} | {"subenabled"}
+    ending = {FIELDS.get(field) or STORED_OPTIONS[field].name for field in SETTINGS}
+    ending |= {"subenabled", "subacceptloss"}
     asked = "SELECT column_name, data_type FROM information_schema.columns WHERE table_name = $1 AND table_schema = $2"
     for column, data_type in await database.fetch(asked, "subscription", "subscriber"):
         if column in ("subid", "subgeneration", "kept", "subownername"):
@@ -175,14 +178,50 @@ async def test_progress(database: asyncpg.Connection, subid: int) -> None:
     await progress_records.save(database, subid, 5, Lsn(1))
     await progress_records.remove(database, subid, 5)
     assert await progress_records.load(database, subid, 5) is None
-    await set_publisher(database, subid, "77", 3)
+    await accept_loss(database, subid)
+    loaded = await load_subscription(database, subid)
+    assert loaded is not None
+    assert (loaded.timeline, loaded.timeline_history, loaded.accepts_loss) == (None, None, True)
+    await set_publisher(database, subid, "77", 3, "1:0/AB 2:0/CD")
     loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == ("77", 3, "77")
+    assert (loaded.timeline_history, loaded.accepts_loss) == ("1:0/AB 2:0/CD", False)
     await forget_publisher(database, subid)
     loaded = await load_subscription(database, subid)
     assert loaded is not None
     assert (loaded.system_id, loaded.timeline, loaded.timeline_system) == (None, 3, "77")
+
+
+async def test_positions_beyond_a_fork_are_moved_back_to_it(database: asyncpg.Connection, subid: int) -> None:
+    """A table whose synchronization worker is beyond the fork has all changes before it."""
+    fork = Lsn(0x100)
+    before = {"a": ("i", 0, 0), "b": ("d", 0, 0), "c": ("f", 0x80, 0x90), "d": ("f", 0x80, 0x110), "e": ("f", 0x180, 0)}
+    before |= {"f": ("s", 0x100, 0), "g": ("s", 0x101, 0), "h": ("r", 0x80, 0), "i": ("r", 0x200, 0)}
+    for name, (state, lsn, progress) in before.items():
+        await database.execute(f"CREATE TABLE {name} ()")
+        relid = await relid_of(database, name)
+        await add_relation(database, subid, relid, state, Lsn(lsn) if lsn else None)
+        if progress:
+            await progress_records.save(database, subid, relid, Lsn(progress))
+    await progress_records.save(database, subid, 0, Lsn(0x200))
+    async with database.transaction():
+        await progress_records.move_back(database, subid, fork)
+    found = {row.name: (row.state, row.lsn) for row in await load_relation_states(database, subid)}
+    assert found == {
+        "a": ("i", None),
+        "b": ("d", None),
+        "c": ("f", 0x80),
+        "d": ("s", fork),
+        "e": ("s", fork),
+        "f": ("s", fork),
+        "g": ("s", fork),
+        "h": ("r", 0x80),
+        "i": ("r", fork),
+    }
+    assert await progress_records.load(database, subid) == fork
+    assert await progress_records.load(database, subid, await relid_of(database, "c")) == 0x90
+    assert await load_reached(database, subid) == fork
 
 
 async def test_a_worker_is_shown_while_its_backend_lives(database: asyncpg.Connection, subid: int) -> None:

@@ -18,7 +18,7 @@ from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf
 from tests.scenarios.conftest import Pair
 from tests.scenarios.standbys import promote, standby_of
 
-STANDBY = {"hot_standby_feedback": "on", "sync_replication_slots": "on"}
+WORKER = "subscriber.worker w JOIN subscriber.subscription s USING (subid) WHERE s.subname = 's' AND w.relid = 0"
 ROWS = "SELECT id, n FROM t ORDER BY id"
 SYNCED = """
 SELECT EXISTS (SELECT FROM pg_replication_slots
@@ -94,24 +94,46 @@ class Cluster:
 
 
 class MakeCluster(Protocol):
-    async def __call__(self, major: int = 18, *, session: str = "read-write", **settings: str) -> Cluster: ...
+    async def __call__(
+        self,
+        major: int = 18,
+        *,
+        session: str = "read-write",
+        sync: str = "on",
+        two_phase: bool = False,
+        **settings: str,
+    ) -> Cluster:
+        """Create a cluster.
+
+        Args:
+            major: the version of both servers.
+            session: target_session_attrs of the subscription's connection string.
+            sync: sync_replication_slots of the standby.
+            two_phase: an option of the subscription.
+            settings: of the primary. They apply once there is a standby.
+        """
 
 
 @pytest.fixture
 def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeCluster:
-    """Create a Cluster.
+    """Return the function that creates the servers and the subscription."""
 
-    Its arguments are the major version, target_session_attrs of the subscription's connection string, and settings of
-    the primary that apply once there is a standby.
-    """
-
-    async def make(major: int = 18, *, session: str = "read-write", **settings: str) -> Cluster:
+    async def make(
+        major: int = 18,
+        *,
+        session: str = "read-write",
+        sync: str = "on",
+        two_phase: bool = False,
+        **settings: str,
+    ) -> Cluster:
         first = await servers.create("first", SETTINGS, bin=server_of("publisher", major).bin)
         await first.start(wal_level="logical")
         pair.source = Database(first, "postgres")
         await pair.both("CREATE TABLE t (id int PRIMARY KEY, n int)")
         programs = pair.target.server if major < 18 else first
-        second = await standby_of(first, servers, "second", programs=programs, **STANDBY)
+        second = await standby_of(
+            first, servers, "second", programs=programs, hot_standby_feedback="on", sync_replication_slots=sync
+        )
         for name, value in settings.items():
             await pair.source.execute(f"ALTER SYSTEM SET {name} = '{value}'", "SELECT pg_reload_conf()")
         await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
@@ -119,7 +141,8 @@ def make_cluster(servers: Servers, pair: Pair, server_of: ServerOf) -> MakeClust
             f"host=127.0.0.1,127.0.0.1 port={first.port},{second.port} dbname=postgres user=postgres"
             f" target_session_attrs={session}"
         )
-        await pair.subscriber.create(dsn, "p", "s", failover=True)
+        await pair.subscriber.create(dsn, "p", "s", failover=True, two_phase=two_phase)
+        await pair.subscriber.wait_for_ready(pair.source)
         return Cluster(pair, first, second)
 
     return make
@@ -166,9 +189,8 @@ async def test_a_primary_is_switched_over_under_load(make_cluster: MakeCluster) 
 
 async def test_a_slot_that_was_not_synchronized_is_made_again(make_cluster: MakeCluster) -> None:
     """The hint of the error has the statements. The changes before them are missing."""
-    cluster = await make_cluster()
+    cluster = await make_cluster(sync="off")
     pair = cluster.pair
-    await pair.subscriber.wait_for_ready(pair.source)
     await cluster.first.kill9()
     await cluster.promote()
     await pair.source.execute("INSERT INTO t VALUES (1, 1)")
@@ -182,3 +204,40 @@ async def test_a_slot_that_was_not_synchronized_is_made_again(make_cluster: Make
     await pair.change("INSERT INTO t VALUES (2, 2)")
     assert await pair.rows(ROWS) == [(2, 2)]
     assert await pair.source.value("SELECT failover FROM pg_replication_slots WHERE slot_name = 's'")
+
+
+async def test_changes_that_an_asynchronous_standby_lost_are_accepted(make_cluster: MakeCluster) -> None:
+    """The walsender does not wait for the standby, so the target has transactions that the new primary lacks.
+
+    The statement of the hint continues with everything that the new primary has. Its first transactions are at
+    positions that the target had reached before.
+    """
+    cluster = await make_cluster(two_phase=True)
+    pair = cluster.pair
+    await cluster.synchronized()
+    position = await pair.source.value("SELECT pg_current_wal_lsn()::text")
+    await Database(cluster.second, "postgres").wait_for(f"SELECT pg_last_wal_replay_lsn() >= '{position}'")
+    await cluster.second.stop()
+    await pair.change("INSERT INTO t SELECT id, 0 FROM generate_series(1, 1000) id")
+    await pair.change("BEGIN; INSERT INTO t VALUES (1001, 0); PREPARE TRANSACTION 'lost'")
+    await cluster.first.kill9()
+    await cluster.second.start()
+    await cluster.promote()
+    await pair.source.execute("INSERT INTO t VALUES (2001, 1)", "INSERT INTO t VALUES (2002, 1)")
+    status = await pair.subscriber.wait_for_state("stopped")
+    assert status["error"] == "the publisher has failed over to a server without all changes that were applied"
+    (accept,) = re.findall(r"ALTER SUBSCRIPTION [^;]*", status["error_hint"])
+    await pair.subscriber.execute(accept)
+    await pair.target.wait_for(f"SELECT error_hint LIKE '%There: ROLLBACK PREPARED%' FROM {WORKER}")
+    hint = (await pair.subscriber.worker())["error_hint"]
+    (rollback,) = re.findall(r"ROLLBACK PREPARED [^;]*", hint)
+    await pair.target.execute(rollback)
+    assert f"Then: {accept};" in hint
+    await pair.subscriber.execute(accept)
+    await pair.change("INSERT INTO t VALUES (2003, 1)")
+    assert await pair.rows("SELECT id FROM t WHERE n = 1 ORDER BY 1") == [(2001,), (2002,), (2003,)]
+    assert await pair.rows("SELECT count(*), min(id), max(id) FROM t WHERE n = 0") == [(1000, 1, 1000)]
+    await pair.fails("WARNING:  the publisher continues on timeline 2; timeline 1 ended at [0-9A-F/]+")
+    assert pair.subscriber.log.has("DETAIL:  The target has changes of timeline 1 between [0-9A-F/]+ and [0-9A-F/]+")
+    # The consent was for this failover only.
+    assert await pair.rows("SELECT subacceptloss, subtimeline FROM subscriber.subscription") == [(False, 2)]

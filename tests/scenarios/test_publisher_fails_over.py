@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import anyio
 import pytest
 
 from subscriber.cli.status.collect import show
@@ -47,7 +48,9 @@ async def test_applied_changes_that_the_new_primary_lacks_are_noticed(servers: S
     pair.subscriber.start()
     status = await pair.subscriber.wait_for_state("stopped")
     assert status["error"] == REPLACED
-    assert pair.subscriber.log.has("DETAIL:  Changes up to [0-9A-F/]+ of timeline 1 were applied; the publisher, on")
+    assert pair.subscriber.log.has(
+        "DETAIL:  Changes up to [0-9A-F/]+ of timeline 1 were applied. The publisher, on timeline 2, has none of them"
+    )
     assert await show(pair.target.dsn(), [], json=False, watch=False, interval=1) == 1
     assert await pair.rows("SELECT id FROM t") == [(1,)]
     await standby.server.stop()
@@ -79,3 +82,61 @@ async def test_a_standby_with_everything_takes_over(servers: Servers, pair: Pair
         "the publisher is behind the subscription",
     )
     await primary.server.stop()
+
+
+async def test_another_standby_with_the_same_timeline_is_noticed(servers: Servers, pair: Pair) -> None:
+    """Two standbys that do not know of each other are promoted one after the other. Both choose timeline 2."""
+    primary, first = await failing_over(servers, pair)
+    second = Database(await standby_of(primary.server, servers, "second"), "postgres")
+    await second.server.stop()
+    await pair.change("INSERT INTO t VALUES (1)")
+    await pair.subscriber.stop()
+    await primary.server.stop()
+    await promote(first.server)
+    await first.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{first.dsn()}'")
+    pair.source = first
+    pair.subscriber.start()
+    await pair.change("INSERT INTO t VALUES (2)")
+    await first.server.stop("immediate")
+    await second.server.start()
+    await promote(second.server)
+    await pair.subscriber.execute(f"ALTER SUBSCRIPTION s CONNECTION '{second.dsn()}'")
+    status = await pair.subscriber.wait_for_state("stopped")
+    assert status["error"] == REPLACED
+    assert pair.subscriber.log.has("DETAIL:  Changes up to [0-9A-F/]+ of timeline 2 .* on timeline 2, has none of them")
+    await second.server.stop()
+
+
+async def test_a_standby_that_is_promoted_while_it_streams(servers: Servers, pair: Pair) -> None:
+    """The walsender continues on the new timeline, so the target has changes of both when it connects again."""
+    primary = await servers.create("primary", SETTINGS)
+    await primary.start()
+    pair.source = Database(primary, "postgres")
+    await pair.source.needs(16, "a standby has slots")
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t")
+    standby = Database(await standby_of(primary, servers, "standby", hot_standby_feedback="on"), "postgres")
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(log_snapshots, pair.source)
+        await pair.subscriber.create(standby, "p", "s")
+        await pair.target.wait_for("SELECT count(*) FROM subscriber.subscription_rel WHERE srsubstate IN ('s', 'r')", 1)
+        tasks.cancel_scope.cancel()
+    await primary.stop()
+    await promote(standby.server)
+    pair.source = standby
+    await pair.change("INSERT INTO t VALUES (1)")
+    await pair.subscriber.restart()
+    await pair.change("INSERT INTO t VALUES (2)")
+    assert await pair.rows("SELECT id FROM t ORDER BY 1") == [(1,), (2,)]
+    assert await pair.rows("SELECT subtimeline, subtimelinehistory LIKE '1:%' FROM subscriber.subscription") == [
+        (2, True)
+    ]
+    await standby.server.stop()
+
+
+async def log_snapshots(primary: Database) -> None:
+    """Let a standby create slots, which need such records of the primary."""
+    while True:
+        await primary.execute("SELECT pg_log_standby_snapshot()")
+        await anyio.sleep(0.05)

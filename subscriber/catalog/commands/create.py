@@ -20,6 +20,7 @@ from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.errors import StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import Publisher
+from subscriber.publisher.timelines import read_history
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION
 from subscriber.subscription import STORED_OPTIONS, StatementOptions, TwoPhaseState
 
@@ -182,7 +183,8 @@ async def _ask_publisher(
         copy_data=options.copy_data,
     )
     identity = await publisher.identify_system()
-    await set_publisher(connection, subid, str(identity.systemid), identity.timeline)
+    history = None if identity.in_recovery else str(await read_history(publisher, identity))
+    await set_publisher(connection, subid, str(identity.systemid), identity.timeline, history)
     if options.create_slot:
         assert options.slot_name is not None
         await publisher_connection.refuse_own_cluster(connection, publisher, options.slot_name)

@@ -49,7 +49,7 @@ from subscriber.catalog.grammar.parser import (
 )
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import reset_sequences
-from subscriber.catalog.store.subscriptions import find_subscription, forget_publisher
+from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher
 from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
@@ -331,6 +331,9 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         # Also where the name stays the same: the worker continues from where the slot stands
         # (worker/apply/confirmed_position.py).
         await progress_records.save_confirmed(connection, subscription.oid, None)
+        # ... or from where the publisher's history parts from the applied changes (worker/apply/progress_claim.py).
+        if options.slot_name is not None:
+            await accept_loss(connection, subscription.oid)
     failover = options.failover if "failover" in specified else None
     no_two_phase = "two_phase" in specified and not options.two_phase
     if (no_two_phase or failover is not None) and subscription.slot_name is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncpg
 
 from subscriber.catalog.names import prepared_prefix
+from subscriber.lsn import Lsn
 
 # Restricted to this database: the other databases of the cluster have subscriptions of their own.
 PREPARED_HERE = """
@@ -14,6 +15,12 @@ SELECT EXISTS (SELECT FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_
 COMMITTED_AHEAD = "SELECT EXISTS (SELECT FROM subscriber.prepared p WHERE p.subid = $1 AND p.committed)"
 PREPARED = """
 SELECT subid::bigint, gid, publisher_gid, prepared_at FROM subscriber.prepared WHERE NOT committed ORDER BY prepared_at
+"""
+PREPARED_AFTER = """
+SELECT p.gid FROM subscriber.prepared p JOIN pg_catalog.pg_prepared_xacts x ON x.gid = p.gid
+ WHERE p.subid = $1 AND NOT p.committed AND p.prepare_end_lsn > $2::text::pg_lsn
+       AND x.database = pg_catalog.current_database()
+ ORDER BY p.prepare_end_lsn
 """
 FORGET_PREPARED = "SELECT subscriber.forget_prepared($1::oid)"
 
@@ -34,6 +41,11 @@ async def has_committed_ahead(connection: asyncpg.Connection, subid: int) -> boo
 async def load_prepared(connection: asyncpg.Connection) -> list[asyncpg.Record]:
     """Return subid, gid, publisher_gid and prepared_at of the transactions that are prepared, oldest first."""
     return list(await connection.fetch(PREPARED))
+
+
+async def load_prepared_after(connection: asyncpg.Connection, subid: int, position: Lsn) -> list[str]:
+    """Return the names of transactions that are prepared on the target, and that the publisher prepared later."""
+    return [row["gid"] for row in await connection.fetch(PREPARED_AFTER, subid, str(position))]
 
 
 async def delete_prepared(connection: asyncpg.Connection, subid: int) -> None:

@@ -19,6 +19,18 @@ CLAIM_PROGRESS = """
 SELECT c.record, c.fence, c.reached::text AS reached, c.confirmed::text AS confirmed
   FROM subscriber.claim_progress($1::oid, $2::oid) c
 """
+MOVE_BACK = """
+SELECT subscriber.set_progress(p.subid, p.relid, $2::text::pg_lsn)
+  FROM subscriber.progress p WHERE p.subid = $1 AND p.remote_lsn > $2::text::pg_lsn
+"""
+# A table whose copy or synchronization worker is beyond the position has all changes before it.
+MOVE_TABLES_BACK = """
+UPDATE subscriber.subscription_rel r
+   SET srsubstate = CASE r.srsubstate WHEN 'f' THEN 's' ELSE r.srsubstate END, srsublsn = $2::text::pg_lsn
+ WHERE r.srsubid = $1 AND r.srsubstate IN ('f', 's', 'r') AND greatest(r.srsublsn, (
+           SELECT p.remote_lsn FROM subscriber.progress p WHERE (p.subid, p.relid) = (r.srsubid, r.srrelid)
+       )) > $2::text::pg_lsn
+"""
 SAVE_CONFIRMED = "SELECT subscriber.set_confirmed($1::oid, $2::text::pg_lsn)"
 
 
@@ -68,6 +80,16 @@ async def claim(connection: asyncpg.Connection, subid: int, relid: int = 0, *, g
         return None
     reached, confirmed = Lsn.parse(row["reached"]), optional_lsn(row["confirmed"])
     return ProgressClaim(subid, generation, row["record"], row["fence"], reached, confirmed)
+
+
+async def move_back(connection: asyncpg.Connection, subid: int, position: Lsn) -> None:
+    """Set all positions of a subscription and its tables that are higher than `position` to it.
+
+    The stream then starts at `position`. So do the changes of a table that was being synchronized beyond it.
+    `connection` must be in a transaction.
+    """
+    await connection.execute(MOVE_TABLES_BACK, subid, str(position))
+    await connection.execute(MOVE_BACK, subid, str(position))
 
 
 async def save_confirmed(connection: asyncpg.Connection, subid: int, position: Lsn | None) -> None:

@@ -12,7 +12,7 @@ SELECT s.subid, s.subname, coalesce(r.rolname::text, s.subowner::text) AS owner,
        coalesce(s.subconninfo, f.conninfo) AS subconninfo, f.problem AS conninfo_problem, v.srvname::text AS server,
        {", ".join(column.selected for column in STORED_OPTIONS.values())},
        s.subskiplsn::text AS subskiplsn, coalesce(r.rolsuper, false) AS owner_is_superuser,
-       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subgeneration,
+       s.subsystemid, s.subtimeline, s.subtimelinesystem, s.subtimelinehistory, s.subacceptloss, s.subgeneration,
        s.xmin::text AS version
   FROM subscriber.subscription s LEFT JOIN pg_catalog.pg_roles r ON r.oid = s.subowner
   LEFT JOIN pg_catalog.pg_foreign_server v ON v.oid = s.subserver
@@ -41,10 +41,13 @@ RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::te
 FORGET_PUBLISHER = "UPDATE subscriber.subscription SET subsystemid = NULL WHERE subid = $1 AND subsystemid IS NOT NULL"
 SET_PUBLISHER = """
 UPDATE subscriber.subscription
-   SET subsystemid = $2::text, subtimeline = $3::bigint, subtimelinesystem = $2::text
+   SET subsystemid = $2::text, subtimeline = $3::bigint, subtimelinesystem = $2::text, subtimelinehistory = $4::text,
+       subacceptloss = false
  WHERE subid = $1
-   AND (subsystemid, subtimeline, subtimelinesystem) IS DISTINCT FROM ($2::text, $3::bigint, $2::text)
+   AND (subsystemid, subtimeline, subtimelinesystem, subtimelinehistory, subacceptloss)
+       IS DISTINCT FROM ($2::text, $3::bigint, $2::text, $4::text, false)
 """
+ACCEPT_LOSS = "UPDATE subscriber.subscription SET subacceptloss = true WHERE subid = $1"
 # The highest position that was applied or copied. A transaction that ends before a table's own position changes
 # nothing in that table.
 REACHED = """
@@ -68,6 +71,8 @@ def _subscription(row: asyncpg.Record) -> Subscription:
         system_id=row["subsystemid"],
         timeline=row["subtimeline"],
         timeline_system=row["subtimelinesystem"],
+        timeline_history=row["subtimelinehistory"],
+        accepts_loss=row["subacceptloss"],
         server=row["server"],
         conninfo_problem=row["conninfo_problem"],
         version=row["version"],
@@ -128,9 +133,25 @@ async def record_conflict_error(connection: asyncpg.Connection, subid: int, line
     await connection.execute(RECORD_CONFLICT_ERROR, subid, line)
 
 
-async def set_publisher(connection: asyncpg.Connection, subid: int, system_id: str, timeline: int) -> None:
-    """Store the publisher's system identifier and timeline."""
-    await connection.execute(SET_PUBLISHER, subid, system_id, timeline)
+async def set_publisher(
+    connection: asyncpg.Connection, subid: int, system_id: str, timeline: int, history: str | None
+) -> None:
+    """Store the publisher's system identifier and timeline. A consent to a loss was for this connection.
+
+    Args:
+        connection: a connection to the target.
+        subid: the subscription.
+        system_id: the publisher's system identifier.
+        timeline: the number of its timeline.
+        history: the ends of earlier timelines (publisher/timelines.py). None: it can change unnoticed, because the
+            publisher is a standby.
+    """
+    await connection.execute(SET_PUBLISHER, subid, system_id, timeline, history)
+
+
+async def accept_loss(connection: asyncpg.Connection, subid: int) -> None:
+    """Let the next connection accept a publisher that lacks applied changes. Restarts a running worker."""
+    await connection.execute(ACCEPT_LOSS, subid)
 
 
 async def forget_publisher(connection: asyncpg.Connection, subid: int) -> None:

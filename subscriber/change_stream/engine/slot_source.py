@@ -42,11 +42,13 @@ from subscriber.publisher.replication_stream import (
     ReplicationStream,
     check_publications,
     check_publisher,
-    check_timeline,
 )
+from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, UNDEFINED_OBJECT
 
 Create = Literal["never", "missing", "replace", "temporary"]
+
+_READ_AGAIN = "The program has received changes that the publisher has lost. Start again with create='replace'."
 
 # (attribute of StreamOptions, first server version that supports it); other options are ignored by older versions
 _SINCE = (("messages", 140000), ("two_phase", 150000))
@@ -74,7 +76,7 @@ class SlotSource:
         self._conninfo = conninfo
         self._name = name
         self._system_id: int | None = None
-        self._timeline: int | None = None
+        self._history: TimelineHistory | None = None
         self._publisher: Publisher | None = None  # connected, and not streaming yet
 
     @classmethod
@@ -157,8 +159,11 @@ class SlotSource:
         try:
             identity = await publisher.identify_system()
             check_publisher(identity, self._system_id, position)
-            await check_timeline(publisher, identity, self._timeline, position)
-            self._system_id, self._timeline = identity.systemid, identity.timeline
+            history = await read_history(publisher, identity)
+            check_history(history, self._history, position, in_recovery=identity.in_recovery, hint=_READ_AGAIN)
+            self._system_id = identity.systemid
+            # A standby may change its timeline while it streams.
+            self._history = None if identity.in_recovery else history
             timeout = await read_sender_timeout(publisher)
             start = max(position, self.position)
             stream = await ReplicationStream.start(

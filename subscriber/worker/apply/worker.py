@@ -14,9 +14,8 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.apply.relation_map import LocalRelation
 from subscriber.apply.table_states import TableState
 from subscriber.catalog.names import apply_origin
-from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_rel import set_relation_state
-from subscriber.catalog.store.subscriptions import enable_two_phase, load_reached, load_subscription, set_publisher
+from subscriber.catalog.store.subscriptions import enable_two_phase
 from subscriber.connection.errors import libpq_message
 from subscriber.errors import ConnectionLost, PublisherError, ServerError, StaleCatalog, SubscriberError
 from subscriber.failpoints import Point, reach
@@ -25,7 +24,7 @@ from subscriber.publisher.answers import parsing
 from subscriber.publisher.commands import StreamOptions
 from subscriber.publisher.connection import Publisher
 from subscriber.publisher.feedback import limit_status_interval, read_sender_timeout
-from subscriber.publisher.replication_stream import ReplicationStream, check_primary, check_publisher, check_timeline
+from subscriber.publisher.replication_stream import ReplicationStream, check_primary
 from subscriber.sqlstate import OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import Subscription, TwoPhaseState
 from subscriber.targets.postgres.session.known_tables import KnownTables
@@ -38,6 +37,7 @@ from subscriber.worker.apply.look_ahead import look_ahead, wait_for_pause
 from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.pause import PauseGate
+from subscriber.worker.apply.progress_claim import claim_progress
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
@@ -45,7 +45,7 @@ from subscriber.worker.apply_hooks import ApplyHooks
 from subscriber.worker.context import LauncherContext
 from subscriber.worker.error_hints import connection_hint
 from subscriber.worker.leftover_slots import drop_leftover_slots
-from subscriber.worker.session.apply_session import TargetConfig, claim, open_target, resume_progress, with_context
+from subscriber.worker.session.apply_session import TargetConfig, open_target, resume_progress, with_context
 from subscriber.worker.session.apply_sessions import ApplySessions
 from subscriber.worker.status import Report
 from subscriber.worker.streaming.setup import StreamingSetup, end_earlier_workers
@@ -305,35 +305,10 @@ class ApplyWorker(ApplyHooks):
 
     async def _claim(self, publisher: Publisher) -> ProgressClaim:
         """Claim the progress record, after checking that it belongs to this publisher and its timeline."""
-        subid = self.subscription.oid
         identity = await publisher.identify_system()
         check_primary(identity, failover=self.subscription.failover)
         self._report.recovery.resumed(identity.position)
-        claimed = await claim(self._catalog, self.subscription, 0)
-        if claimed is None:
-            raise SubscriberError(f'progress of subscription "{self.subscription.name}" is missing in the catalog')
-        async with self._catalog.use() as connection:
-            found = await load_subscription(connection, subid)
-            known = found and found.system_id
-            check_publisher(identity, int(known) if known else None, claimed.position)
-            reached = await load_reached(connection, subid)
-        same = found is not None and found.timeline_system == str(identity.systemid)
-        timeline = found.timeline if found is not None and same else None
-        end = await check_timeline(publisher, identity, timeline, reached)
-        async with self._catalog.use() as connection, connection.transaction():
-            if end is not None and claimed.confirmed is not None and claimed.confirmed > end:
-                # Positions after the end of the old timeline are other WAL on the new one.
-                await progress_records.save_confirmed(connection, subid, None)
-                await progress_records.save_confirmed(connection, subid, end)
-                claimed = replace(claimed, confirmed=end)
-            await set_publisher(connection, subid, str(identity.systemid), identity.timeline)
-        if end is not None:
-            telemetry.log(
-                telemetry.LOG,
-                f"the publisher continues on timeline {identity.timeline}; timeline {timeline} ended at {end}",
-                event="publisher.timeline",
-            )
-        return claimed
+        return await claim_progress(self._catalog, self.subscription, publisher, identity)
 
     def _log_limits(self, limits: tuple[str, ...]) -> None:
         """Log missing capabilities of the target. A later worker does not repeat a warning."""

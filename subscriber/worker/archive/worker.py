@@ -51,8 +51,8 @@ from subscriber.publisher.replication_stream import (
     ReplicationStream,
     check_publications,
     check_publisher,
-    check_timeline,
 )
+from subscriber.publisher.timelines import TimelineHistory, check_history, read_history
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.worker.apply.worker import log_notice
 from subscriber.worker.archive.reassembly import StreamReassembler
@@ -61,6 +61,7 @@ from subscriber.worker.retry import Reaction, RetryDelay, reaction
 
 SPOOL = "spool"  # the folder of streamed transactions, in the directory of the log
 STOP_TIMEOUT = 2.0  # seconds for the publisher to end the stream
+BEGIN_ANEW = "Begin a new log in another directory; what reads this one needs a new copy of the tables."
 MIN_INTERVAL = 0.005  # seconds between two syncs; transactions that arrive closer together share one
 
 
@@ -90,7 +91,7 @@ class Archiver:
         self._slot = slot
         self._publications = tuple(sorted(set(publications)))
         self._writer = writer
-        self._timeline: int | None = None  # the publisher's timeline on the last connection; None: not known yet
+        self._history: TimelineHistory | None = None  # the publisher's on the last connection; None: not known yet
         self._until = until
         self._settings = settings
 
@@ -151,8 +152,10 @@ class Archiver:
         writer, known = self._writer, self._writer.identity
         identity = await publisher.identify_system()
         check_publisher(identity, known.system_id if known else None, writer.position)
-        await check_timeline(publisher, identity, self._timeline, writer.position)
-        self._timeline = identity.timeline
+        history = await read_history(publisher, identity)
+        check_history(history, self._history, writer.position, in_recovery=identity.in_recovery, hint=BEGIN_ANEW)
+        # A standby may change its timeline while it streams.
+        self._history = None if identity.in_recovery else history
         await check_publications(publisher, self._publications)
         info = await publisher.slot(self._slot)
         if info is not None and info.two_phase:
@@ -177,15 +180,14 @@ class Archiver:
                 detail=f'It is of slot "{known.slot}" and publications {", ".join(known.publications)}.',
                 hint="Give those, or another directory.",
             )
-        begin_anew = "Begin a new log in another directory; what reads this one needs a new copy of the tables."
         if confirmed is None:
-            raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=begin_anew)
+            raise SlotLost(f'replication slot "{self._slot}" does not exist any more', hint=BEGIN_ANEW)
         if confirmed > self._writer.position:
             self._writer.check_tail(confirmed)
             raise SlotLost(
                 "changes are missing between the change log and the slot",
                 detail=f"The log ends at {self._writer.position}; the slot has been confirmed up to {confirmed}.",
-                hint=f"Somebody else has read from the slot, or the log was restored from a copy. {begin_anew}",
+                hint=f"Somebody else has read from the slot, or the log was restored from a copy. {BEGIN_ANEW}",
             )
 
 

@@ -162,7 +162,8 @@ class Supervisor:
         if subscription == before:
             return False
         self._note_change()
-        if all(getattr(before, field) == getattr(subscription, field) for field in SETTINGS):
+        accepted = subscription.accepts_loss and not before.accepts_loss
+        if not accepted and all(getattr(before, field) == getattr(subscription, field) for field in SETTINGS):
             return False
         revoked = before.owner == subscription.owner and before.owner_is_superuser > subscription.owner_is_superuser
         why = "of a parameter change"
