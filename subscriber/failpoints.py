@@ -13,7 +13,7 @@ from enum import StrEnum
 
 
 class Point(StrEnum):
-    """The failpoints, in the order in which a table synchronization and then a transaction reach them."""
+    """The failpoints, in the order in which a table synchronization, a command and a transaction reach them."""
 
     # Table synchronization. apply/table_states.py has the states.
     DATASYNC_STORED = "datasync stored, nothing done yet"
@@ -29,6 +29,16 @@ class Point(StrEnum):
 
     # Confirmed position.
     RECORDED = "position without a transaction recorded, publisher not told"
+
+    # Subscriptions that change hands (catalog/commands/adopt.py and hand_back.py).
+    ADOPT_DISABLED = "PostgreSQL's subscription disabled, its workers may still run"
+    ADOPT_STOPPED = "PostgreSQL's workers have ended, nothing taken over"
+    ADOPT_READY = "subscription taken over, not committed"
+    ADOPTED = "subscription taken over, nobody told"
+    HAND_BACK_CREATED = "PostgreSQL's subscription created without a slot, ours disabled"
+    HAND_BACK_STOPPED = "our workers have ended, nothing handed back"
+    HAND_BACK_READY = "subscription handed back, not committed"
+    HANDED_BACK = "subscription handed back, nobody told"
 
     # Changes and transactions.
     CHANGE_SENT = "change sent to the target"

@@ -18,6 +18,7 @@ SELECT o.roname FROM pg_catalog.pg_replication_origin o
 """
 CREATE = "SELECT subscriber.create_origin($1::text)"
 DROP = "SELECT subscriber.drop_origin($1::text)"
+RENAME = "UPDATE pg_catalog.pg_replication_origin SET roname = $2::text WHERE roname = $1::text"
 
 
 async def create_origin(connection: asyncpg.Connection, name: str) -> int | None:
@@ -45,3 +46,19 @@ async def drop_origin(connection: asyncpg.Connection, name: str, missing_ok: boo
     if not dropped and not missing_ok:
         raise asyncpg.UndefinedObjectError(f'replication origin "{name}" does not exist')
     return dropped
+
+
+async def rename_origin(connection: asyncpg.Connection, name: str, new_name: str) -> bool:
+    """Give an origin another name. Its id, its position and the rows that it has written stay its own.
+
+    Unlike a drop, which clears the position at once, this is undone by a rollback.
+
+    Args:
+        connection: A connection of a superuser to the target.
+        name: The origin.
+        new_name: A name that no origin has.
+
+    Returns:
+        False if there is no origin `name`.
+    """
+    return await connection.execute(RENAME, name, new_name) == "UPDATE 1"

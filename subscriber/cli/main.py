@@ -322,6 +322,41 @@ app.command()(changelog.lake)
 app.command()(changelog.catchup)
 
 
+@app.command()
+def adopt(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription of PostgreSQL's own.", metavar="NAME")],
+    json: Json = False,
+    setting: SettingOption = None,
+) -> None:
+    """Take over a subscription that PostgreSQL runs, without a copy.
+
+    The new subscription has its name, owner, options, slot, position and tables, and PostgreSQL's does not exist any
+    more. Needs a superuser. The command refuses what it cannot take over exactly, and PostgreSQL then continues. After
+    a kill, run it again. `subscriber hand-back` returns the subscription.
+    """
+    from subscriber.cli.commands.adopt import run_adopt
+
+    _finish(run_adopt, target, name, json=json, settings=read_settings(setting))
+
+
+@app.command("hand-back")
+def hand_back(
+    target: Target,
+    name: Annotated[str, typer.Argument(help="The subscription.", metavar="NAME")],
+    json: Json = False,
+    setting: SettingOption = None,
+) -> None:
+    """Return a subscription to PostgreSQL, which continues without a copy.
+
+    Needs a superuser, and a target that reaches the publisher. The command refuses what PostgreSQL would not continue
+    exactly, and names the statement that removes the obstacle. After a kill, run it again.
+    """
+    from subscriber.cli.commands.adopt import run_hand_back
+
+    _finish(run_hand_back, target, name, json=json, settings=read_settings(setting))
+
+
 @app.command("verify")
 def verify_(
     target: Target,

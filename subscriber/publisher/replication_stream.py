@@ -35,6 +35,7 @@ from subscriber.errors import (
     ServerError,
     SlotLost,
     SubscriberError,
+    TargetBehind,
 )
 from subscriber.lsn import Lsn
 from subscriber.protocol import copy_data
@@ -288,4 +289,15 @@ def check_position(identity: SystemIdentity, position: Lsn) -> None:
         detail=detail,
         hint="It was restored from a backup, or is a standby that was promoted before it had everything. "
         "Drop the subscription and create it again with a fresh copy of its tables.",
+    )
+
+
+def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:
+    """Return the error for a slot that is confirmed beyond the target's records."""
+    return TargetBehind(
+        f'the target is behind replication slot "{slot}"',
+        detail=f"The slot was confirmed up to {confirmed}, but the target knows of nothing after {recorded}.",
+        hint="It was restored from a backup, or is a standby that was promoted before it had everything, and what was "
+        "committed on the publisher in between is missing. Drop the subscription and create it again with a fresh copy "
+        f"of its tables; or go on without it: ALTER SUBSCRIPTION … SET (slot_name = {sql_literal(slot)}).",
     )

@@ -70,7 +70,8 @@ async def create_subscription(
         slot = _Slot(options.slot_name)
         try:
             async with connection.transaction():
-                subid = await _insert(connection, statement, options, who.oid, origin.server)
+                subid = await insert_subscription(connection, statement, options, who.oid, origin.server)
+                await origins.create_origin(connection, names.apply_origin(subid))
                 if options.connect and origin.conninfo is not None:
                     publisher = await stack.enter_async_context(
                         publisher_connection.connect_to_publisher(
@@ -95,10 +96,24 @@ async def create_subscription(
         )
 
 
-async def _insert(
+async def insert_subscription(
     connection: asyncpg.Connection, statement: CreateSubscription, options: StatementOptions, owner: int, server: int
 ) -> int:
-    """Insert the catalog's rows, and create the origin. `server` is the OID of the foreign server, or 0."""
+    """Insert the catalog's rows of a subscription without tables, in the connection's transaction.
+
+    Args:
+        connection: A connection to the target.
+        statement: The name, the connection string and the publications.
+        options: The options. `two_phase` becomes pending.
+        owner: OID of the role that owns the subscription.
+        server: OID of the foreign server, or 0.
+
+    Returns:
+        The subscription's OID. Its origin does not exist yet.
+
+    Raises:
+        StatementError: The name is taken.
+    """
     try:
         async with connection.transaction():
             subid: int = await connection.fetchval(
@@ -116,7 +131,6 @@ async def _insert(
         raise privileges.already_exists(statement.name) from None
     await stats.add_stats(connection, subid, {})
     await progress_records.save(connection, subid, APPLY_WORKER, Lsn(0))
-    await origins.create_origin(connection, names.apply_origin(subid))
     return subid
 
 

@@ -18,13 +18,10 @@ from subscriber.catalog.commands import privileges, publisher_connection, refres
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.catalog.store.prepared_transactions import delete_prepared
-from subscriber.catalog.store.subscriptions import disable_subscription
+from subscriber.catalog.store.subscriptions import delete_subscription, disable_subscription, enable_subscription
 from subscriber.errors import StatementError
 from subscriber.sqlstate import ACTIVE_SQL_TRANSACTION, CONNECTION_FAILURE
 from subscriber.subscription import Subscription
-
-DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
-ENABLE_AGAIN = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
 
 
 async def drop_subscription(
@@ -60,7 +57,7 @@ async def drop_subscription(
             from anyio import CancelScope  # imported where it is needed, as this hardly ever is
 
             with CancelScope(shield=True):
-                await connection.execute(ENABLE_AGAIN, subscription.oid)
+                await enable_subscription(connection, subscription.oid)
         raise
 
 
@@ -76,7 +73,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
         await origins.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
     await delete_prepared(connection, subid)
-    await connection.execute(DELETE, subid)
+    await delete_subscription(connection, subid)
     if slot_name is None and not (unfinished and bound):
         return
     sync_slots = [names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]

@@ -49,7 +49,7 @@ from subscriber.catalog.grammar.parser import (
 )
 from subscriber.catalog.store import progress_records
 from subscriber.catalog.store.subscription_sequence import reset_sequences
-from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher
+from subscriber.catalog.store.subscriptions import accept_loss, find_subscription, forget_publisher, set_skip_lsn
 from subscriber.connection.errors import server_fields
 from subscriber.errors import ConnectionLost, ServerError, StatementError
 from subscriber.lsn import Lsn
@@ -65,7 +65,6 @@ from subscriber.subscription import STORED_OPTIONS, StatementOptions, Subscripti
 SET_ENABLED = "UPDATE subscriber.subscription SET subenabled = $2 WHERE subid = $1"
 SET_CONNINFO = "UPDATE subscriber.subscription SET subconninfo = $2, subserver = $3::oid WHERE subid = $1"
 SET_PUBLICATIONS = "UPDATE subscriber.subscription SET subpublications = $2::text[] WHERE subid = $1"
-SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
 SET_OWNER = "SELECT subscriber.set_owner($1::oid, $2::oid)"
 SET_NAME = "UPDATE subscriber.subscription SET subname = $2::text::name WHERE subid = $1"
 ORIGIN_PROGRESS = "SELECT subscriber.origin_progress($1::text)::text"
@@ -367,7 +366,7 @@ async def _skip(connection: asyncpg.Connection, subscription: Subscription, lsn:
         if lsn < reached:
             message = f"skip WAL location (LSN {lsn}) must be greater than origin LSN {reached}"
             raise StatementError(message, sqlstate=INVALID_PARAMETER_VALUE)
-    await connection.execute(SET_SKIP_LSN, subscription.oid, str(lsn))
+    await set_skip_lsn(connection, subscription.oid, lsn)
 
 
 async def _change_owner(connection: asyncpg.Connection, subscription: Subscription, statement: AlterOwner) -> None:

@@ -11,6 +11,7 @@ from subscriber.apply.progress import ProgressClaim
 from subscriber.lsn import Lsn, optional_lsn
 
 PROGRESS = "SELECT remote_lsn::text AS remote_lsn FROM subscriber.progress WHERE subid = $1 AND relid = $2"
+CONFIRMED = "SELECT confirmed_lsn::text FROM subscriber.progress WHERE subid = $1 AND relid = 0"
 APPLY_PROGRESS = "SELECT subid::bigint, remote_lsn::text FROM subscriber.progress WHERE relid = 0"
 TABLES = "SELECT relid FROM subscriber.progress_record WHERE subid = $1 AND relid <> 0"
 SAVE_PROGRESS = "SELECT subscriber.set_progress($1::oid, $2::oid, $3::text::pg_lsn)"
@@ -38,6 +39,11 @@ async def load(connection: asyncpg.Connection, subid: int, relid: int = 0) -> Ls
     """Return the position of a worker, or None if it has none yet."""
     row = await connection.fetchrow(PROGRESS, subid, relid)
     return None if row is None else optional_lsn(row["remote_lsn"])
+
+
+async def load_confirmed(connection: asyncpg.Connection, subid: int) -> Lsn | None:
+    """Return the position that was confirmed without a commit, or None if there is none."""
+    return optional_lsn(await connection.fetchval(CONFIRMED, subid))
 
 
 async def load_all(connection: asyncpg.Connection) -> dict[int, Lsn]:

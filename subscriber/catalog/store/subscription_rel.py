@@ -26,6 +26,14 @@ ADD_RELATION = """
 INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srsublsn)
 VALUES ($1, $2, $3::text::"char", $4::text::pg_lsn) ON CONFLICT DO NOTHING
 """
+# Sequences are in a table of their own (subscription_sequence.py).
+ADD_NATIVE_RELATIONS = """
+INSERT INTO subscriber.subscription_rel (srsubid, srrelid, srsubstate, srsublsn, srnspname, srrelname)
+SELECT $1::oid, r.srrelid, r.srsubstate, r.srsublsn, n.nspname, c.relname
+  FROM pg_catalog.pg_subscription_rel r JOIN pg_catalog.pg_class c ON c.oid = r.srrelid
+  JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+ WHERE r.srsubid = $2::oid AND c.relkind <> 'S'
+"""
 SET_RELATION_STATE = """
 UPDATE subscriber.subscription_rel SET srsubstate = $3::text::"char", srsublsn = $4::text::pg_lsn
  WHERE srsubid = $1 AND srrelid = $2
@@ -77,6 +85,11 @@ async def add_relation(
     return (
         await connection.execute(ADD_RELATION, subid, relid, state, None if lsn is None else str(lsn)) == "INSERT 0 1"
     )
+
+
+async def add_native_relations(connection: asyncpg.Connection, subid: int, native_oid: int) -> None:
+    """Add the tables of PostgreSQL's own subscription `native_oid`, with their states and positions."""
+    await connection.execute(ADD_NATIVE_RELATIONS, subid, native_oid)
 
 
 async def set_relation_state(

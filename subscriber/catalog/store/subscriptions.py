@@ -22,6 +22,9 @@ SUBSCRIPTIONS = f"{_SUBSCRIPTION} ORDER BY s.subid"
 SUBSCRIPTION_BY_OID = f"{_SUBSCRIPTION} WHERE s.subid = $1"
 SUBSCRIPTION_BY_NAME = f"{_SUBSCRIPTION} WHERE s.subname = $1::text"
 DISABLE = "UPDATE subscriber.subscription SET subenabled = false WHERE subid = $1 AND subenabled"
+ENABLE = "UPDATE subscriber.subscription SET subenabled = true WHERE subid = $1 AND NOT subenabled"
+DELETE = "DELETE FROM subscriber.subscription WHERE subid = $1"
+SET_SKIP_LSN = "UPDATE subscriber.subscription SET subskiplsn = $2::text::pg_lsn WHERE subid = $1"
 # Clears the skipped position alone: a statement may have set another one since.
 CLEAR_SKIP_LSN = """
 UPDATE subscriber.subscription SET subskiplsn = '0/0' WHERE subid = $1 AND subskiplsn = $2::text::pg_lsn
@@ -35,6 +38,7 @@ UPDATE subscriber.subscription s SET subtwophasestate = 'e' WHERE s.subid = $1 A
    AND NOT EXISTS (SELECT FROM subscriber.pg_subscription_rel r WHERE r.srsubid = s.subid AND r.srsubstate <> 'r')
 """
 
+COUNT_CONFLICTS = "SELECT count(*) FROM subscriber.conflict_history WHERE subid = $1"
 # The failed worker is still registered, so no other worker of the subscription records conflicts.
 RECORD_CONFLICT_ERROR = "SELECT subscriber.record_conflict_error($1::oid, $2::text::jsonb)"
 # The timeline stays: the next publisher may be a promoted standby of the former one.
@@ -103,6 +107,21 @@ async def disable_subscription(connection: asyncpg.Connection, subid: int) -> No
     await connection.execute(DISABLE, subid)
 
 
+async def enable_subscription(connection: asyncpg.Connection, subid: int) -> None:
+    """Enable the subscription, after a command that had to disable it."""
+    await connection.execute(ENABLE, subid)
+
+
+async def delete_subscription(connection: asyncpg.Connection, subid: int) -> None:
+    """Delete the subscription with its rows in all tables, but not its origins."""
+    await connection.execute(DELETE, subid)
+
+
+async def set_skip_lsn(connection: asyncpg.Connection, subid: int, lsn: Lsn) -> None:
+    """Store the position of ALTER SUBSCRIPTION … SKIP; 0: none."""
+    await connection.execute(SET_SKIP_LSN, subid, str(lsn))
+
+
 async def clear_skip_lsn(connection: asyncpg.Connection, subid: int, skipped: Lsn) -> None:
     """Clear the position to skip, unless a statement has set another one since."""
     await connection.execute(CLEAR_SKIP_LSN, subid, str(skipped))
@@ -152,6 +171,12 @@ async def set_publisher(
 async def accept_loss(connection: asyncpg.Connection, subid: int) -> None:
     """Let the next connection accept a publisher that lacks applied changes. Restarts a running worker."""
     await connection.execute(ACCEPT_LOSS, subid)
+
+
+async def count_conflicts(connection: asyncpg.Connection, subid: int) -> int:
+    """Return the number of the subscription's conflicts in `subscriber.conflict_history`."""
+    count: int = await connection.fetchval(COUNT_CONFLICTS, subid)
+    return count
 
 
 async def forget_publisher(connection: asyncpg.Connection, subid: int) -> None:

@@ -33,11 +33,10 @@ import anyio
 from subscriber.apply.progress import ProgressClaim
 from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.store import progress_records
-from subscriber.display import sql_literal
-from subscriber.errors import TargetBehind
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
 from subscriber.publisher.connection import SlotInfo
+from subscriber.publisher.replication_stream import target_behind
 from subscriber.settings import DEFAULTS
 
 
@@ -117,14 +116,3 @@ async def resume_confirming(
     if slot is not None and confirmed > recorded:
         raise target_behind(slot.name, confirmed, recorded)
     return ConfirmedPositionGuard(save, recorded, interval)
-
-
-def target_behind(slot: str, confirmed: Lsn, recorded: Lsn) -> TargetBehind:
-    """Return the error for a slot that is confirmed beyond the target's records."""
-    return TargetBehind(
-        f'the target is behind replication slot "{slot}"',
-        detail=f"The slot was confirmed up to {confirmed}, but the target knows of nothing after {recorded}.",
-        hint="It was restored from a backup, or is a standby that was promoted before it had everything, and what was "
-        "committed on the publisher in between is missing. Drop the subscription and create it again with a fresh copy "
-        f"of its tables; or go on without it: ALTER SUBSCRIPTION … SET (slot_name = {sql_literal(slot)}).",
-    )

@@ -1,0 +1,204 @@
+"""What `subscriber adopt` and `subscriber hand-back` have in common.
+
+Both move a subscription between PostgreSQL and this program, with its slot, its position and its tables, in three
+steps. Only the third one decides who applies the changes:
+
+1. A transaction disables the subscription at the side that runs it, and marks PostgreSQL's subscription
+   (catalog/native_subscription.py).
+2. The command waits until the workers have ended and the slot is inactive.
+3. A transaction moves slot, position and tables. The other side's subscription exists and can be enabled from its
+   commit on, and this side's subscription does not exist any more.
+
+Before the third step the slot belongs to the side that ran the subscription, afterwards to the other one. So there is
+no moment at which both can apply, and the slot holds the WAL all the time.
+
+Everything in the third step is undone by a rollback. That needs care with origins: a drop and an advance change the
+position in the server's memory at once. So the origin is renamed and not dropped, and its position is set to the one
+that the side still has if the transaction is rolled back. The origin's id stays the same too, so rows keep the origin
+that has written them, and are no conflicts after the move.
+
+Failure cases:
+- Killed before step 1: no change.
+- Killed before the commit of step 3: the subscription is disabled and marked. The command continues if it runs again.
+  The slot, the position and the tables are still on the side that ran the subscription.
+- Killed after that: the move is done. The command finds nothing to do if it runs again.
+- Another error before the commit of step 3: the command enables the subscription again and removes the mark.
+- The target is lost during the commit of step 3: nothing is enabled again; the same command finds out.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import anyio
+import asyncpg
+
+from subscriber.catalog.commands import privileges
+from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.catalog.native_subscription import Move, NativeRelation, databases_of
+from subscriber.display import shell_word, sql_identifier, sql_literal
+from subscriber.errors import SlotLost, StatementError
+from subscriber.lsn import Lsn
+from subscriber.publisher.connection import Publisher, SlotInfo
+from subscriber.sqlstate import (
+    INSUFFICIENT_PRIVILEGE,
+    OBJECT_IN_USE,
+    OBJECT_NOT_IN_PREREQUISITE_STATE,
+    UNDEFINED_OBJECT,
+)
+
+PATIENCE = 30.0  # seconds for workers to roll back, and for the slot to become inactive
+POLL = 0.02  # seconds
+LOCK_TIMEOUT = 30.0  # seconds for another session's statement about the subscription
+NAMED = 5  # tables that an error names
+
+# Called after each step, with its name and a line for people.
+OnStep = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The result of a move."""
+
+    name: str
+    slot: str
+    position: Lsn  # 0: nothing has been applied, so the slot's position is the first one
+    tables: int
+    sequences: int
+    enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Obstacle:
+    """A reason why a move would not be exact, with the way to remove it."""
+
+    problem: str  # a sentence
+    remedy: str  # a statement, or a sentence
+
+
+def refuse_obstacles(name: str, move: Move, obstacles: Sequence[Obstacle]) -> None:
+    """Raise StatementError (55000) with all obstacles, if there are any."""
+    if not obstacles:
+        return
+    what = "taken over" if move is Move.ADOPT else "handed back"
+    raise StatementError(
+        f'subscription "{name}" cannot be {what} exactly',
+        detail="\n".join(obstacle.problem for obstacle in obstacles),
+        hint="\n".join(dict.fromkeys(obstacle.remedy for obstacle in obstacles)),
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
+
+
+async def check_superuser(connection: asyncpg.Connection, move: Move) -> None:
+    """Raise StatementError (42501) if the current role is no superuser."""
+    who = await privileges.current_role(connection)
+    if not who.is_superuser:
+        raise StatementError(
+            f"must be superuser to run subscriber {move}",
+            detail="Only superusers may read connection strings of pg_subscription, and rename a replication origin.",
+            hint="Connect to the target as a superuser. The subscription keeps its owner.",
+            sqlstate=INSUFFICIENT_PRIVILEGE,
+        )
+
+
+async def not_found(connection: asyncpg.Connection, name: str) -> StatementError:
+    """Return the error for a name that neither PostgreSQL nor this program has a subscription of."""
+    elsewhere = await databases_of(connection, name)
+    return StatementError(
+        f'subscription "{name}" does not exist in this database',
+        detail=f"PostgreSQL has one in: {', '.join(elsewhere)}." if elsewhere else None,
+        hint="Connect to that database." if elsewhere else None,
+        sqlstate=UNDEFINED_OBJECT,
+    )
+
+
+def name_taken(name: str) -> StatementError:
+    """Return the error for a name that both sides have a subscription of."""
+    return StatementError(
+        f'both PostgreSQL and subscriber have a subscription "{name}" in this database',
+        hint=f"Rename one of them: ALTER SUBSCRIPTION {sql_identifier(name)} RENAME TO …",
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
+
+
+def describe_relations(relations: Iterable[NativeRelation | tuple[str, str, str]]) -> str:
+    """Return the names of tables with their states: `public.a (i), public.b (d)`, and the number of further ones."""
+    parts = [
+        (relation.schema, relation.name, relation.state) if isinstance(relation, NativeRelation) else relation
+        for relation in relations
+    ]
+    shown = [f"{schema}.{name} ({state})" for schema, name, state in parts[:NAMED]]
+    if len(parts) > NAMED:
+        shown.append(f"{len(parts) - NAMED} more")
+    return ", ".join(shown)
+
+
+async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
+    """Return the slot of a subscription.
+
+    Raises:
+        SlotLost: The publisher has no such slot in its database, or the slot is invalidated.
+    """
+    found = await publisher.slot(slot)
+    problem = None
+    if found is None:
+        problem = f'replication slot "{slot}" does not exist on the publisher'
+    elif found.plugin != "pgoutput" or not found.in_this_database:
+        problem = f'replication slot "{slot}" does not belong to a subscription of this publisher\'s database'
+    elif found.is_lost:
+        problem = f'replication slot "{slot}" has lost WAL that the subscription needs'
+    if problem is None:
+        assert found is not None
+        return found
+    raise SlotLost(
+        problem,
+        hint=f"If the subscription works: {reachable_conninfo(name)}",
+    )
+
+
+async def wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
+    """Wait until no walsender has the slot, so that its position does not move any more.
+
+    Raises:
+        StatementError: The slot is still in use after PATIENCE seconds (55006).
+        SlotLost: The slot is gone.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while (found := await find_slot(publisher, name, slot)).active:
+        if time.monotonic() >= deadline:
+            raise StatementError(
+                f'replication slot "{slot}" is in use on the publisher, although the subscription is disabled',
+                hint="Find its user: SELECT * FROM pg_stat_replication WHERE pid = (SELECT active_pid"
+                f" FROM pg_replication_slots WHERE slot_name = {sql_literal(slot)});",
+                sqlstate=OBJECT_IN_USE,
+            )
+        await anyio.sleep(POLL)
+    return found
+
+
+def reachable_conninfo(name: str) -> str:
+    """Return the hint for a connection string that does not lead to the publisher from this machine."""
+    return (
+        f"ALTER SUBSCRIPTION {sql_identifier(name)} CONNECTION '…'; with a connection string that leads to the"
+        " publisher from the target and from here."
+    )
+
+
+async def undo(
+    connection: asyncpg.Connection, notice: Notice, name: str, move: Move, *actions: Callable[[], Awaitable[None]]
+) -> None:
+    """Run the actions in one transaction, after an error that is more important than an error of theirs."""
+    with anyio.CancelScope(shield=True):
+        try:
+            async with connection.transaction():
+                for action in actions:
+                    await action()
+        except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+            notice(
+                "WARNING",
+                f'subscription "{name}" may still be disabled',
+                f"It could not be enabled again: {error}",
+                f"Run the command again: subscriber {move} {shell_word(name)}",
+            )

@@ -1,0 +1,82 @@
+"""`subscriber adopt` and `subscriber hand-back`: move a subscription between PostgreSQL and this program."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+
+from subscriber.catalog import worker_sessions
+from subscriber.catalog.commands.adopt import adopt_subscription
+from subscriber.catalog.commands.hand_back import hand_back_subscription
+from subscriber.catalog.commands.handover import LOCK_TIMEOUT, Moved
+from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.identity import refuse_standby
+from subscriber.catalog.schema import ensure_schema
+from subscriber.cli.commands.exec import print_message
+from subscriber.cli.formatting import count
+from subscriber.display import json_text, printable
+from subscriber.settings import Settings
+
+
+async def run_adopt(target: str, name: str, *, json: bool, settings: Settings) -> int:
+    """Take over a subscription of PostgreSQL's own, and print each step. Returns the exit status."""
+    moved = await _move(adopt_subscription, "subscriber adopt", target, name, json, settings)
+    _print_result(moved, name, "subscriber", json)
+    return 0
+
+
+async def run_hand_back(target: str, name: str, *, json: bool, settings: Settings) -> int:
+    """Return a subscription to PostgreSQL, and print each step. Returns the exit status."""
+    moved = await _move(hand_back_subscription, "subscriber hand-back", target, name, json, settings)
+    _print_result(moved, name, "PostgreSQL", json)
+    return 0
+
+
+async def _move(
+    move: Callable[..., Awaitable[Moved | None]],
+    command: str,
+    target: str,
+    name: str,
+    json: bool,
+    settings: Settings,
+) -> Moved | None:
+    """Run a move on a connection to the target. Notices go to stderr, steps to stdout."""
+
+    def notice(severity: str, message: str, detail: str | None, hint: str | None) -> None:
+        print_message(severity, message, detail, hint, sys.stderr)
+
+    def on_step(event: str, text: str) -> None:
+        print(json_text({"event": event, "subscription": name}) if json else printable(text), flush=True)
+
+    async with (
+        CatalogConnection.open(target, command, lock_timeout=LOCK_TIMEOUT) as catalog,
+        catalog.use() as connection,
+    ):
+        await refuse_standby(connection)
+        await ensure_schema(connection)
+        moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
+        runs = await worker_sessions.leader(connection) is not None
+    if moved is not None and moved.enabled and not runs and move is adopt_subscription:
+        notice("WARNING", "no launcher is running", None, "Start one on this database: subscriber run")
+    return moved
+
+
+def _print_result(moved: Moved | None, name: str, owner: str, json: bool) -> None:
+    if moved is None:
+        line: dict[str, object] = {"event": "nothing", "subscription": name}
+        text = f"{name} is a subscription of {owner} already"
+    else:
+        line = {
+            "event": "done",
+            "subscription": name,
+            "slot": moved.slot,
+            "lsn": str(moved.position),
+            "tables": moved.tables,
+            "sequences": moved.sequences,
+            "enabled": moved.enabled,
+        }
+        what = [count(moved.tables, "table"), *([count(moved.sequences, "sequence")] if moved.sequences else [])]
+        state = "enabled" if moved.enabled else "disabled, as before"
+        text = f"{name} is a subscription of {owner} now, at {moved.position} with slot {moved.slot} and"
+        text += f" {' and '.join(what)}; it is {state}"
+    print(json_text(line) if json else printable(text))
