@@ -4,8 +4,8 @@ The statements are for superusers. Versions of PostgreSQL differ in the columns 
 JSON and has the columns of its server.
 
 A command that has disabled a subscription marks it with a comment, which psql shows with the subscription. The mark
-says whether the subscription was enabled. It exists from the transaction that disables the subscription to the transaction that ends the
-command's work. So a command that runs again after a kill knows what the killed one has done.
+says whether the subscription was enabled. It exists from the transaction that disables the subscription to the
+transaction that ends the command's work. So a command that runs again after a kill knows what the killed one has done.
 """
 
 from __future__ import annotations
@@ -57,6 +57,10 @@ _TERMINATE = "SELECT pg_catalog.pg_terminate_backend($1::int4)"
 _PROGRESS = "SELECT pg_catalog.pg_replication_origin_progress($1::text, true)::text"
 _PREPARED = """
 SELECT x.gid FROM pg_catalog.pg_prepared_xacts x WHERE x.database = pg_catalog.current_database() ORDER BY x.prepared
+"""
+_MAY_LOG_IN = """
+SELECT r.rolcanlogin AND pg_catalog.has_database_privilege(r.oid, pg_catalog.current_database(), 'CONNECT')
+  FROM pg_catalog.pg_roles r WHERE r.rolname = $1::text
 """
 _MARK = re.compile(r"subscriber (adopt|hand-back) is under way; enabled before: (yes|no)(?:\n(.*))?", re.DOTALL)
 
@@ -277,6 +281,11 @@ async def skip(connection: asyncpg.Connection, name: str, lsn: Lsn) -> None:
 async def has_workers_allowed(connection: asyncpg.Connection) -> bool:
     """Return True if the server runs workers of subscriptions."""
     return int(await connection.fetchval("SHOW max_logical_replication_workers")) > 0
+
+
+async def may_log_in(connection: asyncpg.Connection, role: str) -> bool:
+    """Return True if the role may connect to this database, as PostgreSQL's workers do as the subscription's owner."""
+    return bool(await connection.fetchval(_MAY_LOG_IN, role))
 
 
 async def drop_origin(connection: asyncpg.Connection, name: str) -> None:

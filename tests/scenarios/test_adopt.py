@@ -1,68 +1,80 @@
 """`subscriber adopt` and `subscriber hand-back`: a subscription changes hands while the publisher is written to.
 
-No table has a key, so duplicate rows are visible.
+No table that is written to has a key, so duplicate rows are visible.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
+from subscriber.catalog.native_subscription import Mark, Move
 from subscriber.cli.commands.adopt import run_adopt, run_hand_back
-from subscriber.errors import StatementError, SubscriberError
+from subscriber.demo.servers import Servers
+from subscriber.errors import SubscriberError
+from subscriber.failpoints import Point
 from subscriber.settings import DEFAULTS
-from tests.plugins.fix_cluster import Database
-from tests.plugins.fix_subscriber import Subscriber
+from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
+from tests.plugins.fix_proxy import Proxies
+from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber
 
-PREPARE = """
-SELECT format('ALTER SUBSCRIPTION %I DISABLE; ALTER SUBSCRIPTION %I SET (slot_name = NONE); DROP SUBSCRIPTION %I;',
-              subname, subname, subname)
-  FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database()
-"""
+ADOPT = [Point.ADOPT_DISABLED, Point.ADOPT_STOPPED, Point.ADOPT_READY, Point.ADOPTED]
+HAND_BACK = [Point.HAND_BACK_CREATED, Point.HAND_BACK_STOPPED, Point.HAND_BACK_READY, Point.HANDED_BACK]
+
 NATIVE = """
-SELECT to_jsonb(s) - 'oid' - 'subconninfo' - 'subdbid' FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid
+SELECT (to_jsonb(s) - 'oid' - 'subdbid')::text FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid
  WHERE d.datname = current_database()
 """
-ROWS = "SELECT number FROM log ORDER BY number"
+NATIVE_NAMES = """
+SELECT quote_ident(subname) FROM pg_subscription s JOIN pg_database d ON d.oid = s.subdbid
+ WHERE d.datname = current_database()
+"""
+COMMENT = "SELECT obj_description(oid, 'pg_subscription') FROM pg_subscription WHERE subname = 's'"
+OURS = "SELECT (to_jsonb(s) - 'oid' - 'subdbid')::text FROM subscriber.pg_subscription s WHERE subname = 's'"
+UNREADY = """
+SELECT count(*) FROM {0}.pg_subscription_rel r JOIN {0}.pg_subscription s ON s.oid = r.srsubid
+  JOIN pg_database d ON d.oid = s.subdbid WHERE d.datname = current_database() AND r.srsubstate <> 'r'
+"""
+ROWS = ("SELECT number FROM log ORDER BY number", "SELECT number FROM other ORDER BY number")
 
 
 @dataclass
 class Scene:
-    """A publisher with a writer, and a target with a launcher whose subscription `s` changes hands."""
+    """A publisher with a writer, and a target with a launcher, between which subscription `s` changes hands."""
 
     source: Database
     target: Database
     written: int = 0
-    steps: list[str] = field(default_factory=list)
+    marks: int = 0
 
     async def prepare(self) -> None:
         for database in (self.source, self.target):
             await database.execute("CREATE TABLE log (number int)", "CREATE TABLE other (number int)")
         await self.source.execute("CREATE PUBLICATION p FOR TABLE log, other")
 
-    async def create_native(self, **options: object) -> None:
-        """CREATE SUBSCRIPTION in PostgreSQL, until its tables are ready."""
-        given = ", ".join(f"{name} = {value}" for name, value in options.items())
-        await self.target.execute(
-            f"CREATE SUBSCRIPTION s CONNECTION '{self.source.dsn()}' PUBLICATION p"
-            + (f" WITH ({given})" if given else "")
-        )
-        await self.ready("pg_catalog")
-
-    async def ready(self, schema: str) -> None:
+    async def create_native(self, options: str = "", conninfo: str = "") -> None:
+        """CREATE SUBSCRIPTION in PostgreSQL, and wait until its tables are ready."""
+        conninfo = conninfo or self.source.dsn()
+        await self.target.execute(f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p {options}")
         await self.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
-        await self.target.wait_for(
-            f"SELECT bool_and(srsubstate = 'r') FROM {schema}.pg_subscription_rel r"
-            f" JOIN {schema}.pg_subscription s ON s.oid = r.srsubid JOIN pg_database d ON d.oid = s.subdbid"
-            " WHERE d.datname = current_database()"
-        )
+        await self.target.wait_for(UNREADY.format("pg_catalog"), 0)
+
+    async def create_ours(self, options: str = "", conninfo: str = "") -> None:
+        """CREATE SUBSCRIPTION in subscriber, and wait until its tables are ready."""
+        subscriptions = Subscriptions(self.target)
+        conninfo = conninfo or self.source.dsn()
+        await subscriptions.execute(f"CREATE SUBSCRIPTION s CONNECTION '{conninfo}' PUBLICATION p {options}")
+        await subscriptions.wait_for_ready(self.source)
 
     @asynccontextmanager
     async def writing(self) -> AsyncIterator[None]:
@@ -71,10 +83,8 @@ class Scene:
         async def write() -> None:
             async with self.source.connection() as connection:
                 while True:
-                    self.written += 2
-                    await connection.execute(
-                        "INSERT INTO log VALUES ($1), ($1 + 1)".replace("$1", str(self.written - 1))
-                    )
+                    self.written += 1
+                    await connection.execute("INSERT INTO log VALUES ($1), (-$1)".replace("$1", str(self.written)))
                     await asyncio.sleep(0.002)
 
         task = asyncio.create_task(write())
@@ -87,11 +97,12 @@ class Scene:
                 task.result()
 
     async def assert_same(self) -> None:
-        """Wait until the target has as many rows as the source, and compare them."""
-        expected = await self.source.rows(ROWS)
-        await self.target.wait_for("SELECT count(*) FROM log", len(expected))
-        await anyio.sleep(0.1)  # for a row that arrives twice
-        assert await self.target.rows(ROWS) == expected
+        """Write a mark, wait until it arrives, and compare all rows."""
+        self.marks += 1
+        await self.source.execute(f"INSERT INTO other VALUES ({self.marks})")
+        await self.target.wait_for(f"SELECT count(*) FROM other WHERE number = {self.marks}", 1)
+        for query in ROWS:
+            assert await self.target.rows(query) == await self.source.rows(query)
 
     async def adopt(self) -> None:
         assert await run_adopt(self.target.dsn(), "s", json=True, settings=DEFAULTS) == 0
@@ -99,45 +110,340 @@ class Scene:
     async def hand_back(self) -> None:
         assert await run_hand_back(self.target.dsn(), "s", json=True, settings=DEFAULTS) == 0
 
-    async def refuses(self, command: str, *expected: str) -> StatementError:
-        """Check that the command refuses, with these texts in its error, and that the subscription runs as before."""
+    async def killed(self, command: str, point: Point, how: str = "kill") -> asyncio.subprocess.Process:
+        """Run the command as a process that kills or stops itself at the point."""
+        arguments = [point.name, how, "1", command, "s", "--target", self.target.dsn()]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "tests.faults.failpoint_cli", *arguments, stdout=asyncio.subprocess.DEVNULL
+        )
+        if how == "kill":
+            assert await process.wait() == -signal.SIGKILL
+        return process
+
+    async def refuses(self, command: str, *expected: str) -> str:
+        """Check that the command refuses with an error that has these texts."""
         run = run_adopt if command == "adopt" else run_hand_back
         with pytest.raises(SubscriberError) as caught:
             await run(self.target.dsn(), "s", json=False, settings=DEFAULTS)
         for text in expected:
             assert text in str(caught.value)
-        return caught.value
+        return str(caught.value)
 
     async def native(self) -> dict[str, Any] | None:
         """Return the row of PostgreSQL's subscription."""
         found = await self.target.value(NATIVE)
         return None if found is None else json.loads(found)
 
+    async def ours(self) -> dict[str, Any] | None:
+        """Return the row of subscriber's subscription."""
+        found = await self.target.value(OURS)
+        return None if found is None else json.loads(found)
 
-async def remove_native(database: Database) -> None:
-    """Drop PostgreSQL's subscriptions of the database, which could not be dropped with them."""
-    for (statements,) in await database.rows(PREPARE):
-        await database.execute(*[one for one in statements.split(";") if one.strip()])
 
-
-@pytest.fixture
-async def scene(source_db: Database, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Scene]:
-    scene = Scene(source_db, target_db)
+@asynccontextmanager
+async def scene_on(source: Database, target: Database) -> AsyncIterator[Scene]:
+    """Create a scene. A database cannot be dropped while it has subscriptions, so PostgreSQL's are dropped first."""
+    scene = Scene(source, target)
     await scene.prepare()
     try:
         yield scene
     finally:
-        await remove_native(target_db)
+        for (name,) in await target.rows(NATIVE_NAMES):
+            await target.execute("DROP EVENT TRIGGER IF EXISTS refuse", f"ALTER SUBSCRIPTION {name} DISABLE")
+            await target.execute(f"ALTER SUBSCRIPTION {name} SET (slot_name = NONE)", f"DROP SUBSCRIPTION {name}")
+
+
+@pytest.fixture
+async def scene(source_db: Database, target_db: Database, subscriber: Subscriber) -> AsyncIterator[Scene]:
+    async with scene_on(source_db, target_db) as scene:
+        yield scene
 
 
 async def test_back_and_forth_under_load(scene: Scene) -> None:
     await scene.create_native()
+    definition = await scene.native()
     async with scene.writing():
         for _ in range(3):
             await scene.adopt()
             assert await scene.native() is None
-            await anyio.sleep(0.3)
+            assert await scene.ours() == definition
+            await anyio.sleep(0.2)
             await scene.hand_back()
-            assert await scene.target.rows("SELECT FROM subscriber.pg_subscription") == []
-            await anyio.sleep(0.3)
+            assert await scene.ours() is None
+            assert await scene.native() == definition
+            await anyio.sleep(0.2)
     await scene.assert_same()
+    assert scene.written > 100
+
+
+@pytest.mark.parametrize("major", [14, 15, 19])
+async def test_back_and_forth_on_other_versions(server_of: ServerOf, source_db: Database, major: int) -> None:
+    async with (
+        fresh_database(server_of("target", major)) as target,
+        running_subscriber(target),
+        scene_on(source_db, target) as scene,
+    ):
+        await scene.create_native()
+        before = await scene.native()
+        async with scene.writing():
+            await scene.adopt()
+            await anyio.sleep(0.2)
+            await scene.hand_back()
+        await scene.assert_same()
+        assert await scene.native() == before
+
+
+async def test_killed_at_each_step_the_command_continues(scene: Scene) -> None:
+    await scene.create_native()
+    await scene.target.execute("COMMENT ON SUBSCRIPTION s IS 'of the shop'")
+    async with scene.writing():
+        for point in ADOPT:
+            await scene.killed("adopt", point)
+            native, ours = await scene.native(), await scene.ours()
+            if point is Point.ADOPTED:
+                assert native is None
+                assert (ours or {})["subenabled"] is True
+            else:
+                assert (native or {})["subenabled"] is False
+                assert ours is None
+                assert await scene.target.value(COMMENT) == str(Mark(Move.ADOPT, True, "of the shop"))
+        await scene.adopt()  # nothing to do
+        for point in HAND_BACK:
+            await scene.killed("hand-back", point)
+            native, ours = await scene.native(), await scene.ours()
+            if point is Point.HANDED_BACK:
+                assert (native or {})["subenabled"] is True
+                assert ours is None
+                assert await scene.target.value(COMMENT) is None
+            else:
+                assert (native or {})["subslotname"] is None
+                assert (ours or {})["subenabled"] is False
+                assert await scene.target.value(COMMENT) == str(Mark(Move.HAND_BACK, True))
+        await scene.hand_back()  # nothing to do
+    await scene.assert_same()
+
+
+async def test_a_killed_command_can_be_given_up(scene: Scene) -> None:
+    """The subscription is enabled by hand in place of the next run."""
+    await scene.create_native()
+    async with scene.writing():
+        await scene.killed("adopt", Point.ADOPT_READY)
+        await scene.target.execute("ALTER SUBSCRIPTION s ENABLE")
+        await anyio.sleep(0.2)
+        await scene.adopt()
+        await scene.killed("hand-back", Point.HAND_BACK_READY)
+        await scene.target.execute("DROP SUBSCRIPTION s")
+        await Subscriptions(scene.target).execute("ALTER SUBSCRIPTION s ENABLE")
+    await scene.assert_same()
+    assert await scene.native() is None
+
+
+async def test_the_target_crashes_around_the_commit(servers: Servers, source_db: Database) -> None:
+    """Once while the command waits before its commit, and once immediately after it."""
+    server = await servers.create("target", SETTINGS)
+    await server.start()
+    async with scene_on(source_db, Database(server, "postgres")) as scene:
+        await scene.create_native()
+        for command, ready in (("adopt", Point.ADOPT_READY), ("hand-back", Point.HAND_BACK_READY)):
+            async with scene.writing():
+                process = await scene.killed(command, ready, "stop")
+                while await asyncio.to_thread(_state_of, process.pid) != "T":
+                    await anyio.sleep(0.02)
+                await server.kill9()
+                process.kill()
+                await process.wait()
+                await server.start()
+                await (scene.adopt() if command == "adopt" else scene.hand_back())
+                await server.kill9()
+                await server.start()
+            if command == "adopt":
+                async with running_subscriber(scene.target):
+                    await scene.assert_same()
+        await scene.assert_same()
+
+
+def _state_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+async def test_an_error_leaves_the_subscription_as_it_was(scene: Scene) -> None:
+    await scene.create_native()
+    await scene.target.execute(
+        "CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'no'; END $$",
+        "CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('DROP SUBSCRIPTION') EXECUTE FUNCTION refuse()",
+        "COMMENT ON SUBSCRIPTION s IS 'of the shop'",
+    )
+    before = await scene.native()
+    async with scene.writing():
+        await scene.refuses("adopt", "no")
+        assert await scene.native() == before
+        assert await scene.target.value(COMMENT) == "of the shop"
+    await scene.assert_same()
+    await scene.target.execute("DROP EVENT TRIGGER refuse")
+    await scene.adopt()
+    await scene.target.execute(
+        "CREATE OR REPLACE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$"
+        " BEGIN IF NOT EXISTS (SELECT FROM subscriber.subscription WHERE subenabled) THEN RAISE 'no'; END IF; END $$",
+        "CREATE EVENT TRIGGER refuse ON ddl_command_start WHEN TAG IN ('ALTER SUBSCRIPTION') EXECUTE FUNCTION refuse()",
+    )
+    before = await scene.ours()
+    async with scene.writing():
+        await scene.refuses("hand-back", "no")
+        assert await scene.ours() == before
+        assert await scene.native() is None
+    await scene.assert_same()
+
+
+async def test_options_and_the_origin_are_kept(scene: Scene) -> None:
+    """Every option has another value than its default. The origin's id marks rows as the subscription's own."""
+    await scene.target.execute("CREATE ROLE owner_of_s", f"GRANT ALL ON DATABASE {scene.target.name} TO owner_of_s")
+    try:
+        await scene.create_native(
+            "WITH (binary = true, streaming = on, synchronous_commit = local, disable_on_error = true, origin = none,"
+            " run_as_owner = true, password_required = false, failover = true)"
+        )
+        await scene.target.execute("ALTER SUBSCRIPTION s OWNER TO owner_of_s", "GRANT ALL ON log, other TO owner_of_s")
+        await scene.target.execute("ALTER SUBSCRIPTION s SKIP (lsn = 'FF/0')", "ALTER SUBSCRIPTION s DISABLE")
+        await scene.source.execute("INSERT INTO log VALUES (1)")
+        before = await scene.native()
+        origin = await scene.target.value("SELECT roident FROM pg_replication_origin ORDER BY roident DESC LIMIT 1")
+        await scene.adopt()
+        assert await scene.ours() == before
+        assert await scene.target.value(
+            "SELECT roname ~ '^pg_35' FROM pg_replication_origin WHERE roident = $1", origin
+        )
+        await scene.refuses("hand-back", "role owner_of_s may not", 'ALTER ROLE "owner_of_s" LOGIN')
+        await scene.target.execute("ALTER ROLE owner_of_s LOGIN")
+        await scene.hand_back()
+        assert await scene.native() == before
+        name = await scene.target.value("SELECT 'pg_' || oid FROM pg_subscription WHERE subname = 's'")
+        assert await scene.target.value("SELECT roname FROM pg_replication_origin WHERE roident = $1", origin) == name
+        await scene.target.execute("ALTER SUBSCRIPTION s SKIP (lsn = NONE)", "ALTER SUBSCRIPTION s ENABLE")
+        await scene.assert_same()
+    finally:
+        await scene.target.execute("REASSIGN OWNED BY owner_of_s TO postgres", "DROP OWNED BY owner_of_s")
+        await scene.target.execute("DROP ROLE owner_of_s")
+
+
+async def test_two_phase_stays_enabled(scene: Scene) -> None:
+    await scene.create_native("WITH (two_phase = true)")
+    await scene.target.wait_for("SELECT subtwophasestate::text FROM pg_subscription WHERE subname = 's'", "e")
+    connection = await scene.source.connect()
+    for statement in ("BEGIN", "INSERT INTO log VALUES (1)", "PREPARE TRANSACTION 'a'"):
+        await connection.execute(statement)
+    prepared = "SELECT count(*) FROM pg_prepared_xacts WHERE database = current_database()"
+    await scene.target.wait_for(prepared, 1)
+    await scene.refuses("adopt", "Transactions are prepared on the target: pg_gid_", "COMMIT PREPARED")
+    await connection.execute("COMMIT PREPARED 'a'")
+    await scene.target.wait_for(prepared, 0)
+    await scene.adopt()
+    assert (await scene.ours() or {})["subtwophasestate"] == "e"
+    for statement in ("BEGIN", "INSERT INTO log VALUES (2)", "PREPARE TRANSACTION 'b'"):
+        await connection.execute(statement)
+    await scene.target.wait_for(prepared, 1)
+    await scene.refuses("hand-back", "Transactions are prepared on the target", "COMMIT PREPARED")
+    await connection.execute("COMMIT PREPARED 'b'")
+    await scene.target.wait_for(prepared, 0)
+    await scene.target.wait_for("SELECT count(*) FROM subscriber.prepared", 0)
+    await scene.hand_back()
+    await scene.target.wait_for("SELECT subtwophasestate::text FROM pg_subscription WHERE subname = 's'", "e")
+    await scene.assert_same()
+
+
+async def test_adopt_refuses_by_name(scene: Scene) -> None:
+    await scene.refuses("adopt", 'subscription "s" does not exist in this database')
+    await scene.target.execute("ALTER TABLE log ADD CHECK (number < 10)")
+    await scene.source.execute("INSERT INTO log VALUES (10)")
+    await scene.target.execute(f"CREATE SUBSCRIPTION s CONNECTION '{scene.source.dsn()}' PUBLICATION p")
+    await scene.refuses("adopt", "Tables are not synchronized: public.log (", "until all tables are ready")
+    await scene.target.execute("ALTER TABLE log DROP CONSTRAINT log_number_check")
+    await scene.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+    await scene.target.wait_for(UNREADY.format("pg_catalog"), 0)
+
+    slot = "ALTER SUBSCRIPTION s SET (slot_name = {0})"
+    await scene.target.execute("ALTER SUBSCRIPTION s DISABLE", slot.format("NONE"))
+    await scene.refuses("adopt", "It has no replication slot.", 'ALTER SUBSCRIPTION "s" SET (slot_name')
+    await scene.target.execute(slot.format("elsewhere"))
+    await scene.refuses("adopt", 'replication slot "elsewhere" does not exist on the publisher', "CONNECTION '…'")
+    await scene.target.execute(slot.format("s"), "ALTER SUBSCRIPTION s ENABLE")
+
+    await scene.target.execute("CREATE ROLE someone LOGIN")
+    try:
+        with pytest.raises(SubscriberError, match="must be superuser to run subscriber adopt"):
+            await run_adopt(scene.target.dsn(user="someone"), "s", json=False, settings=DEFAULTS)
+    finally:
+        await scene.target.execute("DROP ROLE someone")
+
+    assert (await scene.native() or {})["subenabled"]
+    await scene.assert_same()
+
+
+async def test_adopt_refuses_another_server_at_the_same_address(
+    scene: Scene, servers: Servers, proxies: Proxies
+) -> None:
+    """It has a slot of the same name, but PostgreSQL's worker streams from the first server."""
+    proxy = await proxies.to(scene.source.server.port)
+    await scene.create_native(conninfo=proxy.dsn(scene.source.dsn()))
+    other = await servers.create("other", SETTINGS)
+    await other.start()
+    await Database(other, "postgres").execute(f"CREATE DATABASE {scene.source.name}")
+    there = Database(other, scene.source.name)
+    await there.execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+    proxy.server_port = other.port
+    await scene.refuses("adopt", 'the connection string of subscription "s" leads to another server from here')
+    await scene.assert_same()
+
+
+async def test_hand_back_refuses_by_name(scene: Scene, subscriber: Subscriber) -> None:
+    await scene.create_ours("WITH (sequences = follow, conflict_policy = 'skip')")
+    everything = await scene.refuses(
+        "hand-back",
+        "does not have the option conflict_policy",
+        "does not keep sequences ahead",
+        "(conflict_policy = '')",
+    )
+    for line in everything.splitlines():
+        if "SET (" in line:
+            await subscriber.execute(line.removeprefix("HINT:  "))
+    await scene.source.execute("CREATE TABLE late (number int)", "ALTER PUBLICATION p ADD TABLE late")
+    await scene.refuses("hand-back", 'relation "public.late" does not exist')
+    await scene.target.execute("CREATE TABLE late (number int)")
+    await scene.refuses(
+        "hand-back", "not in the subscription: public.late.", 'ALTER SUBSCRIPTION "s" REFRESH PUBLICATION'
+    )
+    await subscriber.execute('ALTER SUBSCRIPTION "s" REFRESH PUBLICATION')
+    await subscriber.wait_for_ready(scene.source)
+    await scene.target.execute(
+        "INSERT INTO subscriber.conflict_history (subid, relid, relation, conflict_type, remote_xid,"
+        " remote_finish_lsn, policy, resolution)"
+        " SELECT subid, 1, 'public.log', 'insert_exists', 1, '0/1', 'skip', 'skipped' FROM subscriber.subscription"
+    )
+    error = await scene.refuses("hand-back", "A record of subscriber.conflict_history would be deleted.")
+    await scene.target.execute(error[error.index("DELETE FROM") :])
+    assert await scene.native() is None
+    assert (await scene.ours() or {})["subenabled"]
+    await scene.hand_back()
+    await scene.assert_same()
+
+
+async def test_hand_back_refuses_hooks(source_db: Database, target_db: Database) -> None:
+    async with scene_on(source_db, target_db) as scene:
+        await scene.create_native()
+        await scene.adopt()
+        await target_db.execute("UPDATE subscriber.subscription_rel SET srsource = '{public,log}'")
+        await scene.refuses("hand-back", "Hooks change the rows of: public.log")
+
+
+async def test_no_log_has_the_password(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    log = scene.target.server.log
+    await scene.create_ours(conninfo=scene.source.dsn(password="hidden-password"))
+    await scene.target.execute(f"ALTER DATABASE {scene.target.name} SET log_statement = 'all'")
+    start = log.stat().st_size
+    await scene.hand_back()
+    await scene.adopt()
+    written = log.read_bytes()[start:].decode()
+    assert "ALTER SUBSCRIPTION" in written
+    assert "hidden-password" not in written
+    printed = capsys.readouterr()
+    assert '"event": "done"' in printed.out
+    assert "hidden-password" not in printed.out + printed.err

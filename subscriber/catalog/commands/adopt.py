@@ -40,7 +40,7 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import STORED_OPTIONS, SequenceMode, StatementOptions, TwoPhaseState
 
-STREAMING_PATIENCE = 5.0  # seconds for the slot of a running worker to be seen as active
+STREAMING_PATIENCE = 1.0  # seconds for the slot of a running worker to be seen as active
 
 # Columns of pg_subscription that are no options of a move. A column that is in neither list is one of a later version.
 OTHER_COLUMNS = {
@@ -265,7 +265,12 @@ async def _take_over(
         await native_subscription.drop(connection, native.name)
         reach(Point.ADOPT_READY)
     return Moved(
-        native.name, slot.name, position, len(relations) - len(sequences), len(sequences), enabled=mark.was_enabled
+        name=native.name,
+        slot=slot.name,
+        position=max(position, slot.confirmed_flush or position),
+        tables=len(relations) - len(sequences),
+        sequences=len(sequences),
+        enabled=mark.was_enabled,
     )
 
 
@@ -291,7 +296,8 @@ async def _insert(
         }
     )
     statement = CreateSubscription(native.name, native.conninfo, native.publications, server=native.server)
-    subid = await insert_subscription(connection, statement, options, native.owner_oid, native.server_oid)
+    async with handover.unlogged(connection, handover.LOCK_TIMEOUT):
+        subid = await insert_subscription(connection, statement, options, native.owner_oid, native.server_oid)
     await set_two_phase_state(connection, subid, native.two_phase)
     await set_skip_lsn(connection, subid, native.skip_lsn)
     return subid

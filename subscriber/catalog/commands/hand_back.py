@@ -46,14 +46,7 @@ from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import OPTIONS, STORED_OPTIONS, SequenceMode, Subscription, TwoPhaseState
 
-CREATE_TIMEOUT = 60  # seconds for CREATE SUBSCRIPTION, which connects to the publisher
-# The server's log would have the statement, with the password of the connection string.
-UNLOGGED_SETTINGS = {
-    "log_statement": "'none'",
-    "log_min_duration_statement": "-1",
-    "log_min_error_statement": "'panic'",
-    "statement_timeout": f"'{CREATE_TIMEOUT}s'",
-}
+CREATE_TIMEOUT = 60.0  # seconds for CREATE SUBSCRIPTION, which connects to the publisher
 
 # Options that PostgreSQL's worker does without, with the same rows.
 WITHOUT_INFLUENCE = ("conflict_history", "conflict_log_rows", "copy_engine", "apply_sessions", "trusted_owners")
@@ -148,6 +141,10 @@ async def _find_obstacles(connection: asyncpg.Connection, ours: Subscription) ->
         *_obstacles_of_options(ours),
         *await _obstacles_of_state(connection, ours),
     ]
+    if not await native_subscription.may_log_in(connection, ours.owner):
+        problem = f"PostgreSQL's worker logs in as the subscription's owner, and role {ours.owner} may not."
+        remedy = f"ALTER ROLE {sql_identifier(ours.owner)} LOGIN; and GRANT CONNECT ON DATABASE … TO it."
+        found.append(Obstacle(problem, remedy))
     if not await native_subscription.has_workers_allowed(connection):
         remedy = "ALTER SYSTEM SET max_logical_replication_workers = 4; and restart the target."
         found.append(Obstacle("The target runs no workers of subscriptions.", remedy))
@@ -284,9 +281,8 @@ async def _create(
     async with connection.transaction():
         if left is not None:
             await native_subscription.drop(connection, left.name)
-        await connection.execute("; ".join(f"SET LOCAL {name} = {value}" for name, value in UNLOGGED_SETTINGS.items()))
-        await connection.execute(_create_statement(ours, columns))
-        await connection.execute("; ".join(f"SET LOCAL {name} TO DEFAULT" for name in UNLOGGED_SETTINGS))
+        async with handover.unlogged(connection, CREATE_TIMEOUT):
+            await connection.execute(_create_statement(ours, columns))
         await native_subscription.set_owner(connection, ours.name, ours.owner)
         await native_subscription.set_comment(connection, ours.name, str(mark))
         native = await native_subscription.find(connection, ours.name)
@@ -376,7 +372,14 @@ async def _hand_back(
         await delete_subscription(connection, ours.oid)
         reach(Point.HAND_BACK_READY)
     sequences = sum(one.relkind == SEQUENCE for one in relations)
-    return Moved(ours.name, slot.name, position, len(relations) - sequences, sequences, enabled=mark.was_enabled)
+    return Moved(
+        name=ours.name,
+        slot=slot.name,
+        position=max(position, slot.confirmed_flush or position),
+        tables=len(relations) - sequences,
+        sequences=sequences,
+        enabled=mark.was_enabled,
+    )
 
 
 async def _final_position(

@@ -29,7 +29,8 @@ Failure cases:
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import anyio
@@ -54,6 +55,14 @@ POLL = 0.02  # seconds
 LOCK_TIMEOUT = 30.0  # seconds for another session's statement about the subscription
 NAMED = 5  # tables that an error names
 
+# The server's log would have the statement, or its parameters, with the password of the connection string.
+UNLOGGED_SETTINGS = {
+    "log_statement": "'none'",
+    "log_min_duration_statement": "-1",
+    "log_min_error_statement": "'panic'",
+    "log_parameter_max_length_on_error": "0",
+}
+
 # Called after each step, with its name and a line for people.
 OnStep = Callable[[str, str], None]
 
@@ -64,7 +73,7 @@ class Moved:
 
     name: str
     slot: str
-    position: Lsn  # 0: nothing has been applied, so the slot's position is the first one
+    position: Lsn  # where the stream continues
     tables: int
     sequences: int
     enabled: bool
@@ -176,6 +185,15 @@ async def wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> Slot
             )
         await anyio.sleep(POLL)
     return found
+
+
+@asynccontextmanager
+async def unlogged(connection: asyncpg.Connection, timeout: float) -> AsyncIterator[None]:
+    """Keep statements out of the server's log, and limit each to `timeout` seconds, in the connection's transaction."""
+    settings = {**UNLOGGED_SETTINGS, "statement_timeout": f"'{timeout:.0f}s'"}
+    await connection.execute("; ".join(f"SET LOCAL {name} = {value}" for name, value in settings.items()))
+    yield
+    await connection.execute("; ".join(f"SET LOCAL {name} TO DEFAULT" for name in settings))
 
 
 def reachable_conninfo(name: str) -> str:
