@@ -238,6 +238,12 @@ async def is_streaming(connection: asyncpg.Connection, oid: int) -> bool:
     return any(row["streams"] for row in await connection.fetch(_WORKERS, oid))
 
 
+async def may_terminate(connection: asyncpg.Connection) -> bool:
+    """Return False for PostgreSQL 16.0 to 16.4: a worker that is ended may move its origin without its transaction."""
+    version = int(await connection.fetchval("SHOW server_version_num"))
+    return not 160000 <= version < 160005
+
+
 async def terminate(connection: asyncpg.Connection, pid: int) -> None:
     """End a worker, whose transaction is rolled back."""
     await connection.execute(_TERMINATE, pid)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 import sys
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from subscriber.cli.commands.adopt import run_adopt, run_hand_back
 from subscriber.demo.servers import Servers
 from subscriber.errors import SubscriberError
 from subscriber.failpoints import Point
-from subscriber.settings import DEFAULTS
+from subscriber.settings import DEFAULTS, Settings
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
 from tests.plugins.fix_proxy import Proxies
 from tests.plugins.fix_subscriber import Subscriber, Subscriptions, running_subscriber
@@ -426,12 +428,11 @@ async def test_hand_back_refuses_by_name(scene: Scene, subscriber: Subscriber) -
     await scene.assert_same()
 
 
-async def test_hand_back_refuses_hooks(source_db: Database, target_db: Database) -> None:
-    async with scene_on(source_db, target_db) as scene:
-        await scene.create_native()
-        await scene.adopt()
-        await target_db.execute("UPDATE subscriber.subscription_rel SET srsource = '{public,log}'")
-        await scene.refuses("hand-back", "Hooks change the rows of: public.log")
+async def test_hand_back_refuses_hooks(scene: Scene) -> None:
+    await scene.create_native()
+    await scene.adopt()
+    await scene.target.execute("UPDATE subscriber.subscription_rel SET srsource = '{public,log}'")
+    await scene.refuses("hand-back", "Hooks change the rows of: public.log")
 
 
 async def test_no_log_has_the_password(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
@@ -447,3 +448,191 @@ async def test_no_log_has_the_password(scene: Scene, capsys: pytest.CaptureFixtu
     printed = capsys.readouterr()
     assert '"event": "done"' in printed.out
     assert "hidden-password" not in printed.out + printed.err
+
+
+async def test_a_transaction_that_is_open_during_the_moves_arrives_once(scene: Scene) -> None:
+    """The publisher streams it while it is open, to each side from its beginning."""
+    await scene.source.stream_everything()
+    await scene.create_native("WITH (streaming = parallel)")
+    connection = await scene.source.connect()
+    await connection.execute("BEGIN; INSERT INTO log SELECT generate_series(1, 1000)")
+    await scene.source.flush_wal()
+    await scene.adopt()
+    await connection.execute("INSERT INTO log SELECT generate_series(1001, 2000)")
+    await scene.source.flush_wal()
+    async with scene.writing():
+        await anyio.sleep(0.2)
+        await scene.hand_back()
+        await connection.execute("INSERT INTO log SELECT generate_series(2001, 3000); SAVEPOINT a")
+        await connection.execute("INSERT INTO log SELECT generate_series(3001, 4000); ROLLBACK TO a")
+        # PostgreSQL's worker may not notice that it is disabled while it streams small transactions.
+        settings = replace(DEFAULTS, worker_shutdown_grace=0.3)
+        assert await run_adopt(scene.target.dsn(), "s", json=True, settings=settings) == 0
+        await connection.execute("COMMIT")
+    await scene.assert_same()
+    assert await scene.target.value("SELECT count(*) FROM log WHERE number IN (1, 1001, 2001, 3001)") >= 3
+
+
+async def test_a_worker_that_waits_for_a_lock_is_ended(scene: Scene, capsys: pytest.CaptureFixture[str]) -> None:
+    await scene.create_native()
+    connection = await scene.target.connect()
+    await connection.execute("BEGIN; LOCK TABLE log IN ACCESS EXCLUSIVE MODE")
+    await scene.source.execute("INSERT INTO log VALUES (1)")
+    await scene.target.wait_for("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted AND relation = 'log'::regclass)")
+    settings = replace(DEFAULTS, worker_shutdown_grace=0.1)
+    # DROP SUBSCRIPTION and the rows of the tables do not need a lock on the table.
+    assert await run_adopt(scene.target.dsn(), "s", json=False, settings=settings) == 0
+    assert "ending PostgreSQL's workers, which have not stopped" in capsys.readouterr().err
+    await connection.execute("COMMIT")
+    await scene.assert_same()
+
+
+async def test_a_missing_launcher_is_reported(
+    source_db: Database, target_db: Database, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with scene_on(source_db, target_db) as scene:
+        await scene.create_native()
+        await scene.adopt()
+        assert "WARNING:  no launcher is running\nHINT:  Start one on this database: subscriber run\n" in (
+            capsys.readouterr().err
+        )
+        await scene.hand_back()
+        async with running_subscriber(target_db, settings=Settings(empty_database_linger=0.1)) as subscriber:
+            await subscriber.log.wait_for("launcher started")
+            await anyio.sleep(0.3)  # it has found no subscription
+            await scene.adopt()
+            assert capsys.readouterr().err == ""
+            await scene.assert_same()
+
+
+async def test_two_commands_at_the_same_time(scene: Scene) -> None:
+    """One of them does the work. The other one finds it done, or reports that the subscription was altered."""
+    await scene.create_native()
+    async with scene.writing():
+        for move in (run_adopt, run_hand_back):
+            both = [move(scene.target.dsn(), "s", json=True, settings=DEFAULTS) for _ in range(2)]
+            outcomes = await asyncio.gather(*both, return_exceptions=True)
+            assert 0 in outcomes, outcomes
+            assert all(isinstance(outcome, int | SubscriberError) for outcome in outcomes), outcomes
+            native, ours = await scene.native(), await scene.ours()
+            assert (native is None, ours is None) == (move is run_adopt, move is run_hand_back)
+            assert (native or ours or {})["subenabled"] is True
+    await scene.assert_same()
+
+
+async def test_hand_back_refuses_a_slot_that_is_ahead(scene: Scene, subscriber: Subscriber) -> None:
+    """PostgreSQL would continue without the changes in between."""
+    await scene.create_native()
+    await scene.adopt()
+    await scene.assert_same()
+    await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await scene.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+    await scene.source.execute("INSERT INTO log VALUES (1)")
+    await scene.source.execute("SELECT pg_replication_slot_advance('s', pg_current_wal_lsn())")
+    before = await scene.ours()
+    await scene.refuses("hand-back", 'the target is behind replication slot "s"')
+    assert await scene.ours() == before
+    assert await scene.native() is None
+
+
+async def test_the_command_prints_its_steps_and_errors(scene: Scene) -> None:
+    async def run(*arguments: str) -> tuple[int | None, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "subscriber", *arguments, "--target", scene.target.dsn(), stdout=PIPE, stderr=PIPE
+        )
+        out, err = await process.communicate()
+        return process.returncode, out.decode(), err.decode()
+
+    status, out, err = await run("hand-back", "s")
+    assert (status, out) == (3, "")
+    assert err == 'ERROR:  subscription "s" does not exist in this database\n'
+    await scene.create_native()
+    assert (await run("hand-back", "s"))[:2] == (0, "s is a subscription of PostgreSQL already\n")
+    status, out, err = await run("adopt", "s")
+    assert (status, err) == (0, "")
+    *steps, result = out.splitlines()
+    assert steps == ["PostgreSQL's subscription s is disabled", "its workers have ended"]
+    assert re.fullmatch(
+        r"s is a subscription of subscriber now, at [0-9A-F]+/[0-9A-F]+ with slot s and 2 tables; it is enabled", result
+    )
+    status, out, _ = await run("hand-back", "s", "--json")
+    assert [json.loads(line)["event"] for line in out.splitlines()] == ["disabled", "stopped", "done"]
+    done = json.loads(out.splitlines()[-1])
+    assert {key: done[key] for key in ("subscription", "slot", "tables", "sequences", "enabled")} == {
+        "subscription": "s", "slot": "s", "tables": 2, "sequences": 0, "enabled": True
+    }  # fmt: skip
+
+
+@asynccontextmanager
+async def scene_of(server_of: ServerOf, publisher: int, target: int) -> AsyncIterator[tuple[Scene, Subscriber]]:
+    """Create a scene on servers of these major versions."""
+    async with (
+        fresh_database(server_of("publisher", publisher)) as source,
+        fresh_database(server_of("target", target)) as database,
+        running_subscriber(database) as subscriber,
+        scene_on(source, database) as scene,
+    ):
+        yield scene, subscriber
+
+
+async def test_sequences_and_a_foreign_server_of_19(server_of: ServerOf) -> None:
+    async with scene_of(server_of, 19, 19) as (scene, _):
+        for database in (scene.source, scene.target):
+            await database.execute("CREATE SEQUENCE number")
+        await scene.source.execute("SELECT setval('number', 77)", "CREATE PUBLICATION q FOR ALL SEQUENCES")
+        server = scene.source.server
+        await scene.target.execute(
+            "CREATE EXTENSION postgres_fdw",
+            "CREATE SERVER shop FOREIGN DATA WRAPPER postgres_fdw"
+            f" OPTIONS (host '127.0.0.1', port '{server.port}', dbname '{scene.source.name}')",
+            "CREATE USER MAPPING FOR postgres SERVER shop OPTIONS (user 'postgres', password 'unused')",
+            "CREATE SUBSCRIPTION s SERVER shop PUBLICATION p, q WITH (wal_receiver_timeout = '7s')",
+        )
+        await scene.source.execute("SELECT pg_logical_emit_message(true, 'test', '')")
+        await scene.target.wait_for(UNREADY.format("pg_catalog"), 0)
+        before = await scene.native()
+        states = "SELECT srrelid::regclass::text, srsubstate::text, srsublsn FROM {}.pg_subscription_rel ORDER BY 1"
+        tables = await scene.target.rows(states.format("pg_catalog"))
+        assert [name for name, *_ in tables] == ["log", "number", "other"]
+        await scene.adopt()
+        assert await scene.ours() == before
+        assert await scene.target.rows(states.format("subscriber")) == tables
+        assert await scene.target.value("SELECT last_value FROM number") == 77
+        await scene.assert_same()
+        await scene.hand_back()
+        assert await scene.native() == before
+        assert [name for name, *_ in await scene.target.rows(states.format("pg_catalog"))] == ["log", "number", "other"]
+        await scene.assert_same()
+
+
+async def test_adopt_refuses_retain_dead_tuples(server_of: ServerOf) -> None:
+    async with scene_of(server_of, 19, 19) as (scene, _):
+        await scene.create_native("WITH (retain_dead_tuples = true)")
+        error = await scene.refuses("adopt", "With retain_dead_tuples the server keeps deleted rows")
+        statements = error[error.index("HINT:") :].removeprefix("HINT:  ").split(";")
+        await scene.target.execute(*[one for one in statements if one.strip()][:1])
+        await scene.target.wait_for("SELECT count(*) FROM pg_stat_subscription WHERE pid IS NOT NULL", 0)
+        await scene.target.execute(*[one for one in statements if one.strip()][1:])
+        await scene.adopt()
+        await scene.assert_same()
+
+
+async def test_hand_back_refuses_what_an_old_version_lacks(server_of: ServerOf) -> None:
+    async with scene_of(server_of, 18, 14) as (scene, subscriber):
+        await scene.create_ours("WITH (two_phase = true, origin = none, failover = true, disable_on_error = true)")
+        await scene.target.wait_for("SELECT subtwophasestate::text FROM subscriber.subscription", "e")
+        await subscriber.execute("ALTER SUBSCRIPTION s SKIP (lsn = 'FF/0')")
+        error = await scene.refuses(
+            "hand-back", "PostgreSQL 14 always applies changes as the owner of the subscription"
+        )
+        for option in ("two_phase", "origin", "failover", "disable_on_error"):
+            assert f"PostgreSQL 14 does not have the option {option}." in error
+        await subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+        await scene.source.wait_for("SELECT active FROM pg_replication_slots WHERE slot_name = 's'", False)
+        await scene.target.wait_for("SELECT count(*) FROM subscriber.session JOIN pg_stat_activity USING (pid)", 0)
+        for statement in error[error.index("HINT:") :].removeprefix("HINT:  ").splitlines():
+            await subscriber.execute(statement.partition(";")[0])
+        await subscriber.execute("ALTER SUBSCRIPTION s ENABLE")
+        await scene.assert_same()
+        await scene.hand_back()
+        await scene.assert_same()

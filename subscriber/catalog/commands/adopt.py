@@ -15,7 +15,7 @@ import asyncpg
 from subscriber.catalog import identity, names, native_subscription, origins
 from subscriber.catalog.commands import handover, publisher_connection
 from subscriber.catalog.commands.create import insert_subscription
-from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep
+from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.parser import CreateSubscription
 from subscriber.catalog.native_subscription import SEQUENCE, Mark, Move, NativeRelation, NativeSubscription
@@ -32,10 +32,8 @@ from subscriber.catalog.store.workers import APPLY_WORKER
 from subscriber.display import shell_word, sql_identifier
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
-from subscriber.publisher.connection import Publisher, SlotInfo
-from subscriber.publisher.replication_stream import check_publisher
+from subscriber.publisher.connection import Publisher
 from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
-from subscriber.publisher.timelines import read_history
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
 from subscriber.subscription import STORED_OPTIONS, SequenceMode, StatementOptions, TwoPhaseState
@@ -105,17 +103,18 @@ async def adopt_subscription(
     async with publisher_connection.connect_to_publisher(
         connection, name, source.conninfo, password=password
     ) as publisher:
-        await handover.find_slot(publisher, name, native.slot_name)
-        await _check_same_publisher(connection, publisher, native)
+        async with handover.answering():
+            await handover.find_slot(publisher, name, native.slot_name)
+            await _check_same_publisher(connection, publisher, native)
         mark = await _disable(connection, native)
         try:
             on_step("disabled", f"PostgreSQL's subscription {name} is disabled")
             reach(Point.ADOPT_DISABLED)
             await _wait_for_workers(connection, native, notice, settings)
-            slot = await handover.wait_for_free_slot(publisher, name, native.slot_name)
+            state = await handover.read_publisher(publisher, name, native.slot_name)
             on_step("stopped", "its workers have ended")
             reach(Point.ADOPT_STOPPED)
-            moved = await _take_over(connection, publisher, native, mark, slot)
+            moved = await _take_over(connection, state, native, mark)
         except BaseException:
             await handover.undo(
                 connection,
@@ -185,13 +184,18 @@ async def _check_same_publisher(
         if (await handover.find_slot(publisher, native.name, native.slot_name)).active:
             return
         if time.monotonic() >= deadline:
-            raise StatementError(
-                f'the connection string of subscription "{native.name}" leads to another server from here',
-                detail=f'PostgreSQL\'s worker streams, but replication slot "{native.slot_name}" is inactive there.',
-                hint=handover.reachable_conninfo(native.name),
-                sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
-            )
+            what = f'PostgreSQL\'s worker streams, but replication slot "{native.slot_name}" is inactive there.'
+            raise _leads_elsewhere(native.name, what)
         await anyio.sleep(handover.POLL)
+
+
+def _leads_elsewhere(name: str, evidence: str) -> StatementError:
+    return StatementError(
+        f'the connection string of subscription "{name}" leads to another server from here',
+        detail=evidence,
+        hint=handover.reachable_conninfo(name),
+        sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE,
+    )
 
 
 async def _disable(connection: asyncpg.Connection, native: NativeSubscription) -> Mark:
@@ -215,7 +219,7 @@ async def _wait_for_workers(
     began, ending = time.monotonic(), False
     while pids := await native_subscription.load_workers(connection, native.oid):
         waited, processes = time.monotonic() - began, ", ".join(map(str, pids))
-        if waited >= settings.worker_shutdown_grace:
+        if waited >= settings.worker_shutdown_grace and await native_subscription.may_terminate(connection):
             if not ending:
                 notice("NOTICE", f"ending PostgreSQL's workers, which have not stopped: {processes}", None, None)
             ending = True
@@ -225,14 +229,15 @@ async def _wait_for_workers(
             raise StatementError(
                 "logical replication worker is still running",
                 detail=f"PostgreSQL's workers on this server are: {processes}.",
-                hint="Try again after some time.",
+                hint="See what they wait for: SELECT pid, wait_event, pg_blocking_pids(pid) FROM pg_stat_activity"
+                f" WHERE pid IN ({processes});",
                 sqlstate=OBJECT_IN_USE,
             )
         await anyio.sleep(handover.POLL)
 
 
 async def _take_over(
-    connection: asyncpg.Connection, publisher: Publisher, native: NativeSubscription, mark: Mark, slot: SlotInfo
+    connection: asyncpg.Connection, publisher: PublisherState, native: NativeSubscription, mark: Mark
 ) -> Moved:
     """Move slot, position, tables and sequences to a subscription of ours, in one transaction."""
     async with connection.transaction():
@@ -251,13 +256,15 @@ async def _take_over(
         position = await native_subscription.load_progress(connection, native.origin_name)
         relations = await native_subscription.load_relations(connection, native.oid)
         sequences = [one for one in relations if one.relkind == SEQUENCE]
-        subid = await _insert(connection, native, mark, publisher.server_version)
-        system = await publisher.identify_system()
-        check_publisher(system, None, position)
-        history = None if system.in_recovery else str(await read_history(publisher, system))
-        await set_publisher(connection, subid, str(system.systemid), system.timeline, history)
+        if position > publisher.system.position:
+            raise _leads_elsewhere(
+                native.name, f"Changes up to {position} were applied; WAL ends at {publisher.system.position} there."
+            )
+        subid = await _insert(connection, native, mark, publisher.version)
+        system = publisher.system
+        await set_publisher(connection, subid, str(system.systemid), system.timeline, publisher.history)
         await progress_records.save(connection, subid, APPLY_WORKER, position)
-        await progress_records.save_confirmed(connection, subid, slot.confirmed_flush)
+        await progress_records.save_confirmed(connection, subid, publisher.slot.confirmed_flush)
         await add_native_relations(connection, subid, native.oid)
         await _add_sequences(connection, subid, sequences)
         # DROP SUBSCRIPTION finds no origin then. It would clear the position at once, also if the commit fails.
@@ -266,8 +273,8 @@ async def _take_over(
         reach(Point.ADOPT_READY)
     return Moved(
         name=native.name,
-        slot=slot.name,
-        position=max(position, slot.confirmed_flush or position),
+        slot=publisher.slot.name,
+        position=max(position, publisher.slot.confirmed_flush or position),
         tables=len(relations) - len(sequences),
         sequences=len(sequences),
         enabled=mark.was_enabled,

@@ -15,7 +15,7 @@ import asyncpg
 
 from subscriber.catalog import copy_jobs, hooked_tables, identity, names, native_subscription, origins
 from subscriber.catalog.commands import handover, privileges, publisher_connection, worker_shutdown
-from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep
+from subscriber.catalog.commands.handover import Moved, Obstacle, OnStep, PublisherState
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import SEQUENCE, Mark, Move, NativeSubscription
 from subscriber.catalog.store import progress_records
@@ -37,10 +37,8 @@ from subscriber.display import sql_identifier
 from subscriber.errors import StatementError
 from subscriber.failpoints import Point, reach
 from subscriber.lsn import Lsn
-from subscriber.publisher.connection import Publisher, SlotInfo
 from subscriber.publisher.replication_stream import check_publisher, target_behind
 from subscriber.publisher.sequences import VERSION as SEQUENCE_VERSION
-from subscriber.publisher.timelines import read_history
 from subscriber.quoting import identifier, literal
 from subscriber.settings import DEFAULTS, Settings
 from subscriber.sqlstate import OBJECT_IN_USE, OBJECT_NOT_IN_PREREQUISITE_STATE
@@ -101,16 +99,17 @@ async def hand_back_subscription(
     async with publisher_connection.connect_to_publisher(
         connection, name, ours.conninfo, password=ours.must_use_password
     ) as publisher:
-        await handover.find_slot(publisher, name, slot_name)
-        mark = await _create(connection, publisher, ours, native, notice)
+        async with handover.answering():
+            await handover.find_slot(publisher, name, slot_name)
+        mark = await _create(connection, publisher.server_version, ours, native, notice)
         try:
             on_step("disabled", f"subscription {name} is disabled, and PostgreSQL's is created without a slot")
             reach(Point.HAND_BACK_CREATED)
             await worker_shutdown.wait_until_gone(connection, ours.oid, grace=settings.worker_shutdown_grace)
-            slot = await handover.wait_for_free_slot(publisher, name, slot_name)
+            state = await handover.read_publisher(publisher, name, slot_name)
             on_step("stopped", "its workers have ended")
             reach(Point.HAND_BACK_STOPPED)
-            moved = await _hand_back(connection, publisher, ours, mark, slot)
+            moved = await _hand_back(connection, state, ours, mark)
         except BaseException:
             await handover.undo(
                 connection,
@@ -230,7 +229,7 @@ async def _obstacles_of_state(connection: asyncpg.Connection, ours: Subscription
 
 
 async def _obstacles_of_relations(
-    connection: asyncpg.Connection, publisher: Publisher, ours: Subscription, native: NativeSubscription
+    connection: asyncpg.Connection, publisher_version: int, ours: Subscription, native: NativeSubscription
 ) -> list[Obstacle]:
     """Return the tables and sequences that only one of the subscriptions has."""
     refresh = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} REFRESH PUBLICATION;"
@@ -241,7 +240,7 @@ async def _obstacles_of_relations(
         ("Tables of the publications are not in the subscription", theirs - known, refresh),
         ("Tables of the subscription are not in the publications", known - theirs, refresh),
     ]
-    if _carries_sequences(connection, publisher):
+    if _carries_sequences(connection, publisher_version):
         theirs = {(one.schema, one.name) for one in created if one.relkind == SEQUENCE}
         known = {(one.schema, one.name) for one in await load_sequences(connection, ours.oid)}
         refresh = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} SET (sequences = copy); {refresh}"
@@ -256,9 +255,9 @@ async def _obstacles_of_relations(
     ]
 
 
-def _carries_sequences(connection: asyncpg.Connection, publisher: Publisher) -> bool:
+def _carries_sequences(connection: asyncpg.Connection, publisher_version: int) -> bool:
     """Return True if both servers have sequences in subscriptions."""
-    return connection.get_server_version().major >= 19 and publisher.server_version >= SEQUENCE_VERSION
+    return connection.get_server_version().major >= 19 and publisher_version >= SEQUENCE_VERSION
 
 
 # --- step 1 -------------------------------------------------------------------------------------
@@ -266,7 +265,7 @@ def _carries_sequences(connection: asyncpg.Connection, publisher: Publisher) -> 
 
 async def _create(
     connection: asyncpg.Connection,
-    publisher: Publisher,
+    publisher_version: int,
     ours: Subscription,
     left: NativeSubscription | None,
     notice: Notice,
@@ -287,10 +286,10 @@ async def _create(
         await native_subscription.set_comment(connection, ours.name, str(mark))
         native = await native_subscription.find(connection, ours.name)
         assert native is not None
-        different = await _obstacles_of_relations(connection, publisher, ours, native)
+        different = await _obstacles_of_relations(connection, publisher_version, ours, native)
         handover.refuse_obstacles(ours.name, Move.HAND_BACK, different)
         await disable_subscription(connection, ours.oid)
-    await _say_what_ends(connection, publisher, ours, notice)
+    await _say_what_ends(connection, publisher_version, ours, notice)
     return mark
 
 
@@ -326,14 +325,14 @@ def _spelt(value: Any) -> str:
 
 
 async def _say_what_ends(
-    connection: asyncpg.Connection, publisher: Publisher, ours: Subscription, notice: Notice
+    connection: asyncpg.Connection, publisher_version: int, ours: Subscription, notice: Notice
 ) -> None:
     """Name the settings and sequences that PostgreSQL does without."""
     ended = [option for option in WITHOUT_INFLUENCE if getattr(ours, option) != OPTIONS[option].default]
     if ended:
         notice("NOTICE", f"PostgreSQL does not have these options: {', '.join(ended)}", None, None)
     sequences = await load_sequences(connection, ours.oid)
-    if sequences and not _carries_sequences(connection, publisher):
+    if sequences and not _carries_sequences(connection, publisher_version):
         notice("NOTICE", "PostgreSQL does not synchronize the sequences, which keep their values", None, None)
 
 
@@ -341,10 +340,10 @@ async def _say_what_ends(
 
 
 async def _hand_back(
-    connection: asyncpg.Connection, publisher: Publisher, ours: Subscription, mark: Mark, slot: SlotInfo
+    connection: asyncpg.Connection, publisher: PublisherState, ours: Subscription, mark: Mark
 ) -> Moved:
     """Give slot and position to PostgreSQL's subscription, and delete ours, in one transaction."""
-    columns = await native_subscription.load_columns(connection)
+    columns, slot = await native_subscription.load_columns(connection), publisher.slot
     async with connection.transaction():
         # Both subscriptions are locked until the commit: no statement can alter one, and no worker can start.
         now = await privileges.get_owned_subscription(connection, ours.name)
@@ -359,9 +358,9 @@ async def _hand_back(
                 sqlstate=OBJECT_IN_USE,
             )
         obstacles = await _find_obstacles(connection, replace(now, enabled=mark.was_enabled))
-        obstacles += await _obstacles_of_relations(connection, publisher, now, native)
+        obstacles += await _obstacles_of_relations(connection, publisher.version, now, native)
         handover.refuse_obstacles(ours.name, Move.HAND_BACK, obstacles)
-        position = await _final_position(connection, publisher, now, slot)
+        position = await _final_position(connection, publisher, now)
         await _move_origin(connection, ours, native, position)
         if now.skip_lsn:
             await native_subscription.skip(connection, ours.name, now.skip_lsn)
@@ -382,9 +381,7 @@ async def _hand_back(
     )
 
 
-async def _final_position(
-    connection: asyncpg.Connection, publisher: Publisher, ours: Subscription, slot: SlotInfo
-) -> Lsn:
+async def _final_position(connection: asyncpg.Connection, publisher: PublisherState, ours: Subscription) -> Lsn:
     """Return the position of the progress record, after the checks of a worker that starts.
 
     The commit of the connection's transaction makes it durable, with everything that the worker has committed.
@@ -396,11 +393,10 @@ async def _final_position(
     position = await progress_records.load(connection, ours.oid)
     if position is None:
         raise StatementError(f'progress of subscription "{ours.name}" is missing in the catalog')
-    system = await publisher.identify_system()
+    system, slot = publisher.system, publisher.slot
     check_publisher(system, int(ours.system_id) if ours.system_id else None, position)
-    history = str(await read_history(publisher, system))
-    known = None if ours.timeline_system != str(system.systemid) else (ours.timeline, ours.timeline_history or history)
-    if known is not None and known != (system.timeline, history):
+    same = ours.timeline_system == str(system.systemid)
+    if same and (ours.timeline, ours.timeline_history) != (system.timeline, publisher.history):
         raise StatementError(
             f"the publisher continues on timeline {system.timeline}, which the subscription has not seen",
             hint=f"ALTER SUBSCRIPTION {sql_identifier(ours.name)} ENABLE; then try again when it is streaming.",

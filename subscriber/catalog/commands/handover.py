@@ -40,9 +40,10 @@ from subscriber.catalog.commands import privileges
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.native_subscription import Move, NativeRelation, databases_of
 from subscriber.display import shell_word, sql_identifier, sql_literal
-from subscriber.errors import SlotLost, StatementError
+from subscriber.errors import ConnectionLost, SlotLost, StatementError
 from subscriber.lsn import Lsn
-from subscriber.publisher.connection import Publisher, SlotInfo
+from subscriber.publisher.connection import Publisher, SlotInfo, SystemIdentity
+from subscriber.publisher.timelines import read_history
 from subscriber.sqlstate import (
     INSUFFICIENT_PRIVILEGE,
     OBJECT_IN_USE,
@@ -51,6 +52,7 @@ from subscriber.sqlstate import (
 )
 
 PATIENCE = 30.0  # seconds for workers to roll back, and for the slot to become inactive
+ANSWER_TIMEOUT = 60.0  # seconds for all requests of one step to the publisher
 POLL = 0.02  # seconds
 LOCK_TIMEOUT = 30.0  # seconds for another session's statement about the subscription
 NAMED = 5  # tables that an error names
@@ -77,6 +79,16 @@ class Moved:
     tables: int
     sequences: int
     enabled: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PublisherState:
+    """The publisher, after the workers have ended."""
+
+    slot: SlotInfo  # inactive
+    system: SystemIdentity
+    history: str | None  # ends of its earlier timelines; None: of a standby, which may be promoted unnoticed
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,13 +179,36 @@ async def find_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
     )
 
 
-async def wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
-    """Wait until no walsender has the slot, so that its position does not move any more.
+@asynccontextmanager
+async def answering() -> AsyncIterator[None]:
+    """Limit the time of requests to the publisher, while which a subscription may be disabled.
+
+    Raises:
+        ConnectionLost: The publisher has not answered all requests of the block within ANSWER_TIMEOUT seconds.
+    """
+    try:
+        with anyio.fail_after(ANSWER_TIMEOUT):
+            yield
+    except TimeoutError as error:
+        raise ConnectionLost(f"the publisher has not answered for {ANSWER_TIMEOUT:.0f} s") from error
+
+
+async def read_publisher(publisher: Publisher, name: str, slot: str) -> PublisherState:
+    """Wait until no walsender has the slot, and read what the last step needs, which then sends no requests.
 
     Raises:
         StatementError: The slot is still in use after PATIENCE seconds (55006).
         SlotLost: The slot is gone.
+        ConnectionLost: The publisher does not answer.
     """
+    async with answering():
+        free = await _wait_for_free_slot(publisher, name, slot)
+        system = await publisher.identify_system()
+        history = None if system.in_recovery else str(await read_history(publisher, system))
+    return PublisherState(free, system, history, publisher.server_version)
+
+
+async def _wait_for_free_slot(publisher: Publisher, name: str, slot: str) -> SlotInfo:
     deadline = time.monotonic() + PATIENCE
     while (found := await find_slot(publisher, name, slot)).active:
         if time.monotonic() >= deadline:

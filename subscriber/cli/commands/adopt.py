@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Awaitable, Callable
+
+import anyio
 
 from subscriber.catalog import worker_sessions
 from subscriber.catalog.commands.adopt import adopt_subscription
 from subscriber.catalog.commands.hand_back import hand_back_subscription
-from subscriber.catalog.commands.handover import LOCK_TIMEOUT, Moved
-from subscriber.catalog.connection import CatalogConnection
+from subscriber.catalog.commands.handover import LOCK_TIMEOUT, POLL, Moved
+from subscriber.catalog.commands.publisher_connection import Notice
+from subscriber.catalog.connection import CatalogConnection, Connection
 from subscriber.catalog.identity import refuse_standby
 from subscriber.catalog.schema import ensure_schema
 from subscriber.cli.commands.exec import print_message
 from subscriber.cli.formatting import count
 from subscriber.display import json_text, printable
 from subscriber.settings import Settings
+
+LAUNCHER_START = 1.0  # seconds for a launcher to become the leader
 
 
 async def run_adopt(target: str, name: str, *, json: bool, settings: Settings) -> int:
@@ -55,10 +61,19 @@ async def _move(
         await refuse_standby(connection)
         await ensure_schema(connection)
         moved = await move(connection, name, notice=notice, on_step=on_step, settings=settings)
-        runs = await worker_sessions.leader(connection) is not None
-    if moved is not None and moved.enabled and not runs and move is adopt_subscription:
-        notice("WARNING", "no launcher is running", None, "Start one on this database: subscriber run")
+        if moved is not None and moved.enabled and move is adopt_subscription:
+            await _warn_of_no_launcher(connection, notice, settings)
     return moved
+
+
+async def _warn_of_no_launcher(connection: Connection, notice: Notice, settings: Settings) -> None:
+    """Warn if no launcher leads. One that had no subscription looks for some now and then, so this waits for it."""
+    deadline = time.monotonic() + settings.empty_database_poll_interval + LAUNCHER_START
+    while await worker_sessions.leader(connection) is None:
+        if time.monotonic() >= deadline:
+            notice("WARNING", "no launcher is running", None, "Start one on this database: subscriber run")
+            return
+        await anyio.sleep(POLL)
 
 
 def _print_result(moved: Moved | None, name: str, owner: str, json: bool) -> None:
