@@ -384,6 +384,11 @@ class Settings:
 
     Reason: a publisher that is busy with other tables moves all the time, and each record is a commit."""
 
+    retention_interval: Seconds = 30.0
+    """Time between two attempts of a worker to forget deleted rows that `retain_dead_tuples` has kept.
+
+    Reason: each attempt connects to the publisher, and a deleted row takes some hundred bytes."""
+
     look_ahead_pause: Seconds = 0.1
     """Time without a change after which a new worker examines all tables of its subscription.
 

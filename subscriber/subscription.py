@@ -103,6 +103,7 @@ class ValueSyntax(Enum):
     BOOLEAN = auto()
     CHOICE = auto()  # a member of an enum
     NUMBER = auto()  # an integer between two limits
+    MILLISECONDS = auto()  # an integer without a unit
     SLOT_NAME = auto()
     SYNCHRONOUS_COMMIT = auto()
     STREAMING = auto()
@@ -298,6 +299,23 @@ class SubscriptionOptions:
     )
     failover: bool = _option(
         False, "Synchronize the slot to the publisher's standbys.", 17, column=OptionColumn("subfailover")
+    )
+    retain_dead_tuples: bool = _option(
+        False,
+        "Remember deleted rows, so that a later UPDATE of one is reported as conflict `update_deleted`. Altered only "
+        "while the subscription is disabled.",
+        19,
+        on_publisher=False,
+        column=OptionColumn("subretaindeadtuples", default="false"),
+        restarts=True,
+    )
+    max_retention_duration: int = _option(
+        0,
+        "The time after which a deleted row is forgotten although it could still matter. 0 means no limit.",
+        19,
+        OptionValue(ValueSyntax.MILLISECONDS, "milliseconds"),
+        on_publisher=False,
+        column=OptionColumn("submaxretention", "integer", default="0"),
     )
     conflict_policy: str = _option(
         "",

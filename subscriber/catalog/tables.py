@@ -52,6 +52,15 @@ class Char(UserDefinedType[str]):
         return '"char"'
 
 
+class Xid8(UserDefinedType[str]):
+    """A transaction, with its epoch."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **_: Any) -> str:
+        return "xid8"
+
+
 class PgLsn(UserDefinedType[str]):
     """A position in WAL."""
 
@@ -65,6 +74,7 @@ class PgLsn(UserDefinedType[str]):
 ischema_names["name"] = Name
 ischema_names['"char"'] = Char
 ischema_names["pg_lsn"] = PgLsn
+ischema_names["xid8"] = Xid8
 
 
 SUBSCRIPTION = "the subscription"
@@ -239,6 +249,7 @@ CONFLICTS = {
     "insert_exists": "inserts of a key that was there",
     "update_origin_differs": "updates of rows that somebody else wrote last",
     "update_exists": "updates to a key that was there",
+    "update_deleted": "updates of rows that another origin deleted",
     "update_missing": "updates of rows that were not there",
     "delete_origin_differs": "deletes of rows that somebody else wrote last",
     "delete_missing": "deletes of rows that were not there",
@@ -286,6 +297,29 @@ conflict_history = Table(
     Index("conflict_history_subid_remote_finish_lsn_idx", "subid", "remote_finish_lsn"),
     prefixes=UNLOGGED,
     info=_about("What each conflict was about and what was done."),
+)
+
+deleted_row = Table(
+    "deleted_row",
+    metadata,
+    _column("relid", OID, "the table on the target; of a partitioned table the partition, if that was named"),
+    _column("key", BYTEA, "a hash of the key"),
+    _column("xid", Xid8, "the transaction that deleted it"),
+    _column("record", OID, "the large object with this row and others of the same statement"),
+    Index("deleted_row_relid_key_idx", "relid", "key"),
+    Index("deleted_row_xid_record_idx", "xid", "record"),
+    prefixes=UNLOGGED,
+    info=_about("The deleted rows of tables of subscriptions with `retain_dead_tuples`."),
+)
+
+retention = Table(
+    "retention",
+    metadata,
+    _of_subscription(),
+    _column("horizon", Xid8, "the subscription does not need the deleted rows of earlier transactions", null=True),
+    _column("expired", Xid8, "the last transaction whose deleted rows became too old while needed", null=True),
+    prefixes=UNLOGGED,
+    info=_about("Which deleted rows each subscription with `retain_dead_tuples` still needs."),
 )
 
 bulk_copy = Table(

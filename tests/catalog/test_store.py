@@ -104,6 +104,7 @@ OTHERS = {
     "subtimeline": "3",
     "subserver": "7",
     "subsequences": "'none'",
+    "submaxretention": "1000",
     "subsequencenames": "ARRAY['public', 'other']",
 }
 

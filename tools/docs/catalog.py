@@ -14,6 +14,8 @@ from subscriber.catalog.tables import CONFLICTS, metadata
 from tools.docs import markdown
 from tools.docs.markdown import code
 
+CONFLICTS_OF_19 = ("update_deleted",)  # views of an older server do not have them
+
 INTRODUCTION = """
 The first command that needs schema `subscriber` of the target database creates or upgrades it, with the migrations in
 `migrations/versions`. `subscriber.alembic_version` has the current migration, now `{head}`. Read the views in your programs. The
@@ -77,7 +79,7 @@ VIEWS: dict[str, dict[str, str]] = {
         "subname": "its name",
         "apply_error_count": "errors of the apply worker",
         "sync_error_count": "errors of table synchronization",
-        **{f"confl_{conflict}": says for conflict, says in CONFLICTS.items()},
+        **{f"confl_{conflict}": says for conflict, says in CONFLICTS.items() if conflict not in CONFLICTS_OF_19},
         "stats_reset": "when the counters were reset; NULL: never",
     },
 }

@@ -17,7 +17,8 @@ A policy without a type of conflict leaves two cases out:
 
 - multiple_unique_conflicts with several rows of the target stays an error under apply_remote and last_update_wins,
   which would delete all these rows but one. Name the type to allow that.
-- last_update_wins leaves missing rows alone, because the time of their deletion is unknown.
+- last_update_wins leaves missing rows alone, because the time of their deletion is unknown. With retain_dead_tuples
+  it is known, and the conflict is update_deleted.
 
 No row is read in advance where a policy has the same effect as none (error, for an existing key).
 """
@@ -29,7 +30,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, is_ours
+from subscriber.apply.conflicts.types import Conflict, ConflictType, LocalRow, RowWriter, is_ours
 from subscriber.errors import StatementError
 from subscriber.protocol.messages import Delete, Insert, Update
 from subscriber.sqlstate import INVALID_PARAMETER_VALUE
@@ -38,6 +39,7 @@ Table = tuple[str, str]  # schema and name, on the target
 
 _UNIQUE = (ConflictType.INSERT_EXISTS, ConflictType.UPDATE_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS)
 _MISSING = (ConflictType.UPDATE_MISSING, ConflictType.DELETE_MISSING)
+_ABSENT = (*_MISSING, ConflictType.UPDATE_DELETED)
 _DIFFERS = (ConflictType.UPDATE_ORIGIN_DIFFERS, ConflictType.DELETE_ORIGIN_DIFFERS)
 
 # The conflicts that a change can meet.
@@ -45,6 +47,7 @@ _MET_BY: dict[type, tuple[ConflictType, ...]] = {
     Insert: (ConflictType.INSERT_EXISTS, ConflictType.MULTIPLE_UNIQUE_CONFLICTS),
     Update: (
         ConflictType.UPDATE_MISSING,
+        ConflictType.UPDATE_DELETED,
         ConflictType.UPDATE_ORIGIN_DIFFERS,
         ConflictType.UPDATE_EXISTS,
         ConflictType.MULTIPLE_UNIQUE_CONFLICTS,
@@ -115,7 +118,12 @@ class Policies:
 
     def concern(self, table: Table, change: type) -> bool:
         """Return True if a change of this class (Insert, Update, Delete) must read the row before it is applied."""
-        return self._decide(table, _MET_BY[change])
+        types = _MET_BY[change]
+        return self._decide(table, types) or (change is not Update and self.compares_deletions(table))
+
+    def compares_deletions(self, table: Table) -> bool:
+        """Return True if the time of each change is compared with the time when its row was deleted."""
+        return self.rule(table, ConflictType.UPDATE_DELETED).policy is Policy.LAST_UPDATE_WINS
 
     def concern_keys(self, table: Table) -> bool:
         """Return True if an UPDATE must read the rows that have the keys it sets."""
@@ -170,11 +178,18 @@ def decide(policy: Policy, conflict: Conflict, commit_time: int, our_origin: str
             return PolicyOutcome.APPLY
         case Policy.LAST_UPDATE_WINS if conflict.type not in _MISSING:
             won = all(_is_later(conflict, row, commit_time, our_origin) for row in conflict.local_rows)
+            if conflict.deleted is not None:
+                won = is_later_than_deletion(conflict.deleted, commit_time)
             return PolicyOutcome.APPLY if won else PolicyOutcome.KEEP
         case _ if conflict.type in _UNIQUE:
             return PolicyOutcome.ERROR
         case _:
-            return PolicyOutcome.KEEP if conflict.type in _MISSING else PolicyOutcome.APPLY
+            return PolicyOutcome.KEEP if conflict.type in _ABSENT else PolicyOutcome.APPLY
+
+
+def is_later_than_deletion(deleted: RowWriter, commit_time: int) -> bool:
+    """Return True if a change is later than the deletion of its row. In the same microsecond the deletion wins."""
+    return deleted.committed is None or commit_time > deleted.committed
 
 
 def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: str) -> bool:
@@ -190,7 +205,8 @@ def _is_later(conflict: Conflict, row: LocalRow, commit_time: int, our_origin: s
         return commit_time >= writer.committed
     remote = conflict.remote
     names = sorted(name for name in remote if name in row.values)
-    return _sorting(remote, names) >= _sorting(row.values, names)
+    # Equal rows are not written again: two servers without origin = none would send them to each other for ever.
+    return _sorting(remote, names) > _sorting(row.values, names)
 
 
 def _sorting(row: Mapping[str, str | None], names: list[str]) -> list[tuple[bool, str]]:

@@ -29,6 +29,7 @@ class ConflictType(StrEnum):
     INSERT_EXISTS = "insert_exists"  # the row's key is there already
     UPDATE_ORIGIN_DIFFERS = "update_origin_differs"  # another origin wrote the row last
     UPDATE_EXISTS = "update_exists"  # the new key is there already
+    UPDATE_DELETED = "update_deleted"  # another origin deleted the row
     UPDATE_MISSING = "update_missing"  # there is no such row
     DELETE_ORIGIN_DIFFERS = "delete_origin_differs"
     DELETE_MISSING = "delete_missing"
@@ -87,6 +88,7 @@ class Conflict:
     # not change is not sent, and not in it.
     remote: dict[str, str | None] | None = None
     local_rows: tuple[LocalRow, ...] = ()  # none for a missing row, several for multiple_unique_conflicts
+    deleted: RowWriter | None = None  # of update_deleted: the transaction that deleted the row
     commit_time: datetime | None = None  # on the publisher; set when a function is asked
     resolution: str | None = None  # the outcome and its policy; None: PostgreSQL's behavior
 
@@ -194,6 +196,8 @@ def _values(*parts: str) -> str:
 
 
 def _with_values(sentence: str, values: str) -> str:
+    if not values:
+        return sentence
     return f"{sentence[:-1]}: {values}." if speaks_19() else f"{sentence}\n{values}"
 
 
@@ -213,8 +217,20 @@ def _text(mapping: RelationMapping, value: str | None, limit: int | None = None)
     return "null" if value is None else _cut(encode(value, mapping.codec), limit, mapping.codec)
 
 
-def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition | None = None) -> Conflict:
-    """The row that `change` is about is not there. `leaf` is the partition it belongs to, if any."""
+def missing(
+    mapping: RelationMapping,
+    change: Update | Delete,
+    leaf: Partition | None = None,
+    deleted: RowWriter | None = None,
+) -> Conflict:
+    """The row that `change` is about is not there.
+
+    Args:
+        mapping: the table.
+        change: the change.
+        leaf: the partition that the row belongs to, if any.
+        deleted: the transaction of another origin that deleted the row to be updated; None: it is unknown.
+    """
     label = leaf.label if leaf else mapping.label
     columns = leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
     if isinstance(change, Update):
@@ -227,7 +243,27 @@ def missing(mapping: RelationMapping, change: Update | Delete, leaf: Partition |
         detail = "Could not find the row to be deleted."
         rows = _values(_identity(mapping, columns, change.old))
     key = _key(mapping, change.old or change.new if isinstance(change, Update) else change.old)
+    if deleted is not None:
+        what = ConflictType.UPDATE_DELETED
+        cause = f"The row to be updated was deleted{_deleted(deleted)}."
+        return Conflict(what, label, (detail, cause), (rows, ""), key, _new(mapping, change), deleted=deleted)
     return Conflict(what, label, (detail,), (rows,), key, _new(mapping, change))
+
+
+def inserted_before_deletion(
+    mapping: RelationMapping, change: Insert, leaf: Partition | None, deleted: RowWriter
+) -> Conflict:
+    """The row that `change` inserts was deleted by another origin, at a later time. PostgreSQL has no such conflict."""
+    label = leaf.label if leaf else mapping.label
+    columns = leaf.columns if leaf else tuple(column.name for column in mapping.local.columns)
+    sentences = ("Could not apply remote change.", f"A row with this key was deleted{_deleted(deleted)}.")
+    rows = (_values(f"remote row {_local_row(mapping, columns, change.new)}"), "")
+    key, new = _key(mapping, change.new), texts(mapping, change.new)
+    return Conflict(ConflictType.UPDATE_DELETED, label, sentences, rows, key, new, deleted=deleted)
+
+
+def _deleted(writer: RowWriter) -> str:
+    return "" if writer.time is None else _written(writer, "a different origin")
 
 
 def texts(mapping: RelationMapping, row: TupleData) -> dict[str, str | None]:

@@ -9,7 +9,7 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import names, origins
-from subscriber.catalog.commands import privileges, publisher_connection, refresh, refresh_sequences
+from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, refresh_sequences
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.grammar.conflict_options import check_commit_times
 from subscriber.catalog.grammar.options import FOR_CREATE, check_publications, parse_options
@@ -66,6 +66,12 @@ async def create_subscription(
     if options.trusted_owners:
         await privileges.check_trusted_owners(connection, options.trusted_owners)
     await check_commit_times(connection, options.conflict_policy)
+    if options.retain_dead_tuples:
+        await dead_tuples.check(connection, notice)
+        if not options.enabled:
+            dead_tuples.warn_disabled(notice)
+    elif options.max_retention_duration:
+        dead_tuples.note_ineffective(notice)
     async with AsyncExitStack() as stack:
         slot = _Slot(options.slot_name)
         try:
@@ -79,6 +85,7 @@ async def create_subscription(
                         )
                     )
                     await _ask_publisher(connection, publisher, subid, statement, options, slot, notice, hooks)
+                await dead_tuples.set_triggers(connection, subid, notice)
                 slot.committing = True
         except BaseException:
             await slot.undo(connection, notice)

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncpg
 
 from subscriber.catalog import copy_jobs, identity, names, origins
-from subscriber.catalog.commands import privileges, publisher_connection, refresh, worker_shutdown
+from subscriber.catalog.commands import dead_tuples, privileges, publisher_connection, refresh, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice, PublisherUnreachable
 from subscriber.catalog.grammar.parser import DropSubscription
 from subscriber.catalog.store.prepared_transactions import delete_prepared
@@ -74,6 +74,7 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
     sync_id = await identity.sync_id(connection)
     await delete_prepared(connection, subid)
     await delete_subscription(connection, subid)
+    await dead_tuples.set_triggers(connection, None, notice)
     if slot_name is None and not (unfinished and bound):
         return
     sync_slots = [names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]

@@ -17,7 +17,7 @@ import asyncpg
 
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import identity
-from subscriber.catalog.commands import alter_two_phase, privileges, publisher_connection
+from subscriber.catalog.commands import alter_two_phase, dead_tuples, privileges, publisher_connection
 from subscriber.catalog.commands.create import create_subscription
 from subscriber.catalog.commands.drop import drop_subscription
 from subscriber.catalog.commands.publisher_connection import Notice
@@ -198,6 +198,8 @@ async def _alter(
                 message = "cannot enable subscription that does not have a slot name"
                 raise StatementError(message, sqlstate=OBJECT_NOT_IN_PREREQUISITE_STATE)
             await connection.execute(SET_ENABLED, subscription.oid, statement.enabled)
+            if not statement.enabled and subscription.retain_dead_tuples:
+                dead_tuples.warn_disabled(altering.notice)
         case AlterPublications():
             await _alter_publications(altering, subscription, statement)
         case AlterRefresh():
@@ -317,6 +319,7 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
     if "failover" in specified:
         _check_slot_option(altering, subscription, "failover", slot_too=True)
     await check_commit_times(connection, options.conflict_policy)
+    await _check_retention(altering, subscription, options)
     # Who is no superuser sees only subscriptions that require passwords, and may not write that column.
     unchanged = options.password_required == subscription.password_required
     names = [name for name in SET_COLUMNS if name in specified and not (name == "password_required" and unchanged)]
@@ -326,6 +329,8 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
         values = [column.write_value(getattr(options, name)) for name, column in zip(names, columns, strict=True)]
         statement = f"UPDATE subscriber.subscription SET {settings} WHERE subid = $1"
         await connection.execute(statement, subscription.oid, *values)
+    if "retain_dead_tuples" in specified:
+        await dead_tuples.set_triggers(connection, subscription.oid, altering.notice)
     if "slot_name" in specified:
         # Also where the name stays the same: the worker continues from where the slot stands
         # (worker/apply/confirmed_position.py).
@@ -343,6 +348,19 @@ async def _set_options(altering: _Altering, subscription: Subscription, options:
             await publisher.alter_slot(
                 subscription.slot_name, failover=failover, two_phase=False if no_two_phase else None
             )
+
+
+async def _check_retention(altering: _Altering, subscription: Subscription, options: StatementOptions) -> None:
+    """Check retain_dead_tuples and max_retention_duration, and report effects that they do not have yet."""
+    retains = subscription.retain_dead_tuples
+    if "retain_dead_tuples" in options.specified:
+        _check_slot_option(altering, subscription, "retain_dead_tuples", slot_too=False)
+        if options.retain_dead_tuples and not retains:
+            await dead_tuples.check(altering.connection, altering.notice)
+            dead_tuples.note_disabled(altering.notice)
+        retains = options.retain_dead_tuples
+    if "max_retention_duration" in options.specified and options.max_retention_duration and not retains:
+        dead_tuples.note_ineffective(altering.notice)
 
 
 def _check_slot_option(altering: _Altering, subscription: Subscription, option: str, *, slot_too: bool) -> None:

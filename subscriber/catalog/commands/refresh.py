@@ -10,7 +10,7 @@ import asyncpg
 from subscriber.apply.batch.eligibility import FIRST_NORMAL_OID
 from subscriber.apply.hooks.config import Hooks
 from subscriber.catalog import hooked_tables, identity, origins, table_names
-from subscriber.catalog.commands import publisher_connection, refresh_sequences, worker_shutdown
+from subscriber.catalog.commands import dead_tuples, publisher_connection, refresh_sequences, worker_shutdown
 from subscriber.catalog.commands.publisher_connection import Notice
 from subscriber.catalog.names import table_sync_origin, table_sync_slot
 from subscriber.catalog.store import progress_records
@@ -167,6 +167,7 @@ async def refresh(
             if row["relid"] not in wanted | lost and await _remove_table(connection, subid, row["relid"], row["state"])
         ]
         await refresh_sequences.refresh(connection, subscription, publisher, publications, notice, copy_data=copy_data)
+        await dead_tuples.set_triggers(connection, subid, notice)
         sync_id = await identity.sync_id(connection)
         for row in begun:
             slot = table_sync_slot(subid, row["relid"], sync_id)

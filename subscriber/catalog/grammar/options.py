@@ -190,6 +190,17 @@ def _number(option: Option, known: OptionValue) -> int:
     return number
 
 
+def _milliseconds(option: Option) -> int:
+    value = option.value
+    if value is None:
+        raise StatementError(f"{option.name} requires a parameter")
+    if not isinstance(value, int) or not -(2**31) <= value < 2**31:
+        raise StatementError(f"{option.name} requires an integer value")
+    if value < 0:
+        raise StatementError(f'option "{option.name}" cannot be negative', sqlstate=INVALID_PARAMETER_VALUE)
+    return value
+
+
 def _roles(option: Option) -> tuple[str, ...]:
     """Names of roles, separated by commas, quoted where SQL has to quote them."""
     value = string(option)
@@ -264,6 +275,7 @@ PARSERS: dict[ValueSyntax, Callable[[Option, OptionValue], Any]] = {
     ValueSyntax.BOOLEAN: lambda option, _: boolean(option),
     ValueSyntax.CHOICE: _choice,
     ValueSyntax.NUMBER: _number,
+    ValueSyntax.MILLISECONDS: lambda option, _: _milliseconds(option),
     ValueSyntax.SLOT_NAME: lambda option, _: _slot_name(option),
     ValueSyntax.SYNCHRONOUS_COMMIT: lambda option, _: _synchronous_commit(option),
     ValueSyntax.STREAMING: lambda option, _: _streaming(option),

@@ -23,6 +23,7 @@ from subscriber.errors import MappingError, StaleMapping, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.protocol.messages import Delete, Insert, OldPart, Relation, Truncate, Update
 from subscriber.protocol.tuple_data import UNCHANGED
+from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.detection import ConflictDetector
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.resolution import ConflictResolution
@@ -59,6 +60,7 @@ class RowApplier:
         self.policies = Policies({}, {})
         self.history: History | None = None  # None: no conflict is recorded
         self.resolution: ConflictResolution | None = None  # None: no change reads the target before it is applied
+        self.retains_dead_tuples = False  # the target remembers deleted rows for the subscription
         self.progress: ProgressRecord
         self._schema = schema_check.SchemaChecker(self.pipeline)
         self.foreign_code = ForeignCodeGuard(self.pipeline, self.roles, self._schema)
@@ -81,7 +83,10 @@ class RowApplier:
         """
         self.progress = progress
         self.conflicts.origin_id = origin_id
+        deleted = DeletedRows(progress, self.origin) if self.retains_dead_tuples else None
+        self.conflicts.deleted = deleted
         if self.resolution is not None:
+            self.resolution.deleted = deleted
             self.resolution.looking.timed = origin_id is not None
             self.resolution.progress = progress
 
@@ -221,15 +226,19 @@ class RowApplier:
             self.foreign_code.guard(local, mode, note)
 
     @contextmanager
-    def asking(self, mapping: RelationMapping, note: object) -> Iterator[None]:
-        """Within the block a question about rows of the table is queued, inside of a transaction or between two."""
-        guarded, alone = mapping.local.guarded, not self._is_open
+    def asking(self, mapping: RelationMapping, note: object, *, as_owner: bool = True) -> Iterator[None]:
+        """Within the block a question about rows of the table is queued, inside of a transaction or between two.
+
+        `as_owner`: as the role that applies the table's changes; otherwise the question does not read the table.
+        """
+        guarded, alone = mapping.local.guarded and as_owner, not self._is_open
         if alone:
             self.pipeline.execute("BEGIN", note=note)
         role = self.roles.reset_role(note)
         if guarded and (alone or mapping.local.oid not in self._schema_checked):
             self.foreign_code.guard(mapping.local, "ACCESS SHARE", note)
-        self.roles.switch_for_tables([mapping.local], note)
+        if as_owner:
+            self.roles.switch_for_tables([mapping.local], note)
         yield
         if alone:
             self.pipeline.execute("COMMIT", note=note)

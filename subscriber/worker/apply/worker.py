@@ -38,6 +38,7 @@ from subscriber.worker.apply.loop import ApplyLoop, Durability
 from subscriber.worker.apply.parallel_commit import ParallelCommit
 from subscriber.worker.apply.pause import PauseGate
 from subscriber.worker.apply.progress_claim import claim_progress
+from subscriber.worker.apply.retention import Retention
 from subscriber.worker.apply.skip import TransactionSkipper
 from subscriber.worker.apply.transactions import TransactionKinds
 from subscriber.worker.apply.value_format import choose_format
@@ -203,6 +204,9 @@ class ApplyWorker(ApplyHooks):
             ApplySessions(subscription, self._context, target, self._conflict).run,
             partial(self._look_ahead, target, lambda: loop.position),
         ]
+        if subscription.retain_dead_tuples:
+            retention = Retention(subscription, self._catalog, self._published, lambda: loop.progress.positions.flush)
+            self.background_tasks.append(partial(retention.run, self._context.settings.retention_interval))
         skipper = TransactionSkipper(target, subscription.name, self._skip_lsn, self._supervision.skip_cleared)
         loop: ApplyLoop = ApplyLoop(
             stream,
@@ -283,6 +287,16 @@ class ApplyWorker(ApplyHooks):
             rows = await publisher.session.rows(_XACT_STATUS.format(xid=xid))
             with parsing(f"transaction {xid}"):
                 return rows[0][0] == "aborted"
+        finally:
+            publisher.session.abort()
+
+    async def _published(self) -> Lsn:
+        """Return the publisher's present WAL position. Queried in a separate session."""
+        publisher = await connect_publisher(
+            self.subscription, self.subscription.name, "apply worker", self._catalog.encoding
+        )
+        try:
+            return (await publisher.identify_system()).position
         finally:
             publisher.session.abort()
 

@@ -47,6 +47,7 @@ def configure_conflict_policy(
     policies = parse_policies(subscription.conflict_policy)
     history = History(subscription.oid, subscription.conflict_history, subscription.conflict_log_rows)
     rows.policies, rows.history = policies, history
+    rows.retains_dead_tuples = subscription.retain_dead_tuples
     for name in sorted(policies.functions - resolvers.keys()):
         raise ApplyError(
             f'conflict resolver "{name}" of subscription "{subscription.name}" is not registered',

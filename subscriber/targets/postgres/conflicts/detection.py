@@ -12,20 +12,27 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from subscriber.apply.conflicts import types
 from subscriber.apply.conflicts.types import RowWriter
 from subscriber.apply.relation_map import Partition, RelationMapping
 from subscriber.connection.pipeline import Pipeline, Rows
 from subscriber.protocol.messages import Delete, Update
+from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.row_lookup import printed, to_print
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
-from subscriber.targets.postgres.sql import row_statements
+from subscriber.targets.postgres.sql import deleted_rows, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, searched
 from subscriber.targets.postgres.sql.row_statements import Plan
 
-# A block in which a question about the rows of a table is queued: RowApplier.asking().
-Asking = Callable[[RelationMapping, object], AbstractContextManager[None]]
+
+class Asking(Protocol):
+    """Opens a block in which a question about the rows of a table is queued: RowApplier.asking()."""
+
+    def __call__(
+        self, mapping: RelationMapping, note: object, *, as_owner: bool = True
+    ) -> AbstractContextManager[None]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +42,38 @@ class _Question:
     old: Row
     note: StatementContext
     on_answer: Callable[[Rows], None]
+
+    def queue(self, pipeline: Pipeline, asking: Asking, on_answer: Callable[[Rows], None]) -> None:
+        """Queue the question in the block that `asking` opens."""
+        plan, note = self.plan, self.note
+        formats, parameters = bind(plan, self.new, self.old)
+        assert note.mapping is not None
+        with asking(note.mapping, note):
+            pipeline.execute(
+                plan.sql,
+                formats,
+                parameters,
+                note=note,
+                types=plan.types,
+                on_result=lambda _note, _tag, rows: on_answer(rows),
+            )
+
+
+@dataclass(slots=True, eq=False)
+class _DeletionQuestion:
+    """Asks which transaction deleted a row."""
+
+    deleted: DeletedRows
+    row: Row
+    note: StatementContext
+    on_answer: Callable[[RowWriter | None], None]
+
+    def queue(self, pipeline: Pipeline, asking: Asking, on_answer: Callable[[RowWriter | None], None]) -> None:
+        """Queue the question in the block that `asking` opens."""
+        mapping = self.note.mapping
+        assert mapping is not None
+        with asking(mapping, self.note, as_owner=False):
+            self.deleted.find(pipeline, mapping, self.row, self.note, on_answer)
 
 
 class ConflictDetector:
@@ -46,7 +85,8 @@ class ConflictDetector:
         self._on_conflict = on_conflict
         self.origin = origin  # its name, whether the target has it or not
         self.origin_id: int | None = None  # ours; None: the target does not track who wrote a row
-        self._open: dict[_Question, None] = {}  # in order; asked or not, and not answered
+        self.deleted: DeletedRows | None = None  # None: the target does not remember deleted rows
+        self._open: dict[_Question | _DeletionQuestion, None] = {}  # in order; asked or not, and not answered
 
     def on_result(self, note: object, tag: str, rows: Rows) -> None:
         """Process the result of a statement that did not change exactly one row."""
@@ -78,7 +118,15 @@ class ConflictDetector:
         values = searched(change).split()
 
         def report(leaf: Partition | None) -> None:
-            self._in_text(change, note, lambda shown: self._on_conflict(types.missing(mapping, shown, leaf), note))
+            if isinstance(change, Update) and self.deleted is not None and deleted_rows.has_key(mapping):
+                self._ask(_DeletionQuestion(self.deleted, values, note, lambda writer: found(leaf, writer)))
+            else:
+                found(leaf, None)
+
+        def found(leaf: Partition | None, writer: RowWriter | None) -> None:
+            self._in_text(
+                change, note, lambda shown: self._on_conflict(types.missing(mapping, shown, leaf, writer), note)
+            )
 
         def routed(rows: Rows) -> None:
             number = rows[0][0] if rows else None
@@ -143,22 +191,18 @@ class ConflictDetector:
         self.retry_queries()
         await pipeline.sync()
 
-    def _ask(self, question: _Question) -> None:
+    def _ask(self, question: _Question | _DeletionQuestion) -> None:
         self._open[question] = None
         self._send(question)
 
-    def _send(self, question: _Question) -> None:
+    def _send(self, question: _Question | _DeletionQuestion) -> None:
         """Ask in the transaction that is being sent. If it is refused and this skipped, retry_queries() asks again."""
 
-        def answered(_note: object, _tag: str, rows: Rows) -> None:
+        def answered(answer: Any) -> None:
             if question in self._open:  # or both sessions have answered
                 del self._open[question]
-                question.on_answer(rows)
+                question.on_answer(answer)
 
-        plan, note = question.plan, question.note
-        formats, parameters = bind(plan, question.new, question.old)
-        assert note.mapping is not None
         with self._pipeline.attempt(self._pipeline.awaits_attempts):
-            with self._asking(note.mapping, note):
-                self._pipeline.execute(plan.sql, formats, parameters, note=note, types=plan.types, on_result=answered)
+            question.queue(self._pipeline, self._asking, answered)
             self._pipeline.queue_sync()

@@ -86,7 +86,7 @@ class History:
             key = conflict.key
             if row is not None and row.index is not None:
                 key = {name: row.values.get(name) for name in row.key}
-            writer = row.writer if row is not None else None
+            writer = row.writer if row is not None else conflict.deleted
             values = (
                 relid,
                 conflict.relation,

@@ -17,23 +17,24 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from subscriber.apply.conflicts import types
-from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide
-from subscriber.apply.conflicts.types import Conflict, ConflictType
+from subscriber.apply.conflicts.policy import Policies, Policy, PolicyOutcome, Rule, decide, is_later_than_deletion
+from subscriber.apply.conflicts.types import Conflict, ConflictType, RowWriter
 from subscriber.apply.error_context import error_context
 from subscriber.apply.relation_map import LocalRelation, Partition, RelationMapping
 from subscriber.apply.transaction import RemoteTransaction
 from subscriber.connection.pipeline import Pipeline
 from subscriber.errors import ConflictError
 from subscriber.protocol.encodings import encode
-from subscriber.protocol.messages import Delete, Insert, Update, moment
+from subscriber.protocol.messages import Delete, Insert, OldPart, Update, moment
 from subscriber.protocol.tuple_data import NULL, TEXT, UNCHANGED, TupleData
 from subscriber.subscription import ConflictHistory
+from subscriber.targets.postgres.conflicts.deleted_rows import DeletedRows
 from subscriber.targets.postgres.conflicts.history import History
 from subscriber.targets.postgres.conflicts.row_lookup import FoundRow, RowLookup, columns_of
 from subscriber.targets.postgres.session.progress import ProgressRecord
 from subscriber.targets.postgres.session.roles import RoleSwitcher
 from subscriber.targets.postgres.session.statement_context import OnConflict, StatementContext
-from subscriber.targets.postgres.sql import lookup_queries, row_statements
+from subscriber.targets.postgres.sql import deleted_rows, lookup_queries, row_statements
 from subscriber.targets.postgres.sql.parameters import NO_ROW, Row, bind, require_columns, searched
 from subscriber.targets.postgres.sql.row_statements import NEW, OLD, Plan
 
@@ -96,6 +97,7 @@ class ConflictResolution:
         self.progress: ProgressRecord | None = None  # set once the session is resumed
         self._resolvers = resolvers
         self._origin = origin
+        self.deleted: DeletedRows | None = None  # None: the target does not remember deleted rows
         self._concerned: dict[tuple[str, str, type], bool] = {}
 
     def applies_to(self, mapping: RelationMapping, change: RowChange) -> bool:
@@ -121,7 +123,7 @@ class ConflictResolution:
         Raises ConflictError if the policy is to stop, and MappingError.
         """
         if isinstance(change, Insert):
-            return await self._insert(change, note)
+            return await self._insert(change, note, may_be_deleted=True)
         row_statements.require_search(_mapping(note))
         old = change.old.split() if change.old is not None else NO_ROW
         if isinstance(change, Delete):
@@ -130,10 +132,17 @@ class ConflictResolution:
 
     # --- one kind of change each ----------------------------------------------------------------
 
-    async def _insert(self, change: Insert, note: StatementContext) -> Insert | None:
-        """Insert, or resolve a conflict with the rows that have the new row's keys."""
+    async def _insert(self, change: Insert, note: StatementContext, *, may_be_deleted: bool = False) -> Insert | None:
+        """Insert, or resolve a conflict with the rows that have the new row's keys.
+
+        `may_be_deleted`: the row may have been deleted at a later time.
+        """
         mapping = _mapping(note)
         holders = await self._holders(change.new, note)
+        identity = set(mapping.local.identity)
+        is_absent = not any(set(key) == identity for *_, key in holders)
+        if may_be_deleted and is_absent and await self._is_deleted_later(change, note):
+            return None
         if not holders:
             return change
         found = await self._unique(change, holders, note)
@@ -142,7 +151,7 @@ class ConflictResolution:
             self._record_decision(found, decision, "skipped", note)
             return None
         # The row with the same identity stays, because columns that only the target has keep their values.
-        kept = next((row for row, _, key in holders if set(key) == set(mapping.local.identity)), holders[0][0])
+        kept = next((row for row, _, key in holders if set(key) == identity), holders[0][0])
         self._record_decision(
             found, decision, "updated" if len({row.place for row, *_ in holders}) == 1 else "replaced", note
         )
@@ -168,6 +177,8 @@ class ConflictResolution:
                 return None
             if decision.row is not None:
                 change = replace(change, new=_with(mapping, change.new, decision.row))
+            if decision.rule.policy is Policy.LAST_UPDATE_WINS:
+                change = replace(change, new=_completed(change))
         return await self._update_to_key(change, row, note)
 
     async def _update_to_key(self, change: Update, row: FoundRow, note: StatementContext) -> Update | None:
@@ -211,21 +222,69 @@ class ConflictResolution:
     async def _missing(self, change: Update | Delete, note: StatementContext) -> Insert | None:
         mapping = _mapping(note)
         leaf = await self._partition(change, note)
-        found = types.missing(mapping, await self._as_text(change, note), leaf)
+        deleted = None
+        if isinstance(change, Update):
+            deleted = await self._deletion(searched(change).split(), note)
+        found = types.missing(mapping, await self._as_text(change, note), leaf, deleted)
         decision = await self._decide(found, note)
+        if isinstance(change, Delete):
+            self._remember(change, note)
         new = None
         if decision.outcome is PolicyOutcome.APPLY:
             if decision.row is not None:
                 nothing = TupleData.join(bytes([NULL]) * len(mapping.attributes), [None] * len(mapping.attributes))
                 new = _with(mapping, change.new if isinstance(change, Update) else nothing, decision.row)
             elif isinstance(change, Update):
-                new = change.new
+                new = _completed(change)
         # Of a large value that did not change nothing was sent: there is no whole row to insert.
         if new is None or UNCHANGED in new.split()[0]:
             self._record_decision(found, decision, "skipped", note)
             return None
         self._record_decision(found, decision, "inserted", note)
         return await self._insert(Insert(change.xid, change.relid, new), note)
+
+    # --- deleted rows -----------------------------------------------------------------------------
+
+    async def _deletion(self, row: Row, note: StatementContext) -> RowWriter | None:
+        """Return the transaction of another origin that deleted a row last; None if there is none or it is unknown."""
+        mapping = _mapping(note)
+        if self.deleted is None or not deleted_rows.has_key(mapping):
+            return None
+        answers: list[RowWriter | None] = []
+        role = self._acting.reset_role(note)
+        self.deleted.find(self._pipeline, mapping, row, note, answers.append)
+        self._acting.restore_role(role, note)
+        await self._pipeline.sync()
+        return answers[0]
+
+    async def _is_deleted_later(self, change: Insert, note: StatementContext) -> bool:
+        """Return True if the row was deleted after it was inserted on the publisher. Then the conflict is recorded.
+
+        An INSERT conflicts with a deletion only where the policy compares times. PostgreSQL applies it.
+        """
+        mapping = _mapping(note)
+        table = mapping.local.schema, mapping.local.name
+        if not self._policies.compares_deletions(table):
+            return False
+        writer = await self._deletion(change.new.split(), note)
+        if writer is None or is_later_than_deletion(writer, _transaction(note).commit_time):
+            return False
+        leaf = await self._partition(change, note)
+        shown = await self.looking.render_as_text(mapping, change, note)
+        found = types.inserted_before_deletion(mapping, shown, leaf, writer)
+        rule = self._policies.rule(table, ConflictType.UPDATE_DELETED)
+        self._record_decision(found, _Decision(PolicyOutcome.KEEP, rule), "skipped", note)
+        return True
+
+    def _remember(self, change: Delete, note: StatementContext) -> None:
+        """Remember a replicated DELETE of a missing row: a third server may have changed that row earlier."""
+        mapping = _mapping(note)
+        compares = self._policies.compares_deletions((mapping.local.schema, mapping.local.name))
+        if self.deleted is None or not compares or not deleted_rows.has_key(mapping):
+            return
+        role = self._acting.reset_role(note)
+        self.deleted.remember(self._pipeline, mapping, change.old.split(), note)
+        self._acting.restore_role(role, note)
 
     # --- reading rows -----------------------------------------------------------------------------
 
@@ -260,12 +319,12 @@ class ConflictResolution:
         shown = await self.looking.render_as_text(mapping, change, note)
         return types.unique(mapping, shown, label, columns_of(mapping, label), rows)
 
-    async def _partition(self, change: Update | Delete, note: StatementContext) -> Partition | None:
+    async def _partition(self, change: RowChange, note: StatementContext) -> Partition | None:
         """Where the missing row would be."""
         mapping = _mapping(note)
         if not mapping.local.partitions:
             return None
-        values = searched(change).split()
+        values = (change.new if isinstance(change, Insert) else searched(change)).split()
         number = await self.looking.fetch_value(row_statements.find_partition(mapping, values[0]), values, note)
         return mapping.local.partitions[int(number)] if number is not None else None
 
@@ -394,6 +453,22 @@ def _with(mapping: RelationMapping, row: TupleData, given: Mapping[str, str | No
             changed[index] = NULL if value is None else TEXT
             values[index] = None if value is None else encode(value, mapping.codec)
     return TupleData.join(bytes(changed), values)
+
+
+def _completed(change: Update) -> TupleData:
+    """The new row, with the large values that did not change if the publisher sent the old row (REPLICA IDENTITY FULL).
+
+    A row that wins against another version must not keep values of that version.
+    """
+    status, values = change.new.split()
+    if UNCHANGED not in status or change.old_part is not OldPart.ROW or change.old is None:
+        return change.new
+    old_status, old_values = change.old.split()
+    completed = bytearray(status)
+    for index, kind in enumerate(status):
+        if kind == UNCHANGED:
+            completed[index], values[index] = old_status[index], old_values[index]
+    return TupleData.join(bytes(completed), values)
 
 
 def _text(value: object) -> str | None:

@@ -108,11 +108,14 @@ pg_catalog.json_build_array(a.atttypid::bigint, a.atttypmod, a.attnotnull,
   base.typarray <> 0 AND base.typcategory <> 'A', base.typarray::bigint, base.typtype = 'e')
 """
 
-# The reason why changes of a table must be applied row by row. User-defined functions may read any table.
+# The reason why changes of a table must be applied row by row. User-defined functions may read any table. The trigger
+# that remembers deleted rows reads only those.
 _ONE_BY_ONE = """
 CASE WHEN rel.relkind = 'p' THEN 'partitioned'
      WHEN closed_schemas.names IS NOT NULL THEN 'schema'
-     WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A'))
+     WHEN EXISTS (SELECT FROM pg_catalog.pg_trigger t JOIN pg_catalog.pg_proc f ON f.oid = t.tgfoid
+                   WHERE t.tgrelid = rel.oid AND t.tgenabled IN ('R', 'A')
+                     AND NOT (f.pronamespace = 'subscriber'::pg_catalog.regnamespace AND f.proname ~ '^deleted_'))
      THEN 'trigger'
      WHEN rel.relhasrules THEN 'rule'
      WHEN EXISTS (
