@@ -39,6 +39,12 @@ _DATABASES = """
 SELECT d.datname::text FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
  WHERE s.subname = $1::text ORDER BY 1
 """
+# For any role: only superusers may read all columns.
+_MARKS = """
+SELECT s.subname::text, pg_catalog.obj_description(s.oid, 'pg_subscription') AS comment
+  FROM pg_catalog.pg_subscription s JOIN pg_catalog.pg_database d ON d.oid = s.subdbid
+ WHERE d.datname = pg_catalog.current_database()
+"""
 _COLUMNS = """
 SELECT a.attname::text FROM pg_catalog.pg_attribute a
  WHERE a.attrelid = 'pg_catalog.pg_subscription'::pg_catalog.regclass AND a.attnum > 0 AND NOT a.attisdropped
@@ -196,6 +202,11 @@ async def find(connection: asyncpg.Connection, name: str) -> NativeSubscription 
         comment=row["comment"],
         columns=json.loads(row["columns"]),
     )
+
+
+async def load_marks(connection: asyncpg.Connection) -> dict[str, Mark | None]:
+    """Return the names of this database's subscriptions, with their marks. Any role may ask."""
+    return {row["subname"]: Mark.parse(row["comment"]) for row in await connection.fetch(_MARKS)}
 
 
 async def databases_of(connection: asyncpg.Connection, name: str) -> list[str]:

@@ -20,10 +20,13 @@ from typing import Any
 import anyio
 import pytest
 
+from subscriber.catalog.connection import CatalogConnection
 from subscriber.catalog.native_subscription import Mark, Move
 from subscriber.cli.commands.adopt import run_adopt, run_hand_back
+from subscriber.cli.status.collect import assess_all, read_catalog
+from subscriber.cli.status.model import SubscriptionStatus
 from subscriber.demo.servers import Servers
-from subscriber.errors import SubscriberError
+from subscriber.errors import StatementError, SubscriberError
 from subscriber.failpoints import Point
 from subscriber.settings import DEFAULTS, Settings
 from tests.plugins.fix_cluster import SETTINGS, Database, ServerOf, fresh_database
@@ -131,6 +134,11 @@ class Scene:
             assert text in str(caught.value)
         return str(caught.value)
 
+    async def status(self) -> list[SubscriptionStatus]:
+        """Return what `subscriber status s` finds."""
+        async with CatalogConnection.open(self.target.dsn(), "test") as catalog:
+            return await assess_all(await read_catalog(catalog, ["s"]))
+
     async def native(self) -> dict[str, Any] | None:
         """Return the row of PostgreSQL's subscription."""
         found = await self.target.value(NATIVE)
@@ -209,6 +217,9 @@ async def test_killed_at_each_step_the_command_continues(scene: Scene) -> None:
                 assert (native or {})["subenabled"] is False
                 assert ours is None
                 assert await scene.target.value(COMMENT) == str(Mark(Move.ADOPT, True, "of the shop"))
+                with pytest.raises(StatementError) as caught:
+                    await scene.status()
+                assert caught.value.hint == "PostgreSQL has one. To take it over: subscriber adopt s"
         await scene.adopt()  # nothing to do
         for point in HAND_BACK:
             await scene.killed("hand-back", point)
@@ -221,6 +232,10 @@ async def test_killed_at_each_step_the_command_continues(scene: Scene) -> None:
                 assert (native or {})["subslotname"] is None
                 assert (ours or {})["subenabled"] is False
                 assert await scene.target.value(COMMENT) == str(Mark(Move.HAND_BACK, True))
+                (status,) = await scene.status()
+                assert [(one.kind, one.hint) for one in status.problems] == [
+                    ("handed back", "If it was killed, run it again: subscriber hand-back s")
+                ]
         await scene.hand_back()  # nothing to do
     await scene.assert_same()
 

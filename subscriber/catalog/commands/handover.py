@@ -62,6 +62,7 @@ UNLOGGED_SETTINGS = {
     "log_statement": "'none'",
     "log_min_duration_statement": "-1",
     "log_min_error_statement": "'panic'",
+    "log_min_messages": "'panic'",  # an error about the connection string quotes it
     "log_parameter_max_length_on_error": "0",
 }
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import anyio
 
-from subscriber.catalog import hooked_tables, identity, schema, table_names, worker_sessions
+from subscriber.catalog import hooked_tables, identity, native_subscription, schema, table_names, worker_sessions
 from subscriber.catalog.connection import CatalogConnection, Connection
+from subscriber.catalog.native_subscription import Move
 from subscriber.catalog.store import progress_records, stats
 from subscriber.catalog.store.prepared_transactions import load_prepared
 from subscriber.catalog.store.subscription_rel import load_relation_states
@@ -35,7 +36,7 @@ from subscriber.cli.status.model import (
 from subscriber.cli.status.problems import LOCK_PATIENCE, LockWait
 from subscriber.cli.status.transactions import Prepared
 from subscriber.connection.connect import open_session
-from subscriber.display import json_text, printable
+from subscriber.display import json_text, printable, shell_word
 from subscriber.errors import ConnectionLost, ServerError, StatementError, SubscriberError
 from subscriber.lsn import Lsn
 from subscriber.publisher.answers import parsing, seconds
@@ -138,7 +139,10 @@ async def read_catalog(catalog: CatalogConnection, names: Sequence[str] = ()) ->
             raise await _locked(catalog, error) from error
         raise
     if missing := [name for name in names if name not in {s.name for s in subscriptions}]:
-        raise StatementError(f'subscription "{missing[0]}" does not exist', sqlstate=UNDEFINED_OBJECT)
+        async with catalog.use() as connection:
+            is_native = missing[0] in await native_subscription.load_marks(connection)
+        hint = f"PostgreSQL has one. To take it over: subscriber adopt {shell_word(missing[0])}" if is_native else None
+        raise StatementError(f'subscription "{missing[0]}" does not exist', hint=hint, sqlstate=UNDEFINED_OBJECT)
     return look
 
 
@@ -164,6 +168,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
     for subid, *values in await load_prepared(connection):
         prepared.setdefault(subid, []).append(Prepared(*values))
     counted = await stats.load_stats(connection)
+    marks = await native_subscription.load_marks(connection)
     lock_waits: dict[int, list[LockWait]] = {}
     for subid, pid, waited, holders in await worker_sessions.load_lock_waits(connection, LOCK_PATIENCE):
         if holders:
@@ -183,6 +188,7 @@ async def _read(connection: Connection, subscriptions: list[Subscription]) -> St
         lost={s.oid: await table_names.load_lost(connection, s.oid) for s in subscriptions},
         sources={s.oid: await hooked_tables.sources(connection, s.oid) for s in subscriptions},
         sequences={s.oid: await load_sequences(connection, s.oid) for s in subscriptions},
+        handed_back={name for name, mark in marks.items() if mark is not None and mark.move is Move.HAND_BACK},
     )
 
 

@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -142,6 +142,7 @@ class StatusSnapshot:
     lost: Mapping[int, Sequence[LostTable]] = field(default_factory=dict)  # by subid
     sources: Mapping[int, Sources] = field(default_factory=dict)  # by subid: the source tables of tables with hooks
     sequences: Mapping[int, Sequence[SubscriptionSequence]] = field(default_factory=dict)  # by subid
+    handed_back: Collection[str] = ()  # names of subscriptions that `subscriber hand-back` has disabled
 
 
 def assess(

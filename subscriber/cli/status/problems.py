@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from subscriber.catalog.store.workers import WorkerStatus
 from subscriber.catalog.table_names import LostTable
 from subscriber.cli import formatting
+from subscriber.display import shell_word
 from subscriber.subscription import Subscription
 
 if TYPE_CHECKING:
@@ -37,11 +38,12 @@ NOT_RESPONDING = "not responding"
 FAILING = "failing"
 STOPPED = "stopped"
 DISABLED = "disabled by an error"
+HANDED_BACK = "handed back"
 LOCKED = "locked"
 SLOT = "slot"
 TABLE = "table"
 SEQUENCE = "sequence"
-KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, LOCKED, SLOT, TABLE, SEQUENCE)
+KINDS = (NO_LAUNCHER, NOT_RESPONDING, FAILING, STOPPED, DISABLED, HANDED_BACK, LOCKED, SLOT, TABLE, SEQUENCE)
 
 SILENCE = 20.0  # seconds without a renewed lease (renewed every 10 s), or without a report (sent every 5 s)
 LOCK_PATIENCE = 10.0  # seconds that a session may wait for a lock
@@ -107,7 +109,10 @@ def _find(
     state = state_of(subscription, look, worker)
     error, hint = (worker.error, worker.error_hint) if worker is not None else (None, None)
     if state == "disabled":
-        if error is not None and worker is not None and worker.state == "disabled":
+        if subscription.name in look.handed_back:
+            again = f"If it was killed, run it again: subscriber hand-back {shell_word(subscription.name)}"
+            yield Problem(HANDED_BACK, "disabled by subscriber hand-back, which has not ended", again)
+        elif error is not None and worker is not None and worker.state == "disabled":
             yield Problem(DISABLED, f"disabled because of an error: {error}", hint)
         return
     if state == "no launcher":
