@@ -7,10 +7,12 @@ from contextlib import AsyncExitStack
 from itertools import combinations, product
 from typing import NamedTuple
 
+import anyio
 import pytest
 from anyio.from_thread import BlockingPortal
 
 from subscriber.demo.servers import Server, Servers
+from subscriber.settings import Settings
 from tests.matrix.debian import debian
 from tests.matrix.programs import NEWEST, NotAvailable, programs
 from tests.plugins.fix_cluster import SETTINGS, Database, fresh_database
@@ -159,3 +161,156 @@ async def test_servers_agree_after_every_order_of_operations(two_servers: list[S
             wrong = [order for order in everything if found.get(order.id) != order.result]
             assert wrong == []
         assert len(expected) > len(everything) / 3
+
+
+# --- which deletions are remembered, and how long --------------------------------------------------------------------
+
+REMEMBERED = "SELECT count(*) FROM subscriber.deleted_row"
+TRIGGERS = """
+SELECT tgrelid::regclass::text, tgenabled::text FROM pg_trigger
+ WHERE tgname = 'subscriber_deleted_rows' AND tgparentid = 0 ORDER BY 1
+"""
+QUICKLY = Settings(retry_interval=0.2, retention_interval=0.2, status_interval=0.2)
+
+
+@pytest.fixture
+async def quick_pair(source_db: Database, tracking: Server) -> AsyncIterator[Pair]:
+    """Create a pair whose worker often forgets deleted rows."""
+    async with fresh_database(tracking) as target, running_subscriber(target, settings=QUICKLY) as running:
+        yield Pair(source_db, target, running)
+
+
+async def test_triggers_follow_the_subscriptions(pair: Pair) -> None:
+    """A table of a second subscription has a trigger that fires for replicated deletions, too."""
+    await pair.both(
+        "CREATE TABLE t (id int PRIMARY KEY)", "CREATE TABLE u (id int PRIMARY KEY)", "CREATE TABLE v (a int)"
+    )
+    await pair.subscribe("FOR TABLE t, v", retain_dead_tuples=True)
+    assert await pair.rows(TRIGGERS) == [("t", "O")]
+    await pair.source.execute("ALTER PUBLICATION p ADD TABLE u", "CREATE PUBLICATION q FOR TABLE t")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s REFRESH PUBLICATION")
+    assert await pair.rows(TRIGGERS) == [("t", "O"), ("u", "O")]
+    await pair.subscriber.create(pair.source, "q", "second", copy_data=False)
+    assert await pair.rows(TRIGGERS) == [("t", "A"), ("u", "O")]
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s DISABLE")
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (retain_dead_tuples = false)")
+    assert await pair.rows(TRIGGERS) == []
+    await pair.subscriber.execute("ALTER SUBSCRIPTION s SET (retain_dead_tuples = true)")
+    assert await pair.rows(TRIGGERS) == [("t", "A"), ("u", "O")]
+    await pair.subscriber.execute("DROP SUBSCRIPTION s")
+    assert await pair.rows(TRIGGERS) == []
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "text"])
+async def test_a_key_of_each_type_is_found(pair: Pair, binary: bool) -> None:
+    """The hash of the trigger, made with any settings of a session, is the worker's."""
+    keys = {
+        "a bigint": "-5",
+        "a numeric(10,2)": "1.50",
+        "a numeric": "1.500",
+        "a text": "'ä''\"\\\\'",
+        "a char(5)": "'ab'",
+        "a uuid": "'00000000-0000-0000-0000-000000000001'",
+        "a timestamptz": "'2024-02-03 04:05:06.7+01'",
+        "a date": "'2024-02-03'",
+        "a interval": "'1 day 02:03:04.5'",
+        "a float8": "1e-7",
+        "a bytea": "'\\\\x00ff'",
+        "a bool": "true",
+        "a mood": "'sad'",
+        "a positive": "7",
+        "b text, a int": "'x', 3",
+    }
+    await pair.both("CREATE TYPE mood AS ENUM ('sad')", "CREATE DOMAIN positive AS int CHECK (value > 0)")
+    for number, columns in enumerate(keys):
+        names = ", ".join(column.split()[0] for column in columns.split(", "))
+        await pair.both(f"CREATE TABLE t{number} ({columns}, v int, PRIMARY KEY ({names}))".replace("10, 2", "10,2"))
+    await pair.subscribe("FOR ALL TABLES", retain_dead_tuples=True, binary=binary)
+    for number, value in enumerate(keys.values()):
+        await pair.source.execute(f"INSERT INTO t{number} VALUES ({value}, 0)".replace("\\\\", "\\"))
+    await pair.source.wait_for_catchup("s")
+    async with pair.target.connection() as connection:
+        await connection.execute(
+            "SET datestyle = 'SQL, DMY'; SET timezone = 'Asia/Tokyo'; SET intervalstyle = iso_8601;"
+            "SET bytea_output = escape; SET extra_float_digits = -5; SET client_encoding = latin1; SET search_path = ''"
+        )
+        for number in range(len(keys)):
+            await connection.execute(f"DELETE FROM public.t{number}")
+    for number in range(len(keys)):
+        await pair.source.execute(f"UPDATE t{number} SET v = 1")
+    await pair.source.wait_for_catchup("s")
+    await pair.target.wait_for(f"SELECT confl_update_deleted {STATS}", len(keys))
+
+
+async def test_partitions(pair: Pair) -> None:
+    """A statement may name the root or a partition, and a partition may be attached later."""
+    await pair.both(
+        "CREATE TABLE t (id int PRIMARY KEY, v int) PARTITION BY LIST (id)",
+        "CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1)",
+        "CREATE TABLE t2 (v int, id int PRIMARY KEY)",
+        "CREATE TABLE t3 PARTITION OF t FOR VALUES IN (3)",
+        "INSERT INTO t VALUES (1, 0), (3, 0)",
+    )
+    await pair.source.execute("CREATE PUBLICATION p FOR TABLE t WITH (publish_via_partition_root)")
+    await pair.subscriber.create(pair.source, "p", "s", copy_data=False, retain_dead_tuples=True)
+    await pair.both("ALTER TABLE t ATTACH PARTITION t2 FOR VALUES IN (2)")
+    await pair.change("INSERT INTO t VALUES (2, 0)")
+    await pair.target.execute("DELETE FROM t WHERE id = 1", "DELETE FROM t2", "DELETE FROM t3")
+    await pair.change("UPDATE t SET v = 1")
+    await pair.target.wait_for(f"SELECT (confl_update_deleted, confl_update_missing) = (3, 0) {STATS}")
+
+
+async def test_deletions_are_forgotten_when_they_cannot_matter(quick_pair: Pair) -> None:
+    """A subscriber of the target that has not confirmed a deletion keeps it."""
+    pair = quick_pair
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t SELECT generate_series(1, 12000)")
+    await pair.subscribe("FOR TABLE t", retain_dead_tuples=True)
+    await pair.target.execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+    await pair.target.execute("DELETE FROM t")
+    assert await pair.target.value(REMEMBERED) == 12000
+    await anyio.sleep(1)  # several rounds
+    assert await pair.target.value(REMEMBERED) == 12000
+    await pair.target.execute("SELECT pg_drop_replication_slot('other')")
+    await pair.target.wait_for(REMEMBERED, 0)
+    assert await pair.target.value("SELECT count(*) FROM pg_largeobject_metadata WHERE oid >= 4200000000") == 0
+
+
+async def test_deletions_that_are_too_old_are_forgotten(quick_pair: Pair) -> None:
+    """The subscription reports that it does not retain all deletions, until it needs none of these."""
+    pair = quick_pair
+    await pair.both("CREATE TABLE t (id int PRIMARY KEY)")
+    await pair.source.execute("INSERT INTO t VALUES (1)")
+    await pair.target.execute("SELECT pg_create_logical_replication_slot('other', 'pgoutput')")
+    await pair.subscribe("FOR TABLE t", retain_dead_tuples=True, max_retention_duration=1)
+    await pair.target.execute("DELETE FROM t")
+    name = 'logical replication worker for subscription "s"'
+    await pair.fails(f"LOG:  {name} has stopped retaining the information for detecting conflicts")
+    assert await pair.target.value(REMEMBERED) == 0
+    await pair.target.execute("SELECT pg_drop_replication_slot('other')")
+    await pair.fails(f"LOG:  {name} will resume retaining the information for detecting conflicts")
+
+
+async def test_deletions_survive_a_crash(source_db: Database, servers: Servers) -> None:
+    """Also one of a transaction that is prepared before the crash, and committed after it."""
+    server = await servers.create("crashing", {**SETTINGS, "track_commit_timestamp": "on"})
+    await server.start()
+    async with fresh_database(server) as target:
+        await target.execute("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1), (2), (3)")
+        await source_db.execute("CREATE TABLE t (id int PRIMARY KEY, v int)", "INSERT INTO t VALUES (1), (2), (3)")
+        await source_db.execute("CREATE PUBLICATION p FOR TABLE t")
+        async with running_subscriber(target) as running:
+            await running.create(source_db, "p", "s", copy_data=False, retain_dead_tuples=True)
+            await target.execute("DELETE FROM t WHERE id = 1")
+            async with target.connection() as connection:
+                await connection.execute("BEGIN; DELETE FROM t WHERE id = 2; PREPARE TRANSACTION 'kept'")
+                await connection.execute("BEGIN; DELETE FROM t WHERE id = 3; PREPARE TRANSACTION 'undone'")
+        await server.kill9()
+        await server.start()
+        await target.execute("COMMIT PREPARED 'kept'", "ROLLBACK PREPARED 'undone'")
+        async with running_subscriber(target) as running:
+            await target.wait_for(REMEMBERED, 2)
+            await source_db.execute("UPDATE t SET v = 1")
+            await source_db.wait_for_catchup("s")
+            await target.wait_for(f"SELECT (confl_update_deleted, confl_update_missing) = (2, 0) {STATS}")
+            await running.execute("DROP SUBSCRIPTION s")
