@@ -6,12 +6,13 @@ No table that is written to has a key, so duplicate rows are visible.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import re
 import signal
 import sys
 from asyncio.subprocess import PIPE
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -85,21 +86,33 @@ class Scene:
     async def writing(self) -> AsyncIterator[None]:
         """Write a transaction of two rows every few milliseconds."""
 
-        async def write() -> None:
+        async def write(stop: asyncio.Event) -> None:
             async with self.source.connection() as connection:
-                while True:
+                while not stop.is_set():
                     self.written += 1
                     await connection.execute("INSERT INTO log VALUES ($1), (-$1)".replace("$1", str(self.written)))
                     await asyncio.sleep(0.002)
 
-        task = asyncio.create_task(write())
-        try:
+        async with meanwhile(write):
             yield
-        finally:
-            task.cancel()
-            await asyncio.wait({task})
-            if not task.cancelled():
-                task.result()
+
+    @asynccontextmanager
+    async def preparing(self, wanted: bool = True) -> AsyncIterator[None]:
+        """Prepare transactions, and commit or roll back each."""
+
+        async def prepare(stop: asyncio.Event) -> None:
+            async with self.source.connection() as connection:
+                for number in itertools.count(1):
+                    if stop.is_set():
+                        return
+                    statements = "BEGIN", "INSERT INTO log VALUES (0)", f"PREPARE TRANSACTION 'gid {number}'"
+                    end = "ROLLBACK" if number % 3 == 0 else "COMMIT"
+                    for statement in (*statements, f"{end} PREPARED 'gid {number}'"):
+                        await connection.execute(statement)
+                    await asyncio.sleep(0.1)
+
+        async with meanwhile(*[prepare] * wanted):
+            yield
 
     async def assert_same(self) -> None:
         """Write a mark, wait until it arrives, and compare all rows."""
@@ -148,6 +161,19 @@ class Scene:
         """Return the row of subscriber's subscription."""
         found = await self.target.value(OURS)
         return None if found is None else json.loads(found)
+
+
+@asynccontextmanager
+async def meanwhile(*works: Callable[[asyncio.Event], Coroutine[None, None, None]]) -> AsyncIterator[None]:
+    """Run functions during the block. Each ends soon after the event is set."""
+    stop = asyncio.Event()
+    async with asyncio.TaskGroup() as tasks:
+        for work in works:
+            tasks.create_task(work(stop))
+        try:
+            yield
+        finally:
+            stop.set()
 
 
 @asynccontextmanager
@@ -412,9 +438,10 @@ async def test_adopt_refuses_another_server_at_the_same_address(
 
 
 async def test_hand_back_refuses_by_name(scene: Scene, subscriber: Subscriber) -> None:
-    await scene.create_ours("WITH (sequences = follow, conflict_policy = 'skip')")
+    await scene.create_ours("WITH (sequences = follow, conflict_policy = 'skip', retain_dead_tuples = true)")
     everything = await scene.refuses(
         "hand-back",
+        "PostgreSQL does not know the deleted rows",
         "does not have the option conflict_policy",
         "does not keep sequences ahead",
         "(conflict_policy = '')",

@@ -185,9 +185,10 @@ def _obstacles_of_options(ours: Subscription) -> list[Obstacle]:
     alter, found = f"ALTER SUBSCRIPTION {sql_identifier(ours.name)}", []
     if ours.slot_name is None:
         found.append(Obstacle("It has no replication slot.", f"{alter} SET (slot_name = '…'); with its slot's name."))
-    if getattr(ours, "retain_dead_tuples", False):
+    if ours.retain_dead_tuples:
         problem = "PostgreSQL does not know the deleted rows that subscriber has remembered."
-        found.append(Obstacle(problem, f"{alter} SET (retain_dead_tuples = false);"))
+        remedy = f"{alter} DISABLE; {alter} SET (retain_dead_tuples = false); {alter} ENABLE;"
+        found.append(Obstacle(problem, remedy))
     if ours.sequences is SequenceMode.FOLLOW:
         problem = "PostgreSQL does not keep sequences ahead of the publisher's."
         found.append(Obstacle(problem, f"{alter} SET (sequences = copy);"))
@@ -321,7 +322,7 @@ def _spelt(value: Any) -> str:
     """Return the value of an option in a statement."""
     if isinstance(value, bool):
         return "true" if value else "false"
-    return literal("" if value == () else str(value))
+    return str(value) if isinstance(value, int) else literal("" if value == () else str(value))
 
 
 async def _say_what_ends(
