@@ -166,9 +166,9 @@ REMEMBERING = [
     # Creates, replaces and drops triggers, so that exactly the tables of subscriptions with retain_dead_tuples have
     # one. Returns the tables for which that is impossible. A trigger for each statement is cheaper. One for each row is
     # necessary where a statement on another table deletes rows: partitions and inheritance. If another subscription
-    # has the table, the trigger also fires for replicated changes.
+    # has the table, the trigger also fires for replicated changes. `dropped` is a subscription that is being dropped.
     f"""
-    CREATE FUNCTION subscriber.set_delete_triggers(patience text)
+    CREATE FUNCTION subscriber.set_delete_triggers(patience text, dropped oid)
     RETURNS TABLE (subid oid, relation text, state text, problem text, hint text)
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET lock_timeout = '10s' AS $$
     #variable_conflict use_column
@@ -184,13 +184,14 @@ REMEMBERING = [
                                SELECT FROM pg_catalog.pg_inherits i WHERE c.oid IN (i.inhrelid, i.inhparent)
                            ) AS by_statement,
                            EXISTS (SELECT FROM subscriber.subscription_rel o
-                                    WHERE o.srrelid = c.oid AND o.srsubid <> s.subid)
+                                    WHERE o.srrelid = c.oid AND o.srsubid <> s.subid
+                                      AND o.srsubid IS DISTINCT FROM dropped)
                            OR EXISTS (SELECT FROM pg_catalog.pg_subscription_rel o WHERE o.srrelid = c.oid) AS several,
                            row_number() OVER (PARTITION BY c.oid ORDER BY s.subid) AS number
                       FROM subscriber.subscription s JOIN subscriber.subscription_rel r ON r.srsubid = s.subid
                       JOIN pg_catalog.pg_class c ON c.oid = r.srrelid AND c.relkind IN ('r', 'p')
                       JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-                     WHERE s.subretaindeadtuples) t
+                     WHERE s.subretaindeadtuples AND s.subid IS DISTINCT FROM dropped) t
              WHERE t.number = 1 ORDER BY t.label LOOP
             subid := wanted.subid;
             relation := wanted.label;
@@ -252,7 +253,8 @@ REMEMBERING = [
                AND g.tgparentid = 0
                AND NOT EXISTS (SELECT FROM subscriber.subscription s
                                  JOIN subscriber.subscription_rel r ON r.srsubid = s.subid
-                                WHERE r.srrelid = c.oid AND s.subretaindeadtuples) LOOP
+                                WHERE r.srrelid = c.oid AND s.subretaindeadtuples
+                                  AND s.subid IS DISTINCT FROM dropped) LOOP
             BEGIN
                 EXECUTE pg_catalog.format('DROP TRIGGER subscriber_deleted_rows ON %s', found.label);
             EXCEPTION WHEN lock_not_available OR insufficient_privilege THEN
@@ -266,7 +268,8 @@ REMEMBERING = [
         END LOOP;
         DELETE FROM subscriber.retention r USING subscriber.subscription s
          WHERE s.subid = r.subid AND NOT s.subretaindeadtuples;
-        IF NOT EXISTS (SELECT FROM subscriber.subscription s WHERE s.subretaindeadtuples) THEN
+        IF NOT EXISTS (SELECT FROM subscriber.subscription s
+                        WHERE s.subretaindeadtuples AND s.subid IS DISTINCT FROM dropped) THEN
             -- The others are removed by the next subscription that remembers deleted rows.
             WITH records AS (
                 SELECT d.xid, d.record FROM subscriber.deleted_row d GROUP BY d.xid, d.record LIMIT {REMOVED_AT_ONCE}),
@@ -416,7 +419,7 @@ RETAINED = """s.subretaindeadtuples, s.submaxretention, s.subretaindeadtuples AN
                                  SELECT FROM subscriber.retention r
                                   WHERE r.subid = s.subid AND r.expired >= coalesce(r.horizon, ''0''::xid8)
                              ) AS subretentionactive,"""
-OWNER_FUNCTIONS = "subscriber.set_delete_triggers(text), subscriber.restore_deletes()"
+OWNER_FUNCTIONS = "subscriber.set_delete_triggers(text, oid), subscriber.restore_deletes()"
 LAUNCHER_FUNCTIONS = "subscriber.set_retention(oid, xid8), subscriber.forget_deletes(oid), subscriber.retains(oid)"
 APPLY_FUNCTIONS = "subscriber.deleted_by(oid, bytea, oid, bytea), subscriber.remember_delete(oid, bytea, oid, bytea)"
 DUTIES = (

@@ -22,6 +22,7 @@ def test_the_types_are_those_of_pg_stat_subscription_stats() -> None:
         "insert_exists",
         "update_origin_differs",
         "update_exists",
+        "update_deleted",
         "update_missing",
         "delete_origin_differs",
         "delete_missing",

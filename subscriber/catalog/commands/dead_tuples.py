@@ -12,7 +12,7 @@ from subscriber.catalog.grammar.conflict_options import COMMIT_TIMES_SINCE, TRAC
 from subscriber.errors import StatementError
 from subscriber.sqlstate import FEATURE_NOT_SUPPORTED, WARNING
 
-SET_TRIGGERS = "SELECT subid, state, problem, hint FROM subscriber.set_delete_triggers('10s')"
+SET_TRIGGERS = "SELECT subid, state, problem, hint FROM subscriber.set_delete_triggers('10s', $1::oid)"
 
 
 async def check(connection: asyncpg.Connection, notice: Notice) -> None:
@@ -54,18 +54,19 @@ def note_ineffective(notice: Notice) -> None:
     notice("NOTICE", "max_retention_duration is ineffective when retain_dead_tuples is disabled", None, None)
 
 
-async def set_triggers(connection: asyncpg.Connection, subid: int | None, notice: Notice) -> None:
+async def set_triggers(connection: asyncpg.Connection, subid: int, notice: Notice, *, drops: bool = False) -> None:
     """Create and drop triggers, so that exactly the tables of subscriptions with retain_dead_tuples have one.
 
     Args:
         connection: in the transaction of the statement.
         subid: the subscription of the statement. A table of another one without trigger is no error.
+        drops: the statement drops the subscription.
         notice: receives warnings, for example for a table without a key.
 
     Raises:
         StatementError: the owner of schema `subscriber` may not create the trigger of a table of the subscription.
     """
-    for row in await connection.fetch(SET_TRIGGERS):
+    for row in await connection.fetch(SET_TRIGGERS, subid if drops else None):
         if row["state"] != WARNING and row["subid"] == subid:
             raise StatementError(row["problem"], hint=row["hint"], sqlstate=row["state"])
         notice("WARNING", row["problem"], None, row["hint"])

@@ -73,8 +73,8 @@ async def _drop(connection: asyncpg.Connection, subscription: Subscription, noti
         await origins.drop_origin(connection, origin, missing_ok=True)
     sync_id = await identity.sync_id(connection)
     await delete_prepared(connection, subid)
+    await dead_tuples.set_triggers(connection, subid, notice, drops=True)
     await delete_subscription(connection, subid)
-    await dead_tuples.set_triggers(connection, None, notice)
     if slot_name is None and not (unfinished and bound):
         return
     sync_slots = [names.table_sync_slot(subid, relid, sync_id) for relid in unfinished]

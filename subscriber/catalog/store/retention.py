@@ -9,7 +9,7 @@ import asyncpg
 from subscriber.lsn import Lsn
 
 RESTORE = "SELECT subscriber.restore_deletes()"
-SET_TRIGGERS = "SELECT problem, hint FROM subscriber.set_delete_triggers('100ms')"
+SET_TRIGGERS = "SELECT problem, hint FROM subscriber.set_delete_triggers('100ms', NULL)"
 # Transactions before `horizon` have ended, and their commits are before `position`.
 SNAPSHOT = """
 SELECT s.horizon, pg_catalog.pg_current_wal_insert_lsn()::text AS position
